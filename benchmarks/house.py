@@ -28,6 +28,8 @@ OF_RECIPES = ("base", "mlperf", "launchers")
 
 LIBRARIES = ("optuna", "sqlalchemy", "submitit", "torch")
 LONG_FUNCTION = 45
+FITS = 58
+"""Characters of a room's description, behind the longest name, in the box of the drawing."""
 
 NOT_NAMES = (
     "found", "words", "look", "book", "voice", "ports", "around", "desk", "given", "seen", "asked", "said", "told",
@@ -175,8 +177,8 @@ def drawing(root: Path) -> str:
 def _meaning(root: Path, room: str) -> str:
     """The first words of the room's own docstring."""
     text = ast.get_docstring(ast.parse((root / "lora_tune" / room / "__init__.py").read_text(encoding="utf-8"))) or ""
-    first = text.split("\n")[0].split(". ")[0].rstrip(".")
-    return first if len(first) <= 70 else first[:69].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+    first = text.split("\n")[0].split(". ")[0].rstrip(".").replace("``", "")
+    return first if len(first) <= FITS else first[: FITS - 1].rsplit(" ", 1)[0].rstrip(",;:") + " …"
 
 
 @click.command()
