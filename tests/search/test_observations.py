@@ -15,7 +15,7 @@ from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.storages._base import BaseStorage
 from optuna.trial import TrialState
 
-from lora_tune.logs.mllog import Eval
+from lora_tune.logs.run import Eval
 from lora_tune.search import observations
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
