@@ -1,4 +1,4 @@
-"""The edge that follows a growing log file, feeding a :class:`~lora_tune.logs.mllog.LogReader` from a byte offset."""
+"""The edge that follows a growing log file, feeding a :class:`~lora_tune.logs.run.LogReader` from a byte offset."""
 
 from __future__ import annotations
 

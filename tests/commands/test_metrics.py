@@ -44,7 +44,7 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
     waiting = Trial(number=12, seed=1, tuned={}, parameters={}, state=TrialState.RUNNING)
     queued = Attempt(trial=12, number=0, job_name="j", folder="f", state="queued", submitted_at=BEGAN, node_count=1)
     around.view.update(study, with_trial(sweep, waiting, queued), clock.now())
-    metrics.driven("built", here=True)
+    metrics.driven("built", driving=True)
     found = scraped(where)
     seen = standing(study, with_trial(sweep, waiting, queued), clock.now())
     assert {k: v for k, v in found.items() if k.startswith("lora_tune_trials{")} == {
