@@ -14,7 +14,7 @@ sweep: $(VENV)/.installed
 	$(BIN)/python -m lora_tune.sweep --study $(STUDY)
 
 test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed $(BRIDGE_VENV)/.installed packages
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long"
