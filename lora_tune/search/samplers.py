@@ -211,16 +211,22 @@ def published_about(study: Study) -> tuple[Observation, ...]:
 
 
 def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
-    """Our own search for seconds to the target; by throughput where that is wanted, TPE for every other objective."""
+    """Our own search for seconds to the target, where layouts or published results give it something to believe in.
+
+    By throughput where that is wanted; TPE for every other objective, and for scripts of which neither a layout, a
+    published result nor a role is known, unless ``budget.stop_below`` needs an expected gain, which TPE cannot state.
+    """
     space = study.search_space
     if not objective_of(study).timed or study.objective.second is not None:
         alone = study.objective.score == "throughput" and study.objective.second is None
         return _throughput(study) if alone else _tpe(study, old_runs)
-    from lora_tune.search.portfolio import Arms, PortfolioSampler
-
     tpe, coordinates = _windowed_tpe(study), _coordinates(study)
     told = study.search.full_fine_tuning_lr is not None or bool(old_runs())
     believes = coordinates.layout is not None or bool(published_about(study)) or told
+    if not (believes or space.roles() or study.budget.stop_below is not None):
+        return tpe
+    from lora_tune.search.portfolio import Arms, PortfolioSampler
+
     grey_box = _time_to_target(study, old_runs) if believes and not space.varies_nodes else None
     return PortfolioSampler(
         coordinates,

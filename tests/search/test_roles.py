@@ -19,6 +19,7 @@ from lora_tune.search.portfolio import PortfolioSampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler
+from lora_tune.search.tpe import WindowedTPESampler
 from tests.conftest import REPOSITORY
 from tests.fakes import command_study
 
@@ -50,9 +51,16 @@ def test_a_stated_role_goes_before_the_guess_from_the_name(role: str, speed: boo
 
 
 def test_the_portfolio_searches_times_and_leaves_throughput_to_its_own_search() -> None:
-    assert isinstance(make_sampler(study()), PortfolioSampler)
+    assert isinstance(make_sampler(study(', role = "both"')), PortfolioSampler)
     fastest = study(score="throughput")
     assert isinstance(make_sampler(fastest), ThroughputSampler)
+
+
+def test_a_script_of_which_nothing_is_known_is_searched_by_tpe_unless_the_sweep_ends_by_an_expected_gain() -> None:
+    assert isinstance(make_sampler(study()), WindowedTPESampler)
+    unknown = study()
+    stopping = unknown.model_copy(update={"budget": unknown.budget.model_copy(update={"stop_below": 0.002})})
+    assert isinstance(make_sampler(stopping), PortfolioSampler)
 
 
 def test_one_more_parameter_keeps_all_published_results_at_the_published_value() -> None:
