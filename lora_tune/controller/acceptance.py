@@ -50,6 +50,9 @@ STATED_AS_GIVEN = frozenset(
 )  # fmt: skip
 """MLLOG keys under which programs state a parameter as it was given. Under others they state derived values."""
 
+SHORTER_IN_PROBES = frozenset({"opt_learning_rate_training_steps", "max_steps"})
+"""Of these, what a probe's job is written with less of than the trial proposes."""
+
 
 def why_untrue(
     study: Study,
@@ -212,6 +215,8 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     keys = keys_of(study.benchmark.name if study.benchmark else "")
     stated = {name: keys[name.upper()] for name in trial.parameters if keys.get(name.upper()) in STATED_AS_GIVEN}
     for name, key in stated.items():
+        if trial.probe and key in SHORTER_IN_PROBES and _at_most(run.hyperparameters.get(key), trial.parameters[name]):
+            continue
         if key in run.hyperparameters and not _same(trial.parameters[name], run.hyperparameters[key]):
             return Diagnosis(
                 FailureKind.MISMATCH,
@@ -220,6 +225,11 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
                 "something else under this key: check the program",
             )
     return None
+
+
+def _at_most(announced: object, proposed: Value) -> bool:
+    """Whether both are numbers and the announced one is no larger."""
+    return isinstance(announced, int | float) and isinstance(proposed, int | float) and 0 < announced <= proposed
 
 
 def _same(proposed: Value, announced: object) -> bool:

@@ -31,6 +31,9 @@ TRAINING = ("LR", "MAX_STEPS", "WARMUP_STEPS")
 
 LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
 
+NULLS = ("null", "None")
+"""How a config writes YAML's null."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effective:
@@ -45,12 +48,17 @@ class Effective:
     batch_names: tuple[str, ...] = ()
 
     def value(self, name: str) -> Value | None:
-        """The value under any of the names that the rounds have for it; None where nobody states one."""
+        """The value under any of the names that the rounds have for it; None where nobody states one.
+
+        A config that exports ``null`` states that there is none, whatever the implementation's default is.
+        """
         names = (name, *ALIASES.get(name, ()), *(self.batch_names if name == "GBS" else ()))
         for known in (self.exported, self.defaults):
-            for alias in names:
-                if (text := known.get(alias, "")) not in ("", "null", "None"):
-                    return _switch(as_value(text)) if name == "SP" else as_value(text)
+            texts = [text for alias in names if (text := known.get(alias, ""))]
+            if (text := next((text for text in texts if text not in NULLS), "")) != "":
+                return _switch(as_value(text)) if name == "SP" else as_value(text)
+            if texts:
+                return None
             if name == "WARMUP_STEPS" and (ratio := known.get("WARMUP_RATIO")):
                 share, steps = _number(ratio), _number(self.value("MAX_STEPS"))
                 warmup = math.nan if share is None or steps is None else share * steps

@@ -137,6 +137,13 @@ def test_train_loss_down_and_eval_loss_up_is_overfitting() -> None:
     assert not [s for s in advice_of(sweep, train={0: steady}) if "by heart" in s]
 
 
+def test_a_curve_that_is_lowest_at_its_end_learns_nothing_by_heart() -> None:
+    steep = [1.2, 1.1, 1.05, 1.0, 0.96, 0.92]
+    memorising = [TrainPoint(10.0 * i, 1.3 - 0.01 * i, float(i)) for i in range(40)]
+    sweep = sweep_with((trial(0, 5e-4, Verdict.CENSORED), steep))
+    assert not [s for s in advice_of(sweep, train={0: memorising}) if "by heart" in s]
+
+
 def test_the_best_at_the_end_of_a_range_asks_for_a_wider_one() -> None:
     edge = [(trial(n, 1.9e-3 if n < 4 else 5e-4, objective=1000.0 + 100 * n), FALLING) for n in range(12)]
     said = one_with(advice_of(sweep_with(*edge)), "upper end of LR")

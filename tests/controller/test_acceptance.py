@@ -283,6 +283,25 @@ def test_what_a_log_announces_as_given_is_the_trials(
     assert found is None or (found.kind is FailureKind.MISMATCH and f"the trial's {name} is {given}" in found.line)
 
 
+@pytest.mark.parametrize(("probe", "announced", "believed"), [
+    (True, 32, True),
+    (True, 850, True),
+    (True, 1024, False),  # a probe trains no longer than its trial
+    (False, 32, False),
+])  # fmt: skip
+@pytest.mark.parametrize(("workload", "key"), [
+    ('kind = "mlperf"\nbenchmark = "llama2_70b_lora"', "opt_learning_rate_training_steps"),
+    ('kind = "command"\nargv = ["train"]', "max_steps"),
+])  # fmt: skip
+def test_a_probe_announces_the_steps_that_it_was_written_with(
+    workload: str, key: str, probe: bool, announced: int, believed: bool
+) -> None:
+    study = parse_study(f"[workload]\n{workload}\n[space]\nLR = 1e-4\n[budget]\ntrials = 1\n", Path("t.toml"))
+    trial = replace(TRIAL, probe=probe, parameters={**TRIAL.parameters, "MAX_STEPS": 850})
+    problem = why_untrue(study, trial, ATTEMPT, ENDED, run_of(0.95, 0.94, **{key: announced}), stamped=True)
+    assert (problem is None or problem.kind is not FailureKind.MISMATCH) is believed
+
+
 @pytest.mark.parametrize(
     ("objective", "workload", "announced", "believed"),
     [

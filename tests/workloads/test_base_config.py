@@ -300,6 +300,13 @@ class TestStrangeConfigs:
         with contextlib.suppress(SetupError):
             starting_point(CONFIG, Effective({"MAX_STEPS": "800", "MINIBS": "4", name: text}, {}), space)
 
+    @pytest.mark.parametrize(("text", "stages"), [("null", None), ("None", None), ("6", 6), ("", 12)])
+    def test_null_in_a_config_is_stated_and_no_default_takes_its_place(self, text: str, stages: int | None) -> None:
+        space = Space(parameters={}, nodes=1, gpus_per_node=8)
+        exported = {"MAX_STEPS": "800", "MINIBS": "4", "INTERLEAVED_PIPELINE": text}
+        start = starting_point(CONFIG, Effective(exported, {"INTERLEAVED_PIPELINE": "12"}), space)
+        assert start.inherited.get("VP") == stages
+
     @pytest.mark.parametrize("use", ["set -u; export WALLTIME=$((NEXP * 50))", ": ${NEXP:?}; exit 1"])
     def test_what_its_user_sets_in_the_shell_can_be_sourced_before(self, tree: Path, use: str) -> None:
         with (tree / CONFIG).open("a") as file:

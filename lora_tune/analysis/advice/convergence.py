@@ -235,14 +235,17 @@ def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
 
 
 def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
-    """Train loss falls while eval loss rises, over the last half of a run."""
+    """Train loss falls while each of the last three evals lies above the lowest one before them.
+
+    A curve that falls to its end has its lowest eval there, and is none of these, however fast it fell.
+    """
     overfitted = []
     for number, points in train.items():
         evals, losses = finite_evals(sweep, sweep.trials[number]), [p.loss for p in points if math.isfinite(p.loss)]
         if len(evals) < 6 or len(losses) < 12:
             continue
         lowest = min(e.loss for e in evals)
-        rise = median(e.loss for e in evals[-3:]) - lowest
+        rise = min(e.loss for e in evals[-3:]) - lowest
         quarter = len(losses) // 4
         falls = median(losses[-2 * quarter : -quarter]) - median(losses[-quarter:])
         if rise > 0.05 * (evals[0].loss - lowest) and falls > 0:
