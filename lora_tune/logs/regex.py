@@ -53,6 +53,10 @@ class RegexReader(LineReader):
         self._metric = metric
         if "eval" not in patterns:
             raise ValueError("log kind 'regex' needs the setting 'eval': a pattern with the groups loss and samples")
+        if other := reads_a_loss_instead(metric, patterns["eval"]):
+            raise ValueError(
+                f"eval reads {other!r}, the metric is {metric!r}: put the group (?P<loss>...) behind {metric} in it"
+            )
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
         self._first = 0 if from_zero else 1
         self.repeated, self.decimal_comma = repeated, decimal_comma
@@ -102,6 +106,15 @@ class RegexReader(LineReader):
                 fields["train_loss"] = fields.pop("loss")
             return self.take_fields(fields, now, samples)
         return True
+
+
+def reads_a_loss_instead(metric: str, pattern: str) -> str:
+    """The name behind which a pattern has its group ``loss``, where that is a loss and ``metric`` is none; else ""."""
+    if "loss" in metric.lower():
+        return ""
+    before = re.sub(r"\\[A-Za-z]", " ", pattern.partition("(?P<loss>")[0])
+    name = (re.findall(r"\w+", before) or [""])[-1]
+    return name if "loss" in name.lower() else ""
 
 
 def cut_short(match: re.Match[str]) -> str:

@@ -203,8 +203,11 @@ class CommandWorkload:
         try:
             LOG_READERS.known(kind)
             named = getattr(LOG_READERS.load(kind), "metric", "")
-            if named and self._study.objective.metric:
-                settings.setdefault(named, self._study.objective.metric)
+            metric = self._study.objective.metric
+            if named and metric and (other := settings.setdefault(named, metric)) != metric:
+                raise ValueError(
+                    f"{named} = {other!r} is not objective.metric = {metric!r}; remove {named}, or correct it"
+                )
             return reader_of(self._study, make_reader(kind, **settings))
         except (TypeError, ValueError, KeyError) as error:
             raise StudyError(f"study {self._study.name}", "workload.log", str(error)) from error

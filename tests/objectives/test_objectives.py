@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune import workloads
 from lora_tune.base.errors import StudyError
 from lora_tune.commands import explain, export, report, status, sweep
 from lora_tune.config.study import Study, load_study, parse_study
@@ -71,6 +72,40 @@ def told(command: Any, file: Path, *more: str) -> str:
     done = CliRunner().invoke(command, where(file, *more))
     assert done.exit_code == 0, done.output
     return done.output
+
+
+LOSS_ALONE = """kind = "regex"
+eval = 'epoch\\s+(?P<epoch>\\d+).*?val_loss\\s+(?P<loss>[-+.\\w]+)'"""
+ACCURACY = """kind = "regex"
+eval = 'epoch (?P<epoch>\\d+) accuracy (?P<loss>\\S+)'"""
+JSONL = 'kind = "jsonl"\nloss = "val_loss"'
+
+
+@pytest.mark.parametrize(
+    ("log", "metric", "words"),
+    [
+        (LOSS_ALONE, "eval_loss", ""),  # the group loss stands for whatever loss the study names
+        (ACCURACY, "val_acc", ""),
+        (
+            LOSS_ALONE,
+            "val_acc",
+            "eval reads 'val_loss', the metric is 'val_acc': put the group (?P<loss>...) behind val_acc",
+        ),
+        (LOSS_ALONE, "nonsense", "eval reads 'val_loss'"),
+        (JSONL, "val_loss", ""),
+        (JSONL, "val_acc", "loss = 'val_loss' is not objective.metric = 'val_acc'; remove loss, or correct it"),
+    ],
+)
+def test_the_metric_that_a_study_names_is_the_one_that_its_log_is_read_for(log: str, metric: str, words: str) -> None:
+    text = f'[workload]\nkind = "command"\nargv = ["train"]\n[workload.log]\n{log}\n[space]\nLR = 1e-4\n'
+    study = parse_study(f'{text}[objective]\nmetric = "{metric}"\n[budget]\ntrials = 1\n', Path("t.toml"))
+    if not words:
+        workloads.load(study, "t.toml")
+        return
+    with pytest.raises(StudyError) as refusal:
+        workloads.load(study, "t.toml")
+    assert refusal.value.key == "workload.log"
+    assert words in str(refusal.value)
 
 
 def test_the_highest_accuracy_within_a_budget_is_found_told_and_exported(tmp_path: Path) -> None:
