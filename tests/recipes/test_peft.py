@@ -448,7 +448,7 @@ def _write(folder: Path, name: str, content: object) -> None:
     ("name", "content"),
     [
         ("train.txt", b"abcdefghi"),
-        ("train.txt.gz", gzip.compress(b"abcdefghi")),
+        ("train.txt.gz", gzip.compress(b"abcdefghi", mtime=0)),
         ("train.jsonl", b'{"text": "abc"}\n\n{"text": "efghi"}\n'),
         ("train.npy", np.frombuffer(b"abcdeefghi", np.uint8).reshape(2, 5)),
     ],
