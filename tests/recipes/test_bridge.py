@@ -54,7 +54,7 @@ def test_a_layout_changes_nothing_but_speed(
 
     trial = bridge(ranks=2, SAVE_ADAPTER=tmp_path / "adapter", **layout)
     assert trial.codes == (0, 0), trial.output[-2000:]
-    assert trial.losses == pytest.approx(alone[0].losses, abs=2e-5)
+    assert trial.losses == pytest.approx(alone[0].losses, abs=1e-4)
     assert [e.loss for e in trial.run.train] == pytest.approx([e.loss for e in alone[0].run.train], abs=1e-4)
     tuned, expected = (load_file(f / "adapter_model.safetensors") for f in (tmp_path / "adapter", alone[1]))
     assert tuned.keys() == expected.keys()
@@ -65,7 +65,7 @@ def test_a_layout_changes_nothing_but_speed(
 
 def test_nemo_and_bridge_learn_the_same_from_the_same(alone: tuple[Trial, Path], nemo_alone: Trial) -> None:
     """Weights, data, order, adapters' start, schedule: two libraries in two environments, one curve."""
-    assert alone[0].losses == pytest.approx(nemo_alone.losses, abs=2e-5)
+    assert alone[0].losses == pytest.approx(nemo_alone.losses, abs=1e-4)
 
 
 def test_an_adapter_has_the_same_loss_in_peft_and_back_in_another_layout(
@@ -80,7 +80,7 @@ def test_an_adapter_has_the_same_loss_in_peft_and_back_in_another_layout(
     model = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32), str(adapter))
     assert per_sequence_mean(TINY, model, samples=9) == pytest.approx(trial.losses[-1], abs=1e-5)
     again = bridge(ranks=2, TP=2, ADAPTER=adapter, SAVE_ADAPTER=tmp_path, LR=1e-12, MAX_STEPS=4)
-    assert again.losses == pytest.approx(trial.losses[-1:], abs=2e-5)
+    assert again.losses == pytest.approx(trial.losses[-1:], abs=1e-4)
     saved, held = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path, adapter))
     assert saved.keys() == held.keys()
     assert all(np.allclose(saved[key], held[key], atol=1e-6) for key in held)
@@ -110,7 +110,7 @@ def test_v60s_form_of_a_base_is_as_good_as_the_hugging_face_one(
     wanted = {"latest_checkpointed_iteration.txt", "iter_0000000/.metadata", "iter_0000000/run_config.yaml"}
     assert names > wanted, converted.output[-2000:]
     trial = bridge(ranks=2, TP=2, MODEL=None, CKPT_ROOT=folder, **TINY_SIZES)
-    assert trial.losses == pytest.approx(alone[0].losses, abs=2e-5), trial.output[-2000:]
+    assert trial.losses == pytest.approx(alone[0].losses, abs=1e-4), trial.output[-2000:]
     refused = bridge(MODEL=folder, **{**TINY_SIZES, "LAYERS": 2})
     assert refused.codes == (2,)
     assert "linear_qkv.weight is (4, 384, 128)" in refused.message
@@ -121,7 +121,7 @@ def test_nemo_2s_form_of_a_base_is_as_good_as_it_is_and_converted(
 ) -> None:
     """The folder is NeMo's own: written in its environment, of which nothing is there when Bridge reads it."""
     read = bridge(MODEL=nemo_base, **TINY_SIZES)
-    assert read.losses == pytest.approx(alone[0].losses, abs=2e-5), read.output[-2000:]
+    assert read.losses == pytest.approx(alone[0].losses, abs=1e-4), read.output[-2000:]
     bridge(module=INSIDE, INSIDE="converted", MODEL=nemo_base, OUT=tmp_path / "base", **TINY_SIZES)
     converted = bridge(MODEL=None, CKPT_ROOT=tmp_path / "base", **TINY_SIZES)
     assert converted.losses == read.losses, converted.output[-2000:]

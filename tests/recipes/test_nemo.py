@@ -33,7 +33,7 @@ from tests.recipes.served import (
 def test_a_layout_changes_nothing_but_speed(nemo: Served, nemo_alone: Trial, layout: dict[str, int]) -> None:
     trial = nemo(ranks=2, **layout)
     assert trial.codes == (0, 0), trial.output[-2000:]
-    assert trial.losses == pytest.approx(nemo_alone.losses, abs=2e-5)
+    assert trial.losses == pytest.approx(nemo_alone.losses, abs=1e-4)
 
 
 def test_a_rehearsed_start_changes_no_loss(nemo: Served) -> None:
@@ -50,7 +50,7 @@ RECOMPUTED = [{"RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": 2}, {"RECOMP
 def test_recomputed_layers_learn_as_the_others(nemo: Served, nemo_alone: Trial, method: dict[str, object]) -> None:
     """Behind frozen embeddings PyTorch's recomputation drops gradients where nobody asks for them."""
     trial = nemo(RECOMPUTE_GRANULARITY="full", **method)
-    assert trial.losses == pytest.approx(nemo_alone.losses, abs=2e-5)
+    assert trial.losses == pytest.approx(nemo_alone.losses, abs=1e-4)
 
 
 def test_the_run_is_as_long_as_its_schedule_and_says_so(nemo_alone: Trial) -> None:
@@ -107,7 +107,7 @@ def test_a_nemo_folder_is_as_good_as_the_hugging_face_one(
     nemo: Served, nemo_alone: Trial, nemo_base: Path, ranks: int
 ) -> None:
     trial = nemo(ranks=ranks, TP=ranks, MODEL=nemo_base, **TINY_SIZES)
-    assert trial.losses == pytest.approx(nemo_alone.losses, abs=2e-5), trial.output[-2000:]
+    assert trial.losses == pytest.approx(nemo_alone.losses, abs=1e-4), trial.output[-2000:]
 
 
 def test_a_checkpoint_of_another_shape_is_refused(nemo: Served, nemo_base: Path) -> None:

@@ -540,8 +540,8 @@ def test_sixty_four_trials_of_all_shapes_train_side_by_side_as_each_alone(
     assert [end_of(attempt)["exit_code"] for attempt in attempts] == [0] * 64
     monkeypatch.setattr(Pack, "round", rounds)
     base = PackedBase(trial())
-    for i in range(0, 64, 9):
-        assert read(attempts[i]).run().evals[-1].loss == alone(base, trial(**kinds[i]))[-1]
+    for i in range(0, 64, 9):  # a product of 64 at once may be summed in another order than one alone: a last bit
+        assert read(attempts[i]).run().evals[-1].loss == pytest.approx(alone(base, trial(**kinds[i]))[-1], rel=1e-6)
 
 
 def full_disk(*_: Any) -> Any:
