@@ -137,11 +137,13 @@ def test_train_loss_down_and_eval_loss_up_is_overfitting() -> None:
     assert not [s for s in advice_of(sweep, train={0: steady}) if "by heart" in s]
 
 
-def test_a_curve_that_is_lowest_at_its_end_learns_nothing_by_heart() -> None:
+def test_a_curve_that_is_lowest_at_its_end_or_flat_learns_nothing_by_heart() -> None:
     steep = [1.2, 1.1, 1.05, 1.0, 0.96, 0.92]
+    flat = [0.95, 0.94, 0.932, 0.9305, 0.9291, 0.9309, 0.9288, 0.9312, 0.9301, 0.9308, 0.9299]
     memorising = [TrainPoint(10.0 * i, 1.3 - 0.01 * i, float(i)) for i in range(40)]
-    sweep = sweep_with((trial(0, 5e-4, Verdict.CENSORED), steep))
-    assert not [s for s in advice_of(sweep, train={0: memorising}) if "by heart" in s]
+    for curve in (steep, flat):
+        sweep = sweep_with((trial(0, 5e-4, Verdict.CENSORED), curve))
+        assert not [s for s in advice_of(sweep, train={0: memorising}) if "by heart" in s]
 
 
 def test_the_best_at_the_end_of_a_range_asks_for_a_wider_one() -> None:
