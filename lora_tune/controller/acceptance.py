@@ -23,6 +23,7 @@ from lora_tune.mlperf.knobs import keys_of
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
+from lora_tune.workloads.mlperf_names import PROBE_TRAINS
 
 ORDER_SECONDS = 1.0
 """How far time stamps of several ranks may run backwards while samples grow; in 2,078 public logs they never do."""
@@ -50,8 +51,8 @@ STATED_AS_GIVEN = frozenset(
 )  # fmt: skip
 """MLLOG keys under which programs state a parameter as it was given. Under others they state derived values."""
 
-SHORTER_IN_PROBES = frozenset({"opt_learning_rate_training_steps", "max_steps"})
-"""Of these, what a probe's job is written with less of than the trial proposes."""
+STEPS_OF_TRAINING = frozenset({"opt_learning_rate_training_steps", "max_steps"})
+"""Of these, what a probe's job may be written with another value of than its trial proposes."""
 
 
 def why_untrue(
@@ -215,9 +216,10 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     keys = keys_of(study.benchmark.name if study.benchmark else "")
     stated = {name: keys[name.upper()] for name in trial.parameters if keys.get(name.upper()) in STATED_AS_GIVEN}
     for name, key in stated.items():
-        if trial.probe and key in SHORTER_IN_PROBES and _at_most(run.hyperparameters.get(key), trial.parameters[name]):
-            continue
-        if key in run.hyperparameters and not _same(trial.parameters[name], run.hyperparameters[key]):
+        written = {trial.parameters[name]}
+        if trial.probe and key in STEPS_OF_TRAINING:
+            written.add(PROBE_TRAINS)
+        if key in run.hyperparameters and not any(_same(value, run.hyperparameters[key]) for value in written):
             return Diagnosis(
                 FailureKind.MISMATCH,
                 f"the log announces {key} = {run.hyperparameters[key]}, the trial's {name} is {trial.parameters[name]}",
@@ -225,11 +227,6 @@ def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
                 "something else under this key: check the program",
             )
     return None
-
-
-def _at_most(announced: object, proposed: Value) -> bool:
-    """Whether both are numbers and the announced one is no larger."""
-    return isinstance(announced, int | float) and isinstance(proposed, int | float) and 0 < announced <= proposed
 
 
 def _same(proposed: Value, announced: object) -> bool:

@@ -35,6 +35,9 @@ NEUTRAL: Mapping[str, Value] = {"TP": 1, "PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP
 PROBE_STEPS = 16
 """Optimizer steps of each of a probe's two blocks; the second is warm."""
 
+PROBE_TRAINS = 2 * PROBE_STEPS
+"""Optimizer steps that a probe's config is written with, whatever its trial proposes."""
+
 
 def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:
     """``values`` under the names that the implementation reads.
@@ -71,7 +74,7 @@ def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = Fals
     return kept | {
         "VAL_CHECK_INTERVAL": PROBE_STEPS if in_steps else PROBE_STEPS * gbs,
         "SKIP_EVALS": 0,
-        "MAX_STEPS": 2 * PROBE_STEPS,
+        "MAX_STEPS": PROBE_TRAINS,
     }
 
 
