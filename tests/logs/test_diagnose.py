@@ -66,6 +66,50 @@ FAILURES = [
         "infrastructure",
     ),
     ("nemo_lora: rank 2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "infeasible"),
+    # Limits and services of a site, and what is no lack of the host's memory.
+    (
+        "n3:1:2 [7] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+        "infrastructure",
+    ),
+    (
+        "n3:1:2 [0] misc/ibvwrap.cc:222 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        "infrastructure",
+    ),
+    ("n3:1:2 [0] include/alloc.h:190 NCCL WARN Cuda failure 'out of memory'", "infeasible"),
+    ("n3:1:2 [0] include/alloc.h:190 NCCL WARN Cuda failure 2 'out of memory'", "infeasible"),
+    (
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/m",
+        "infrastructure",
+    ),
+    (
+        """requests.exceptions.ReadTimeout: (ReadTimeoutError("HTTPSConnectionPool(host='huggingface.co', port=443): """
+        """Read timed out. (read timeout=10)"), '(Request ID: 1)')""",
+        "infrastructure",
+    ),
+    (
+        "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])",
+        "configuration",
+    ),
+    ("OSError: [Errno 24] Too many open files: '/data/x.bin'", "configuration"),
+    ("bash: fork: retry: Resource temporarily unavailable", "infrastructure"),
+    (
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 12 of 64: Resource temporarily unavailable",
+        "infrastructure",
+    ),
+    (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update it",
+        "infrastructure",
+    ),
+    ("RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version", "infrastructure"),
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+        "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
+        "infrastructure",
+    ),
+    ("cp: Fehler beim Schreiben von 'x': Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "infrastructure"),
+    ("cp: Fehler beim Schreiben von 'x': Der zugewiesene Plattenplatz (Quota) ist überschritten", "infrastructure"),
+    ("cp: erreur d'écriture de 'x': Aucun espace disponible sur le périphérique", "infrastructure"),
+    ("cp: erreur d'écriture de 'x': Débordement du quota d'espace disque", "infrastructure"),
     # Memory.
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "infeasible"),
     ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "infeasible"),
