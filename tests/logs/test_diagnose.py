@@ -78,7 +78,7 @@ FAILURES = [
     ("n3:1:2 [0] include/alloc.h:190 NCCL WARN Cuda failure 'out of memory'", "infeasible"),
     ("n3:1:2 [0] include/alloc.h:190 NCCL WARN Cuda failure 2 'out of memory'", "infeasible"),
     (
-        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/m",
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api",
         "infrastructure",
     ),
     (

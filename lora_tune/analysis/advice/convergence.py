@@ -29,7 +29,7 @@ FLAT = 0.05
 """A curve is flat when its last third makes less than this share of its whole fall."""
 RISE_SDS = 4.0
 """Standard deviations of an eval that the last three lie above the lowest before they count as risen: the lowest of
-twenty lies well below its neighbours by chance. Of flat simulated curves at most 0.6% are called risen at 4, 11% at 2."""
+twenty lies well below its neighbours by chance. Of flat simulated curves 0.6% at most are risen at 4, 11% at 2."""
 EDGE = 0.08
 """Near the end of a range: within this share of it, on the scale on which it is drawn."""
 
