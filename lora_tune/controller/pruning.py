@@ -20,8 +20,9 @@ from lora_tune.controller.evidence import (
     max_samples,
     task,
 )
+from lora_tune.controller.machine_pace import slowdown
 from lora_tune.controller.policy import Stop
-from lora_tune.controller.public_runs import believed, judging_envelope, public_envelope, shown
+from lora_tune.controller.public_runs import begins_at, believed, judging_envelope, public_envelope, shown
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import course
 from lora_tune.curves.stall import IN_A_ROW
@@ -94,35 +95,38 @@ def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> S
 
 
 def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
-    """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock."""
+    """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock.
+
+    Where the machine is slower than it was for trials of the same work a step, the best one is as slow, too.
+    """
     best = sweep.best()
     comparable = objective_of(study).timed and study.objective.second is None
     if not study.pruning.cap or not comparable or best is None or best.seconds is None or run.run_start_ms is None:
         return None
     change = healing.healing_samples(trial, run, sweep)
-    known = _believed_envelope(study, sweep, trial)
+    known = None if healing.own_shape(trial, run) else believed(study, sweep, trial)
+    forecasts = known is not None and _says_how_it_goes_on(known, sweep, trial, run)
     verdict = cap(
         run.evals,
         curves.timing(run, change),
-        _incumbent(sweep, best, calibrated=known is not None),
+        _incumbent(sweep, best, slowdown(study, sweep, trial, run), calibrated=known is not None),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
         target=study.target,
-        family=known.family if known else None,
+        family=known.family if known and forecasts else None,
         healing=change,
     )
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
 
 
-def _incumbent(sweep: StudyRecords, best: Trial, *, calibrated: bool) -> Incumbent:
-    """The best trial with its own runs, and the spread that equal settings of the sweep have shown."""
+def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: bool) -> Incumbent:
+    """The best trial with its own runs on a machine ``slower`` times as slow, and the spread of equal settings."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
     repeats = sweep.once("repeats", lambda: _repeats(sweep))
     elsewhere = spread_of(runs for settings, runs in repeats.items() if not confirmed or settings != _settings(best))
-    return Incumbent(
-        f"trial {best.number}", confirmed or (best.seconds or math.inf,), best.metrics.pace_spread or 0.0, elsewhere,
-        calibrated,
-    )  # fmt: skip
+    machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
+    seconds = tuple(slower * each for each in confirmed or (best.seconds or math.inf,))
+    return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, calibrated)
 
 
 def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
@@ -142,9 +146,12 @@ def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
     return None if healing.own_shape(trial) else public_envelope(study, trial)
 
 
-def _believed_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> curves.Envelope | None:
-    """:func:`envelope`, until a good run of the sweep has contradicted it."""
-    return None if healing.own_shape(trial) else believed(study, sweep, trial)
+def _says_how_it_goes_on(published: curves.Envelope, sweep: StudyRecords, trial: Trial, run: RunLog) -> bool:
+    """Whether the public runs say how the run's curve goes on: not while it may still train in FP4.
+
+    Asked where the stall rule asks, so that no run is capped by curves that may not stop it.
+    """
+    return bool(run.evals) and run.evals[-1].samples >= begins_at(trial, run, sweep, published)
 
 
 def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, float, float]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FP4, FP8, BF16 = "fp4", "fp8", "bf16"
 
 _HEALING = re.compile(r"(.*_)?healing_(iter|step)s?")
-_STATED = re.compile(r"(.*_)?(linear_precision|precision_in_linear|fp4_recipe|precision)")
+_STATED = re.compile(r"(.*_)?(linear_precision|precision_(in_)?linear|fp4_recipe|precision)")
 _SWITCHES = {"fp4": FP4, "nvfp4": FP4, "mxfp4": FP4, "fp8": FP8, "mxfp8": FP8, "bf16": BF16}
 _OFF = ("", "0", "0.0", "false", "none", "null", "no", "off")
 

@@ -37,6 +37,20 @@ FP4_RUNS = (
 """Eval losses as FP4 submissions of v5.1 have them: every 384 samples from 1,536 on, healed after 2,800."""
 
 
+FP4_BESIDE_FP8 = """
+[workload]
+kind = "command"
+argv = ["train"]
+[space]
+LR = { type = "float", low = 1e-4, high = 1e-3, log = true }
+[objective]
+target = 0.925
+curves = "llama2_70b_lora"
+[budget]
+trials = 9
+"""
+
+
 def fp4_run(losses: tuple[float, ...], *, healed_pace: float = 3.6) -> RunLog:
     """7.7 samples/s and 9.4 s an eval in FP4; ``healed_pace`` and 19 s after it, and 20 s for the change."""
     samples = [1536 + 384 * i for i in range(len(losses))]
@@ -99,6 +113,7 @@ class TestWhatIsStated:
             ({"FP4": "False", "HEALING_ITER": "350"}, Precision()),
             ({"FP4": "True", "HEALING_ITER": "0"}, Precision(lowest="fp4")),
             ({"lowest_numerical_precision_in_linear": "nvfp4"}, Precision(lowest="fp4")),
+            ({"lowest_numerical_precision_linear": "mxfp4"}, Precision(lowest="fp4")),  # AMD's, v6.0
             ({"MLPERF_LINEAR_PRECISION": "bf16"}, Precision(lowest="bf16")),
             ({"HEALING_ITER": "soon", "LR": 1e-3}, Precision()),
         ],
@@ -221,6 +236,38 @@ class TestWhatItCosts:
         assert not told.stop
         assert cap(evals, timing, rival, 390.0, 0.1, target=TARGET, family=family).stop
         assert cap(evals, timing, rival, 1e4, 0.1, target=TARGET, healing=HEALING).stop, "the clock counts for all"
+
+
+@pytest.mark.parametrize("losses", FP4_RUNS)
+@pytest.mark.parametrize("stated", [{}, {"HEALING_ITER": 350}, {"FP4": True}, {"FP4": True, "HEALING_ITER": 350}])
+@pytest.mark.parametrize("by", ["parameters", "settings", "log"])
+def test_no_winner_in_fp4_is_capped_beside_a_leader_in_fp8(
+    losses: tuple[float, ...], stated: dict[str, Any], by: str
+) -> None:
+    """Its curve lies high until it heals, then comes to the target within the leader's time."""
+    public = study_of(FP4_BESIDE_FP8)
+    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, "finished_at": 1.0}
+    whole = fp4_run(losses)
+    leaders = {}
+    for number in range(1, 9):
+        seconds = (1.01 + 0.002 * number) * whole.evals[-1].seconds
+        timed = {"seconds": seconds, "metrics": TrialMetrics(objective=seconds, precision="fp8")}
+        leaders[number] = replace(trial(), number=number, **timed, **done)
+    records = _sweep(leaders, dict.fromkeys(leaders, fp8_run(3)))
+    known, settings = replace(trial(MAX_STEPS=700), number=9), {}
+    if by == "parameters":
+        known = replace(known, parameters={**known.parameters, **stated})
+    elif by == "settings":
+        known = replace(known, metrics=healing.remembered(stated))
+    else:
+        settings = stated
+    for count in range(1, len(losses)):
+        evals = whole.evals[:count]
+        so_far = replace(
+            whole, evals=evals, throughput=whole.throughput[:count], eval_seconds=whole.eval_seconds[:count],
+            hyperparameters=settings, run_start_ms=0, last_ms=int(1000 * evals[-1].seconds), run_stop_ms=None,
+        )  # fmt: skip
+        assert pruning.judge_curve(public, records, known, so_far) is None, count
 
 
 @pytest.mark.parametrize("declared", [{"HEALING_ITER": 350}, {}])
