@@ -225,6 +225,34 @@ def test_a_node_that_fails_alone_is_named() -> None:
     assert "2 of 2 attempts" in said.evidence
 
 
+def stretched(sweep: StudyRecords, slower: dict[int, float]) -> StudyRecords:
+    """The sweep as it had been on a machine that was so many times slower for these trials."""
+    evals = {
+        (n, a): tuple(e._replace(seconds=e.seconds * slower.get(n, 1.0)) for e in each)
+        for (n, a), each in sweep.evals.items()
+    }
+    return replace(sweep, evals=evals)
+
+
+def test_a_machine_that_became_slower_is_named_with_its_node() -> None:
+    sweep = sweep_with(*GOOD, nodes=("node1", "node1", "node2", "node2"))
+    said = one_with(advice_of(stretched(sweep, {2: 2.5, 3: 2.0})), "machine was slower")
+    assert said.trials == (2, 3)
+    assert said.evidence == (
+        "trial 2 took 2.5 times as long as trial 0 for the same samples with the same work a step; trials 2, 3 took at "
+        "least 1.25 times as long; all of them on node2, where no other ran"
+    )
+    mixed = one_with(advice_of(stretched(sweep, {0: 2.0, 3: 2.0})), "machine was slower")
+    assert "node" not in mixed.evidence
+    assert advice_of(stretched(sweep, {2: 1.2})) == {}
+
+
+def test_a_layout_that_is_slower_is_no_slow_machine() -> None:
+    other = trial(7, 5e-4)
+    wide = replace(other, parameters={**other.parameters, "TP": 1, "GBS": 8})
+    assert advice_of(stretched(sweep_with(*GOOD, (wide, FALLING)), {7: 3.0})) == {}
+
+
 def test_start_up_and_a_barren_end_cost_money() -> None:
     slow = [(trial(n, 5e-4, init_seconds=900.0), FALLING) for n in range(3)]
     assert "0.75 of 1.5 node-hours" in one_with(advice_of(sweep_with(*slow)), "start-up").evidence

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lora_tune.config.study import parse_study
 from lora_tune.controller import pruning
-from lora_tune.controller.machine_pace import alike, seconds_at, slowdown
+from lora_tune.controller.machine_pace import references, seconds_at, slowdown
 from lora_tune.controller.policy import Stop
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.store.metrics import TrialMetrics
@@ -84,12 +84,12 @@ def test_a_stated_role_counts_before_a_name() -> None:
     stated = '[space]\nalpha = { type = "int", low = 8, high = 32, role = "convergence" }'
     study = parse_study(command_study(trials=5).replace("[space]", stated), Path("x.toml"))
     other = running(LR=1e-4, alpha=32)
-    assert [t.number for t in alike(study, known, other)] == [1]
-    assert alike(STUDY, known, other) == []
+    assert list(references(study, known, other)) == [1]
+    assert references(STUDY, known, other) == {}
 
 
 def test_a_run_of_which_only_the_log_is_there_is_like_no_other() -> None:
-    assert alike(STUDY, beside(paced(1.0, 10)), replace(running(LR=3e-4), tuned={})) == []
+    assert references(STUDY, beside(paced(1.0, 10)), replace(running(LR=3e-4), tuned={})) == {}
 
 
 @given(

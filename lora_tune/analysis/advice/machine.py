@@ -12,6 +12,7 @@ from statistics import median
 from lora_tune.analysis.advice.base import Advice, listed, reached
 from lora_tune.base.format import counted
 from lora_tune.config.study import Study
+from lora_tune.controller.machine_pace import slowed
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -25,6 +26,8 @@ START_UP = 0.25
 """Share of the node-hours that start-up may take."""
 STALE = 0.4
 """Share of the node-hours at the end that brought no gain, from which on more trials look pointless."""
+CHANGED = 1.25
+"""Times as long for the same work: a machine that became slower. Equal layouts differ by some percent between runs."""
 GAIN = 0.01
 """What counts as a gain."""
 
@@ -156,6 +159,32 @@ def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
     return None
 
 
+def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Trials that took much longer than others for the same progress with the same work a step."""
+    beside = slowed(study, sweep)
+    slow = tuple(n for n, (ratio, _) in sorted(beside.items()) if ratio >= CHANGED)
+    if not slow or not objective_of(study).timed:
+        return None
+    most = max(slow, key=lambda n: beside[n][0])
+    ratio, fastest = beside[most]
+    nodes = {node for n in slow for node in _nodes(sweep, n)}
+    others = {node for n in beside if n not in slow for node in _nodes(sweep, n)}
+    where = f"; all of them on {', '.join(sorted(nodes))}, where no other ran" if nodes and not nodes & others else ""
+    return Advice(
+        seen="the machine was slower for some trials than for others",
+        do="do not compare the times of these trials with the others': measure them again on a quiet machine "
+        "(lora-tune confirm), and look at what else ran there",
+        evidence=f"trial {most} took {ratio:.1f} times as long as trial {fastest} for the same {study.progress_unit} "
+        f"with the same work a step; {listed(slow)} took at least {CHANGED} times as long{where}",
+        trials=slow,
+    )
+
+
+def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
+    attempts = sweep.attempts_of(trial)
+    return attempts[-1].nodes if attempts else ()
+
+
 def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
     """Start-up that is not scored but paid for."""
     del study
@@ -201,6 +230,7 @@ MACHINE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
     evals_too_rare,
     slower_than_published,
     bad_node,
+    machine_changed,
     start_up,
     nothing_gained,
 )
