@@ -14,6 +14,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.commands.checks import cluster, database, probe
 from lora_tune.commands.options import guarded, output_option, storage_option, study_option, sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.controller.doubts import option_refusals
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
 from lora_tune.launchers.slurm.submission import question
@@ -104,6 +105,9 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
+    for refusal in option_refusals(job, study):
+        what, _, fix = refusal.rpartition("; ")
+        yield problem(what, "no job would be its trial's", fix)
     yield cluster.accepted(ask, question(job, study.site))
 
 

@@ -123,14 +123,18 @@ def path_doubts(job: Job) -> list[str]:
     place = job.cwd or job.folder
     doubts: dict[str, str] = {}
     for script in (word for word in job.argv if word.endswith((".sh", ".sub"))):
-        text = job.files.get(script) or _text(place / script)
-        for line in _code(text).splitlines():
+        for line in _code(script_text(job, script)).splitlines():
             for match in _CUT.finditer(line):
                 path = job.environment.get(match[1] or "", str(place))
                 if re.search(r"\s", path):
                     cut = f"{script} uses it without quotes, where bash cuts it: `{' '.join(line.split())[:120]}`"
                     doubts.setdefault(path, f"{path} has a space in it, and {cut}; use a path without spaces")
     return list(doubts.values())
+
+
+def script_text(job: Job, script: str) -> str:
+    """The text of a script that the job's command names; "" where none can be read from here."""
+    return job.files.get(script) or _text((job.cwd or job.folder) / script)
 
 
 def _text(file: Path) -> str:

@@ -1,0 +1,69 @@
+"""The options in the words of an ``sbatch`` line, read as sbatch reads them: those that decide whose a job is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LONG = frozenset({
+    "array", "clusters", "comment", "export", "job-name", "ntasks", "ntasks-per-node", "parsable", "quiet",
+    "test-only", "wait",
+})  # fmt: skip
+_NAMESAKES = frozenset({
+    "cluster-constraint", "constraint", "container", "contiguous", "core-spec", "cores-per-socket", "export-file",
+    "exclude", "exclusive", "account", "acctg-freq", "cpus-per-gpu", "cpus-per-task", "nodelist", "nodefile", "nodes",
+    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "partition", "power", "priority", "profile", "qos",
+    "threads-per-core", "thread-spec", "time", "time-min", "tmp", "wait-all-nodes", "wckey", "wrap",
+})  # fmt: skip
+"""Others that an abbreviation of these may mean."""
+_ALONE = frozenset({"parsable", "quiet", "test-only", "wait"})
+_SHORT = {"a": "array", "J": "job-name", "M": "clusters", "n": "ntasks", "Q": "quiet", "W": "wait"}
+_SHORT_ALONE = "HIOQVWhksuv"
+
+
+@dataclass(frozen=True, slots=True)
+class SbatchOption:
+    """One option. name: its long form, without dashes. value: "" where it has none. text: as it was written."""
+
+    name: str
+    value: str
+    text: str
+
+
+def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
+    """Those of the options in the words of ``line`` that this module knows, in their order."""
+    options: list[SbatchOption] = []
+    rest = list(line)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            options += _long(word, rest)
+        elif word.startswith("-"):
+            options += _short(word, rest)
+    return options
+
+
+def _long(word: str, rest: list[str]) -> list[SbatchOption]:
+    """``--name``, ``--name=value``, ``--name value`` and what of a name is enough to tell it from others."""
+    stem, _, value = word[2:].partition("=")
+    names = [stem] if stem in _LONG else [name for name in (*_LONG, *_NAMESAKES) if name.startswith(stem)]
+    if len(names) != 1 or names[0] not in _LONG:
+        return []
+    if names[0] not in _ALONE and "=" not in word and rest:
+        value = rest.pop(0)
+        word = f"{word} {value}"
+    return [SbatchOption(names[0], value, word)]
+
+
+def _short(word: str, rest: list[str]) -> list[SbatchOption]:
+    """``-x value``, ``-xvalue`` and several letters in one word."""
+    options = []
+    for place, letter in enumerate(word[1:], start=2):
+        value = ""
+        if letter not in _SHORT_ALONE:
+            value = word[place:] or (rest.pop(0) if rest else "")
+        if letter in _SHORT:
+            options.append(SbatchOption(_SHORT[letter], value, f"-{letter} {value}".strip()))
+        if letter not in _SHORT_ALONE:
+            break
+    return options

@@ -1,0 +1,132 @@
+"""The options in a batch script's header and in a site's: read as sbatch reads them, refused where they end a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lora_tune.base.errors import SetupError
+from lora_tune.base.paths import SweepPaths
+from lora_tune.base.sbatch_options import sbatch_options
+from lora_tune.config.study import load_study
+from lora_tune.controller.doubts import doubts
+from lora_tune.sweep import main
+from lora_tune.workloads import load
+from lora_tune.workloads.script_header import header_options, refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("--export=NONE", [("export", "NONE")]),
+        ("--export NONE", [("export", "NONE")]),
+        ("--arr=0-2", [("array", "0-2")]),
+        ("--comm x", [("comment", "x")]),
+        ("-a 0-2", [("array", "0-2")]),
+        ("-a0-2", [("array", "0-2")]),
+        ("-HWn4", [("wait", ""), ("ntasks", "4")]),
+        ("-N 2 -n 8 --mem 0", [("ntasks", "8")]),
+        ("-pW", []),
+        ("--wait-all-nodes=1 --export-file=x --expor=NONE --n=3", []),
+        ("--time=5 --wait --ntasks=2", [("wait", ""), ("ntasks", "2")]),
+        ("--ntasks-per-node=8 train.sub", [("ntasks-per-node", "8")]),
+        ("--export", [("export", "")]),
+    ],
+)
+def test_words_as_sbatch_reads_them(words: str, read: list[tuple[str, str]]) -> None:
+    assert [(option.name, option.value) for option in sbatch_options(words.split())] == read
+
+
+def test_a_header_ends_at_the_first_command() -> None:
+    script = (
+        "#!/bin/bash\n\n # words\n#SBATCH --job-name 'a b' -W # and a remark --array=1\n##SBATCH --array=1\n"
+        "#SBATCH --comment=\"it's\nset -u\n#SBATCH --array=0-2\n"
+    )
+    assert [(o.name, o.value) for o in header_options(script)] == [
+        ("job-name", "a b"),
+        ("wait", ""),
+        ("comment", "\"it's"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "site", "words"),
+    [
+        ("--export=NONE", "", "run.sub: #SBATCH --export=NONE keeps LR, TOKEN from the job"),
+        ("--export=nil", "", "keeps LR, TOKEN from the job"),
+        ("--export=PATH,LR", "", "keeps TOKEN from the job"),
+        ("--export=ALL,LR=3e-4", "", "sets LR for every trial"),
+        ("--export=NONE", "--export=ALL", ""),
+        ("--export=ALL", "--export=NONE", "site.sbatch_args: --export=NONE keeps LR"),
+        ("--export=ALL,OMP_NUM_THREADS=4", "", ""),
+        ("--export=LR,TOKEN", "", ""),
+        ("--array=0-2", "", "run.sub: #SBATCH --array=0-2 makes an array"),
+        ("", "-a 0-2", "site.sbatch_args: -a 0-2 makes an array"),
+        ("--wait", "", "--wait keeps sbatch"),
+        ("-M other", "", "-M other sends trials to a cluster"),
+        ("--comment=x --job-name=y --quiet --ntasks=8 --ntasks-per-node=8", "", ""),
+        ("", "--job-name=y", "--job-name=y renames"),
+        ("", "--ntasks=8", ""),
+    ],
+)
+def test_what_takes_effect_is_refused_with_what_to_do(header: str, site: str, words: str) -> None:
+    options = sbatch_options(header.split()), sbatch_options(site.split())
+    sentences = refusals(*options, script="run.sub", needed={"LR", "TOKEN"}, nodes=1)
+    assert [words in sentence and "; take it out of " in sentence for sentence in sentences] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(
+    ("site", "nodes", "allowed"),
+    [("-n 4", 1, "1"), ("--ntasks=4", 2, "2"), ("--ntasks=4", 4, ""), ("--ntasks-per-node=2", 4, "1"), ("-nx", 1, "")],
+)
+def test_a_command_is_started_once_on_each_node(site: str, nodes: int, allowed: str) -> None:
+    sentences = refusals((), sbatch_options(site.split()), script="", needed=(), nodes=nodes)
+    assert [f"{allowed} is allowed" in sentence for sentence in sentences] == [True] * bool(allowed)
+
+
+def study_of_script(folder: Path, header: str, *, argv: str = "", launcher: str = "slurm") -> Path:
+    """A study whose trials are a batch script with this line in its header."""
+    (folder / "train.sub").write_text(f"#!/bin/bash\n#SBATCH {header}\necho step 1 val_loss 0.5 $LR\n")
+    (folder / "study.toml").write_text(
+        f"""
+        [workload]
+        kind = "command"
+        script = true
+        argv = ["{folder}/train.sub"{argv}]
+        log = {{ kind = "regex", eval = 'step (?P<step>\\d+) val_loss (?P<loss>\\S+)' }}
+        [site]
+        launcher = "{launcher}"
+        [space]
+        LR = {{ type = "float", low = 1e-5, high = 1e-2, log = true }}
+        [objective]
+        target = 0.7
+        [budget]
+        trials = 2
+        """
+    )
+    return folder / "study.toml"
+
+
+@pytest.mark.parametrize("header", ["--export=NONE", "--array=0-2", "-W"])
+def test_a_sweep_refuses_it_before_its_first_job(tmp_path: Path, header: str) -> None:
+    file = study_of_script(tmp_path, header)
+    with pytest.raises(SetupError, match=f"train.sub: #SBATCH {header} "):
+        refuse(file, tmp_path)
+    done = CliRunner().invoke(main, ["--study", str(file), "--output", str(tmp_path / "sweep"), "--dry-run"])
+    assert f"# no trial would run: study study: train.sub: #SBATCH {header} " in done.output
+
+
+@pytest.mark.parametrize(
+    ("header", "changes"),
+    [("--array=0-2", {"launcher": "local"}), ("--export=NONE", {"argv": ', "--lr", "{LR}"'}), ("--mem=0", {})],
+)
+def test_what_has_no_effect_is_not_refused(tmp_path: Path, header: str, changes: dict[str, str]) -> None:
+    refuse(study_of_script(tmp_path, header, **changes), tmp_path)
+
+
+def refuse(file: Path, folder: Path) -> None:
+    """Raise what a sweep of the study would say before its first job."""
+    study = load_study(file)
+    doubts(load(study, file), study, SweepPaths(folder / "sweep"))
