@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 
 from lora_tune.base.hostlist import hostnames
 from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.secrets import Variables
 from lora_tune.config.section import numbers_are_numbers
 
@@ -37,7 +38,9 @@ class Site(Variables):
     qos: str | None = Field(None, description="sbatch --qos")
     nodelist: str | None = Field(None, description="sbatch --nodelist: only these nodes")
     exclude: str | None = Field(None, description="sbatch --exclude: never these nodes")
-    gres: str | None = Field(None, description="GPU resources of each step (SLURM_GRES), e.g. gpu:8")
+    gres: str | None = Field(
+        None, description="GPU resources of each step (SLURM_GRES), e.g. gpu:8; none: the cluster knows no GPUs"
+    )
     mpi: str | None = Field(None, description="MPI start-up of each step (SLURM_MPI_TYPE), e.g. pmi2, pmix")
     cpu_bind: str | None = Field(None, description="CPU binding of each step (SLURM_CPU_BIND), e.g. none")
     container: str | None = Field(None, description="container image (CONT): a .sqsh file or an image name")
@@ -83,6 +86,15 @@ class Site(Variables):
         for text in (value,) if isinstance(value, str) else value or ():
             if not text.isprintable():
                 raise ValueError(f"{text!r} holds line ends or control characters; write it on one line")
+        return value
+
+    @field_validator("sbatch_args")
+    @classmethod
+    def _without_a_comment(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """The comment of a job is the token by which a sweep finds it again."""
+        for option in sbatch_options(value):
+            if option.name == "comment":
+                raise ValueError(f"{option.text} replaces the comment by which a sweep knows its jobs; remove it")
         return value
 
     def step_variables(self) -> dict[str, str]:

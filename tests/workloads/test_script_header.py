@@ -28,7 +28,7 @@ from lora_tune.workloads.script_header import header_options, refusals
         ("-a0-2", [("array", "0-2")]),
         ("-HWn4", [("wait", ""), ("ntasks", "4")]),
         ("-N 2 -n 8 --mem 0", [("ntasks", "8")]),
-        ("-pW", []),
+        ("-pW", [("partition", "W")]),
         ("--wait-all-nodes=1 --export-file=x --expor=NONE --n=3", []),
         ("--time=5 --wait --ntasks=2", [("wait", ""), ("ntasks", "2")]),
         ("--ntasks-per-node=8 train.sub", [("ntasks-per-node", "8")]),
