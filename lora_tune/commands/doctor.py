@@ -105,6 +105,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
+    yield from cluster.time_limit(ask, study.site, job.resources.minutes)
     for refusal in option_refusals(job, study):
         what, _, fix = refusal.rpartition("; ")
         yield problem(what, "no job would be its trial's", fix)

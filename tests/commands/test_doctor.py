@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -265,6 +266,41 @@ class TestCluster:
         finding = cluster.partition(answering(sinfo=rows), H100)
         assert finding.level is level
         assert word in finding.what
+        assert_complete(finding)
+
+    def test_a_cluster_that_knows_no_gpus(self) -> None:
+        ask = answering(sinfo="n1|idle|(null)|gpu*\nn2|down|(null)|gpu*")
+        finding = cluster.partition(ask, H100)
+        assert (finding.level, 'gres = "none"' in finding.fix) == (Level.PROBLEM, True)
+        finding = cluster.partition(ask, H100.model_copy(update={"gres": "none"}))
+        assert finding.what == 'partition gpu: 1 of 2 whole nodes (site.gres = "none") are up'
+        assert finding.level is Level.GOOD
+
+    @pytest.mark.parametrize(
+        ("site", "minutes", "words"),
+        [
+            ({"partition": "short"}, 60, "a trial asks for 60 minutes, and its partition allows less (short: 30:00)"),
+            ({"sbatch_args": ("-p", "short")}, 60, "(short: 30:00)"),
+            ({"partition": "short,gpu"}, 60, ""),
+            ({"partition": "short,gpu"}, 3000, "(gpu: 1-00:00:00, short: 30:00)"),
+            ({}, 3000, "(gpu: 1-00:00:00)"),
+            ({}, 60, ""),
+            ({"partition": "long"}, 3000, ""),
+            ({"partition": "short"}, 30, ""),
+            ({"partition": "short"}, 0, ""),
+            ({"partition": "odd"}, 60, ""),
+        ],
+    )
+    def test_a_trial_longer_than_its_partition_allows(self, site: dict[str, Any], minutes: float, words: str) -> None:
+        ask = answering(sinfo="gpu*|1-00:00:00\nshort|30:00\nlong|infinite\nodd|n/a\n")
+        shown = list(cluster.time_limit(ask, Site.model_validate({"launcher": "slurm", **site}), minutes))
+        assert [words in finding.what for finding in shown] == [True] * bool(words)
+        assert levels(shown) == [Level.PROBLEM] * bool(words)
+
+    def test_a_qos_may_allow_more_than_the_partition(self) -> None:
+        site = Site(launcher="slurm", qos="long")
+        (finding,) = cluster.time_limit(answering(sinfo="gpu*|30:00"), site, 60)
+        assert finding.level is Level.WARNING
         assert_complete(finding)
 
     @pytest.mark.parametrize(

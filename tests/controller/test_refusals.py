@@ -30,7 +30,7 @@ LASTING = {
     f"{FAILED}Invalid qos specification": "site.qos",
     f"{FAILED}Requested reservation is invalid": "site.reservation",
     f"{FAILED}Invalid feature specification": "--constraint",
-    "Invalid generic resource (gres) specification": "site.gres",
+    "Invalid generic resource (gres) specification": 'gres = "none"',
     f"{FAILED}Invalid node name specified": "site.nodelist",
     "sbatch: unrecognized option '--nosuch'; Try \"sbatch --help\" for more information": "site.sbatch_args",
     "Invalid --time specification": "site.sbatch_args",

@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.findings import Finding, good, problem, warning
+from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.site import Site
 from lora_tune.launchers.slurm.launcher import COMMANDS
+from lora_tune.launchers.slurm.refusals import WITHOUT_GRES
+from lora_tune.workloads.walltime import minutes_of
 
 Ask = Callable[..., str]
 """Runs a Slurm command and returns its standard output; raises LauncherError."""
+
+NO_GRES = "none"
+"""``site.gres`` of a cluster that knows no GPUs: its nodes are taken whole."""
 
 
 def commands() -> Iterator[Finding]:
@@ -67,14 +73,14 @@ def partition(ask: Ask, site: Site) -> Finding:
         return problem(
             f"{label} has no nodes", "nothing can run there", "sinfo --summarize, then correct site.partition"
         )
-    gpus = site.packs * site.gpus_per_node
+    gpus = 0 if site.gres == NO_GRES else site.packs * site.gpus_per_node
     fit = {node for node, _, gres, _ in rows if gpus_of(gres) >= gpus}
     up = {node for node, state, _, _ in rows if node in fit and not re.match(r"down|drain|fail|maint", state)}
     if len(fit) < site.nodes:
         return problem(
             f"{len(fit)} nodes of {label} have {gpus} GPUs; a job needs {site.nodes}",
             "trials would wait in the queue forever",
-            "sinfo --Node --format='%N %G', then correct site.partition or site.gpus_per_node",
+            f"sinfo --Node --format='%N %G', then correct site.partition or site.gpus_per_node; {WITHOUT_GRES}",
         )
     if len(up) < site.nodes:
         return warning(
@@ -82,7 +88,33 @@ def partition(ask: Ask, site: Site) -> Finding:
             "trials wait until a node comes back",
             "sinfo --list-reasons",
         )
-    return good(f"{label}: {len(up)} of {len(fit)} nodes with {gpus} GPUs are up")
+    of = f"nodes with {gpus} GPUs" if site.gres != NO_GRES else f'whole nodes (site.gres = "{NO_GRES}")'
+    return good(f"{label}: {len(up)} of {len(fit)} {of} are up")
+
+
+def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
+    """Whether the partition lets a job run for ``minutes`` (0: it names no limit). A qos may allow more than it does.
+
+    Slurm takes a job that asks for more, unless it enforces the limit, and lets it wait for ever.
+    """
+    named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "partition"]
+    names = set((named[-1] if named else site.partition or "").split(",")) - {""}
+    try:
+        shown = ask("sinfo", "--noheader", "--format=%P|%l")
+    except LauncherError:
+        return  # said of the partition itself
+    rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 1]
+    limits = {name: text for name, text in rows if (name.strip(" *") in names if names else "*" in name)}
+    known = [minutes_of(text.strip()) for text in limits.values()]
+    if not minutes or not known or any(limit is None or limit >= minutes for limit in known):
+        return
+    say = warning if site.qos else problem
+    allowed = ", ".join(f"{name.strip(' *')}: {text.strip()}" for name, text in limits.items())
+    yield say(
+        f"a trial asks for {minutes:g} minutes, and its partition allows less ({allowed})",
+        "trials would wait in the queue forever",
+        "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')",
+    )
 
 
 def gpus_of(gres: str) -> int:

@@ -19,12 +19,14 @@ _PASSING = re.compile(
 )
 """What another try may find otherwise: a controller that is away or busy, a limit that running jobs have used up."""
 
+WITHOUT_GRES = 'gres = "none" in [site] where the cluster knows no GPUs and nodes are taken whole'
+
 _LASTING = (
     (r"account", "correct site.account (sacctmgr show assoc user=$USER), or site.partition, which may not admit it"),
     (r"qos", "correct site.qos (sacctmgr show assoc user=$USER format=account,qos)"),
     (r"partition|group not permitted", "correct site.partition (sinfo --summarize)"),
     (r"reservation", "correct or remove site.reservation (scontrol show reservation)"),
-    (r"generic resource|\bgres\b", "correct site.gres (sinfo --format='%N %G')"),
+    (r"generic resource|\bgres\b", f"correct site.gres (sinfo --format='%N %G'); {WITHOUT_GRES}"),
     (r"node name", "correct site.nodelist and site.exclude (sinfo --Node)"),
     (r"feature|constraint", "correct the --constraint in site.sbatch_args (sinfo --format='%N %f')"),
     (r"time limit", "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')"),
