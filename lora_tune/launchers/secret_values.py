@@ -1,4 +1,4 @@
-"""How secrets reach a job: by the environment of what starts it, never by a file or a command line."""
+"""How secrets reach a job: by its own environment, never by ours, a file or a command line."""
 
 from __future__ import annotations
 
@@ -20,21 +20,6 @@ def secret_values(job: Job) -> dict[str, str]:
         return {name: secret.read(name) for name, secret in job.secrets.items()}
     except SetupError as error:
         raise RefusedError(job.name, str(error), "then run the same command again") from error
-
-
-@contextlib.contextmanager
-def environment_with(values: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started within inherit ``values``."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

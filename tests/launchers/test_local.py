@@ -8,14 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+from submitit import LocalExecutor
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.identity import without_head
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.secrets import Secret
 from lora_tune.launchers.base import JobState, Launcher
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
@@ -166,3 +172,31 @@ print(job_runner.run_job({str(tmp_path)!r}, {job.token!r}))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["0"], done.stderr
     assert "ran" in job.log.read_text()
+
+
+def test_a_job_that_another_thread_starts_meanwhile_has_none_of_a_jobs_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``serve`` drives studies in threads; the variables of this process are everybody's."""
+    show = "import os; print(os.environ.get('SITE_TOKEN'))"
+    secret = {"SITE_TOKEN": Secret(value=SecretStr("hunter2hunter2"))}
+    owner, other = replace(job_of(tmp_path / "owner", show), secrets=secret), job_of(tmp_path / "other", show)
+    launchers, submit = {job.folder: LocalLauncher() for job in (owner, other)}, LocalExecutor.submit
+    begun, done = threading.Event(), threading.Event()
+
+    def submit_slowly(executor: LocalExecutor, function: Callable[..., int], folder: str, token: str) -> object:
+        if folder == str(owner.folder):
+            begun.set()
+            done.wait(30)
+        return submit(executor, function, folder, token)
+
+    monkeypatch.setattr(LocalExecutor, "submit", submit_slowly)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(launchers[owner.folder].submit, owner)
+        begun.wait(30)
+        ids = {other.folder: launchers[other.folder].submit(other)}
+        done.set()
+        ids[owner.folder] = first.result(30)
+    for job, printed in ((owner, b"hunter2hunter2\n"), (other, b"None\n")):
+        poll_until(launchers[job.folder], ticket_of(job, ids[job.folder]), JobState.ENDED)
+        assert without_head(job.log.read_bytes()) == printed

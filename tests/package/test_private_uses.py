@@ -37,6 +37,7 @@ PRIVATE: dict[str, dict[str, Callable[[], object]]] = {
         "_make_sbatch_string": lambda: slurm,
         "_make_submission_command": lambda: submitit.SlurmExecutor,
         "_process": lambda: submitit.LocalJob,
+        "_submit_command": lambda: submitit.LocalExecutor,
     },
     "mlperf-logging": {
         # What lies between two reference points, and what the check accepts (mlperf/convergence.py)
