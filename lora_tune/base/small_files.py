@@ -8,6 +8,7 @@ the reader, so :func:`read_json` says what it found and raises nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -94,17 +95,27 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file in whose place a trial can have put anything, opened with ``flags`` of os.open.
+
+    Never waits, as a pipe would make its reader. Raises OSError, also for what is no regular file.
+    """
+    file = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
 def read_json(path: Path) -> SmallFile:
     """The object in ``path``, or what lies there instead. Never raises, never waits."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not stop the reader
+        file = open_regular(path)
     except FileNotFoundError:
         return SmallFile()
     except (OSError, ValueError) as error:
         return _unreadable(path, getattr(error, "strerror", None) or str(error))
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return _unreadable(path, "it is not a regular file")
         return parse(path.name, os.read(file, LARGEST + 1))
     except OSError as error:
         return _unreadable(path, error.strerror or str(error))

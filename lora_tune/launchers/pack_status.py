@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.small_files import open_regular
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState
@@ -105,8 +107,8 @@ def _failed_to_begin(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | N
 
 def _end_of(log: Path) -> bytes:
     """The last lines of a log; b"" where it cannot be read."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TOLD_BYTES))
+    with contextlib.suppress(OSError), os.fdopen(open_regular(log), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TOLD_BYTES))
         return file.read(TOLD_BYTES)
     return b""
 

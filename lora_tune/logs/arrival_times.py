@@ -7,12 +7,14 @@ minutes would have taken none.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lora_tune.base.small_files import open_regular
 from lora_tune.logs import unseen
 from lora_tune.logs.run import LogReader
 
@@ -157,7 +159,8 @@ class Arrivals:
             self._last_read = _Read(self._looked_at, self._unseen, new[0].at, self._at)
         self._known += new
         # A full disk costs the times of a later restart, and nothing now.
-        with contextlib.suppress(OSError), self._kept.open("a", encoding="ascii") as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        with contextlib.suppress(OSError), os.fdopen(open_regular(self._kept, flags), "a", encoding="ascii") as file:
             file.writelines(f"{row.end} {row.at * 1000:.0f}{' e' if estimated else ''}\n" for row in new)
 
 
@@ -165,7 +168,8 @@ def _read(kept: Path) -> list[Arrival]:
     """What is kept, in rising order; a line that was cut ends what is known."""
     arrivals: list[Arrival] = []
     try:
-        text = kept.read_text(encoding="ascii", errors="replace")
+        with os.fdopen(open_regular(kept, os.O_RDONLY | os.O_NOFOLLOW), encoding="ascii", errors="replace") as file:
+            text = file.read()
     except OSError:
         return arrivals
     for line in text.splitlines(keepends=True):

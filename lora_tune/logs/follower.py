@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.identity import HEAD_BYTES
+from lora_tune.base.small_files import open_regular
 from lora_tune.logs.arrival_times import Arrivals
 from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.line_reader import LineReader
@@ -76,7 +77,7 @@ class LogFollower:
 
     def ends(self) -> tuple[bytes, bytes, int]:
         """The log's first bytes, where it says whose it is, its last two, and its length; nothing where unreadable."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), os.fdopen(open_regular(self.path), "rb") as file:
             head, size = file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 2))
             return head, file.read(2), size

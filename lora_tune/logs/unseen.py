@@ -6,6 +6,7 @@ Training goes on evenly; printing does not. A header, a table or a summary comes
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from lora_tune.base.small_files import open_regular
 from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.run import LogReader
 
@@ -74,7 +76,7 @@ def _lines(log: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
     """
     at = max(0, begin - 1)
     try:
-        with log.open("rb") as file:
+        with os.fdopen(open_regular(log), "rb") as file:
             file.seek(at)
             while at < end and (chunk := file.read(min(CHUNK_BYTES, end - at))):
                 for line in _LINES.findall(chunk):

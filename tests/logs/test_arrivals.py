@@ -357,3 +357,28 @@ def test_however_it_came_and_whatever_was_kept_every_byte_is_read_once(
     times = [e.seconds for e in run.evals]
     assert times == sorted(times)
     assert run.dropped_lines == 0
+
+
+@pytest.mark.parametrize("begun", [None, BEGAN], ids=["in the course of it", "before its driver began"])
+def test_a_pipe_where_the_times_are_kept_stops_nobody(tmp_path: Path, begun: float | None) -> None:
+    """A trial that made it there stopped its driver for good."""
+    clock, log, kept = Clock(), tmp_path / "job.log", tmp_path / ".job.log.times"
+    append(log, lines(1, 1), clock.now)
+    first = follow(log, clock)
+    first.poll(clock.now)
+    kept.unlink()
+    os.mkfifo(kept)
+    followed = first if begun is None else follow(log, clock, begun)
+    append(log, lines(2, 2), clock.now)
+    followed.poll(clock.now)
+    assert len(followed.run().evals) == 2
+
+
+def test_the_times_are_not_written_to_where_a_link_points(tmp_path: Path) -> None:
+    clock, log, kept, other = Clock(), tmp_path / "job.log", tmp_path / ".job.log.times", tmp_path / "other"
+    followed = follow(log, clock)
+    other.write_text("")
+    kept.symlink_to(other)
+    append(log, lines(1, 1), clock.now)
+    followed.poll(clock.now)
+    assert other.read_text() == ""
