@@ -10,6 +10,8 @@ What is believed when a log repeats itself:
   with an ``init_start`` later than the current run's ``init_stop`` or ``run_start``, or with a ``run_start`` later
   than something the current run measured. Lines that a rank printed late carry their old time stamp, so they open
   nothing. :meth:`MllogReader.run` is the run of the last ``run_start``; :meth:`MllogReader.runs` has all of them.
+- A run that starts again without having stopped, and whose progress goes on, is one run
+  (:class:`~lora_tune.logs.run_sequence.RunSequence`).
 - ``init_start`` twice before ``init_stop`` is one initialisation, from the first on.
 """
 
@@ -37,11 +39,10 @@ from lora_tune.logs.mllog_records import (
 )
 from lora_tune.logs.printed_config import printed_settings
 from lora_tune.logs.run import Eval, LogReader, RunLog, TrainPoint, as_number
-from lora_tune.logs.run_builder import RunBuilder
+from lora_tune.logs.run_sequence import RunSequence
 
 __all__ = ["MAX_RECORD", "Eval", "LogReader", "MllogReader", "RunLog", "TrainPoint"]
 
-MAX_EARLIER_RUNS = 32
 WINDOW = 4096
 """Bytes in which records are searched for at a time; from 1 to 64 KiB make no difference beyond a tenth."""
 
@@ -56,20 +57,18 @@ class MllogReader:
     The Run depends on the bytes alone, not on how they were cut into chunks.
     """
 
-    __slots__ = ("_ceiling", "_current", "_dropped", "_earlier", "_printed", "_prolog", "_tail")
+    __slots__ = ("_dropped", "_printed", "_prolog", "_runs", "_tail")
 
     def __init__(self) -> None:
         self._tail = b""
         self._printed: dict[bytes, bytes] = {}
         self._prolog = True  # whether no run has begun yet: a config is printed before that
         self._dropped = 0
-        self._ceiling: float | None = None
-        self._current = RunBuilder()
-        self._earlier: list[RunBuilder] = []
+        self._runs = RunSequence()
 
     def read_shortfall(self, ceiling: float) -> None:
         """Read evals that rise, such as an accuracy, as what they lack of ``ceiling``. To be said before any byte."""
-        self._ceiling = self._current.ceiling = ceiling
+        self._runs.read_shortfall(ceiling)
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log; a line may be cut anywhere. Never raises for what they contain.
@@ -99,7 +98,7 @@ class MllogReader:
                 if not take(self, int(time), value, float(samples) if samples else None, metadata):
                     self._dropped += 1
             elif time:
-                self._current.announce(key, value)
+                self._runs.current.announce(key, value)
             else:
                 self._line(MARKER + rest, whole=True)
 
@@ -122,13 +121,13 @@ class MllogReader:
 
     def run(self) -> RunLog:
         """The run of the last ``run_start``; what there is while none was seen."""
-        builders = [*self._earlier, self._current]
-        last = next((b for b in reversed(builders) if b.run_start is not None), self._current)
+        started = (run for run in reversed(self._runs.all()) if run.run_start is not None)
+        last = next(started, self._runs.current)
         return last.run(self._dropped, self._printed)
 
     def runs(self) -> tuple[RunLog, ...]:
         """Every run in the log, oldest first (the last 33 at most)."""
-        return tuple(builder.run(self._dropped, self._printed) for builder in (*self._earlier, self._current))
+        return tuple(builder.run(self._dropped, self._printed) for builder in self._runs.all())
 
     def _take_json(self, text: bytes) -> bool:
         """Take a record in any other JSON, whatever stands behind it; tell whether it was understood."""
@@ -144,7 +143,7 @@ class MllogReader:
             return False
         take = _TAKE.get(key.encode(errors="replace"))
         if take is None:
-            self._current.announce(key.encode(errors="replace"), value)
+            self._runs.current.announce(key.encode(errors="replace"), value)
         elif not take(self, int(ms), value, None, metadata if isinstance(metadata, dict) else {}):
             return False
         return True
@@ -155,54 +154,44 @@ class MllogReader:
         ``epoch_num`` of older stacks is epochs, or samples where it is at least one batch.
         """
         values = fields(metadata)
-        batch = as_number(self._current.hyperparameter(b"global_batch_size"))
+        batch = as_number(self._runs.current.hyperparameter(b"global_batch_size"))
         samples = as_number(values.get("samples_count"))
         if samples is None and batch is not None:
             step = as_number(values.get("step_num", values.get("step")))
             samples = None if step is None else step * batch
         if samples is None:
             samples = as_number(values.get("epoch_num"))
-            epoch = as_number(self._current.hyperparameter(b"train_samples"))
+            epoch = as_number(self._runs.current.hyperparameter(b"train_samples"))
             if samples is not None and batch is not None and epoch is not None and samples < batch:
                 samples *= epoch
         return samples if samples is not None and 0 <= samples < math.inf else None
-
-    def _next_run(self) -> RunBuilder:
-        self._earlier = [*self._earlier, self._current][-MAX_EARLIER_RUNS:]
-        self._current = RunBuilder(ceiling=self._ceiling)
-        return self._current
 
     # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is
     # undecoded and ``metadata`` is what follows samples_count; else both are decoded and ``samples`` is None.
 
     def _init_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        current = self._current
-        began = current.init_stop if current.run_start is None else current.run_start
-        if began is not None and ms > began:
-            current = self._next_run()
+        current = self._runs.initialised(ms)
         if current.init_start is None:
             current.init_start = ms
         current.mark(ms)
         return True
 
     def _init_stop(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        current = self._current
+        current = self._runs.current
         if current.init_stop is None:
             current.init_stop = ms
         current.mark(ms)
         return True
 
     def _run_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        current = self._current
-        if 0 <= current.measured < ms:
-            current = self._next_run()
+        current = self._runs.started(ms)
         if current.run_start is None:
             current.run_start = ms
         current.mark(ms)
         return True
 
     def _run_stop(self, ms: int, _value: object, _samples: float | None, metadata: Metadata) -> bool:
-        current = self._current
+        current = self._runs.current
         if current.run_stop is None:
             current.run_stop = ms
             current.measured = max(current.measured, ms)
@@ -217,20 +206,20 @@ class MllogReader:
     def _eval_accuracy(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         if (point := self._point(value, samples, metadata)) is None:
             return False
-        self._current.add_eval(*point, ms, metric_name(metadata))
+        self._runs.progressed(point[0], trained=False).add_eval(*point, ms, metric_name(metadata))
         return True
 
     def _train_loss(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         if (point := self._point(value, samples, metadata)) is None:
             return False
-        self._current.add_train(*point, ms)
+        self._runs.progressed(point[0], trained=True).add_train(*point, ms)
         return True
 
     def _reduced_train_loss(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         """v6.0 prints the tensor that it differentiates: the loss times CP over the micro-batches of a step."""
         if (point := self._point(value, samples, metadata)) is None:
             return False
-        self._current.add_scaled_train(*point, ms)
+        self._runs.progressed(point[0], trained=True).add_scaled_train(*point, ms)
         return True
 
     def _point(self, value: object, samples: float | None, metadata: Metadata) -> tuple[float, float] | None:
@@ -241,19 +230,19 @@ class MllogReader:
         return None if loss is None or samples is None else (samples, loss)
 
     def _eval_start(self, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
-        self._current.add_eval_start(self._samples(metadata) if samples is None else samples, ms)
+        self._runs.current.add_eval_start(self._samples(metadata) if samples is None else samples, ms)
         return True
 
     def _eval_stop(self, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
-        self._current.add_eval_stop(self._samples(metadata) if samples is None else samples, ms)
+        self._runs.current.add_eval_stop(self._samples(metadata) if samples is None else samples, ms)
         return True
 
     def _block_stop(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        self._current.add_eval_start(None, ms)
+        self._runs.current.add_eval_start(None, ms)
         return True
 
     def _block_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        self._current.add_eval_stop(None, ms)
+        self._runs.current.add_eval_stop(None, ms)
         return True
 
     def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
@@ -269,11 +258,11 @@ class MllogReader:
                 break
         peak = as_number(stats.get(PEAK))
         if peak is not None:
-            self._current.add_peak(peak)
+            self._runs.current.add_peak(peak)
         name = next((name for name in SPEEDS if name in stats), "")
         speed = as_number(stats.get(name))
         if speed is not None:
-            self._current.add_stated(ms, speed, name == "train_step_time")
+            self._runs.current.add_stated(ms, speed, name == "train_step_time")
         return taken
 
 

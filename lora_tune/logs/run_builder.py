@@ -53,6 +53,7 @@ class RunBuilder:
         "overall",
         "paused",
         "peak",
+        "restarted",
         "resumed",
         "run_start",
         "run_stop",
@@ -69,6 +70,7 @@ class RunBuilder:
         self.init_start: int | None = None
         self.init_stop: int | None = None
         self.run_start: int | None = None
+        self.restarted: int | None = None  # the latest start after which this run went on
         self.run_stop: int | None = None
         self.status: str | None = None
         self.measured = -1  # the latest eval, train point or run_stop

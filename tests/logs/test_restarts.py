@@ -1,0 +1,114 @@
+"""Programs that start again inside their job: torchrun's restarts, a retry loop, a resume from a checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import RunLog
+from tests.logs.test_mllog import evals, record
+
+
+def run_start(at: float, *, init: bool = False, **announced: object) -> str:
+    """The start of a program, with its initialisation or without."""
+    text = record("init_start", at=at - 5.0) if init else ""
+    text += "".join(record(name, value) for name, value in announced.items())
+    return text + (record("init_stop", at=at - 0.1) if init else "") + record("run_start", at=at)
+
+
+def train(*points: tuple[int, float]) -> str:
+    return "".join(record("train_loss", 1.2, at=at, samples_count=samples) for samples, at in points)
+
+
+def ev(*points: tuple[int, float]) -> str:
+    """Evals, each with its marks; the one at 600 samples meets 0.925."""
+    text = ""
+    for samples, at in points:
+        text += record("eval_start", at=at - 5.0, samples_count=samples)
+        text += record("eval_accuracy", round(0.96 - samples * 6e-5, 4), at=at, samples_count=samples)
+        text += record("eval_stop", at=at, samples_count=samples)
+    return text
+
+
+def runs_of(text: str, pieces: int = 1 << 20) -> tuple[RunLog, ...]:
+    reader, log = MllogReader(), text.encode()
+    for at in range(0, len(log), pieces):
+        reader.feed(log[at : at + pieces])
+    assert repr(reader.run()) in {repr(run) for run in reader.runs()}
+    return reader.runs()
+
+
+FIRST = ev((200, 600.0), (400, 1200.0))
+REST = ev((600, 1660.0))
+STOP = record("run_stop", at=1660.0, status="success")
+WITH_TRAIN = train((50, 150.0)) + ev((200, 600.0)) + train((250, 760.0), (300, 900.0), (350, 1050.0))
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["run_start", "init_start"])
+@pytest.mark.parametrize("pieces", [1 << 20, 7])
+def test_a_run_that_goes_on_after_a_restart_is_timed_from_its_first_start(init: bool, pieces: int) -> None:
+    """27 minutes became one: the run was timed from its last start."""
+    (run,) = runs_of(run_start(0.0, init=init) + FIRST + run_start(1600.0, init=init) + REST + STOP, pieces)
+    stop = run.reached(0.925)
+    assert stop is not None
+    assert stop.seconds == 1660.0
+    assert [one.samples for one in run.evals] == [200, 400, 600]
+    assert run.status == "success"
+    assert run.init_seconds == (4.9 if init else None)
+    assert run.eval_seconds == (5.0, 5.0, 5.0)
+
+
+@pytest.mark.parametrize("again", [(300, 1700.0), (400, 1800.0)], ids=["before what was lost", "behind it"])
+def test_what_was_trained_twice_after_a_checkpoint_counts_once(again: tuple[int, float]) -> None:
+    text = run_start(0.0) + WITH_TRAIN + run_start(1600.0, init=True) + train(again) + ev((400, 1800.0), (600, 2400.0))
+    (run,) = runs_of(text)
+    assert evals(run) == [(200, 0.948, 600.0), (400, 0.936, 1800.0), (600, 0.924, 2400.0)]
+    assert run.train[3].seconds == 1050.0
+
+
+def test_several_restarts_of_which_some_got_nowhere_are_one_run() -> None:
+    text = run_start(0.0, init=True) + FIRST + run_start(1300.0, init=True) + run_start(1400.0, init=True)
+    text += record("eval_start", at=1500.0, samples_count=600) + run_start(1600.0, init=True) + REST
+    (run,) = runs_of(text + run_start(1700.0) + ev((800, 2300.0)))
+    assert [one.seconds for one in run.evals] == [600.0, 1200.0, 1660.0, 2300.0]
+    assert run.eval_seconds == (5.0, 5.0, 5.0, 5.0), "the eval that was cut off began anew"
+
+
+def test_ranks_whose_lines_of_the_second_start_come_late_open_no_run() -> None:
+    again = run_start(1600.0, init=True) + REST
+    assert len(runs_of(run_start(0.0, init=True) + FIRST + again + again)) == 1
+
+
+def test_until_its_first_point_nobody_knows_whether_a_run_goes_on() -> None:
+    assert len(runs_of(run_start(0.0) + FIRST + run_start(1600.0))) == 2
+
+
+def test_training_that_begins_again_with_its_first_point_is_another_run() -> None:
+    """A retry from zero, and NEXP seeds of a program that prints no run_stop."""
+    for first, second in ((FIRST, ev((200, 2300.0), (400, 2900.0))), (WITH_TRAIN, train((50, 1750.0)))):
+        assert len(runs_of(run_start(0.0) + first + run_start(1600.0) + second)) == 2
+
+
+def test_a_run_that_stopped_goes_on_in_no_other() -> None:
+    text = run_start(0.0) + FIRST + record("run_stop", at=1200.0, status="aborted") + run_start(1600.0) + REST
+    assert [len(run.evals) for run in runs_of(text)] == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["opt_base_learning_rate", "global_batch_size"])
+def test_runs_of_other_values_are_not_one(name: str) -> None:
+    """Logs of several configurations in one file: with a larger batch the first eval comes later."""
+    text = run_start(0.0, init=True, **{name: 8}) + FIRST + run_start(1600.0, init=True, **{name: 16}) + REST
+    assert len(runs_of(text)) == 2
+    assert len(runs_of(text.replace('"value": 16', '"value": 8'))) == 1
+
+
+PARTS = st.sampled_from([FIRST, REST, WITH_TRAIN, STOP, "noise\n"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), PARTS), max_size=6), st.integers(1, 300))
+def test_restarts_read_the_same_in_any_pieces(parts: list[tuple[bool, str]], pieces: int) -> None:
+    text = "".join(run_start(700.0 * i, init=init) + part for i, (init, part) in enumerate(parts))
+    assert repr(runs_of(text, pieces)) == repr(runs_of(text))
