@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lora_tune.base.errors import LauncherError
+from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.process import start_ticks, steady
 from lora_tune.base.small_files import create_json, write_json
@@ -21,16 +22,20 @@ from lora_tune.launchers.job_runner import Command, command_record, read_command
 from lora_tune.launchers.secret_values import secret_values
 from lora_tune.workloads.base import Job
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_DEVICES = ("", "-1", "NoDevFiles")
+
 
 class LocalLauncher:
     """Starts each job as a process of this machine that outlives the driver.
 
-    gpus: device ids that may be handed out, each to one job at a time. gpus_of_job: of each of further jobs.
+    gpus: device ids that may be handed out, each to one job at a time. gpus_of_job: of each of further jobs, of those
+    that ``visible`` names (CUDA_VISIBLE_DEVICES; None: every GPU of the machine).
     """
 
-    def __init__(self, gpus: Sequence[int] = (), gpus_of_job: int = 0) -> None:
-        self._gpus, self._gpus_of_job = tuple(gpus), gpus_of_job
-        self._busy: dict[str, tuple[int, ...]] = {}
+    def __init__(self, gpus: Sequence[str] = (), gpus_of_job: int = 0, visible: str | None = None) -> None:
+        self._gpus, self._gpus_of_job, self._visible = tuple(gpus), gpus_of_job, visible
+        self._busy: dict[str, tuple[str, ...]] = {}
         self._children: dict[str, Any] = {}
 
     def submit(self, job: Job) -> str:
@@ -41,7 +46,7 @@ class LocalLauncher:
         devices = self._take_devices(job)
         environment = {**job.environment}
         if self._gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+            environment[_VISIBLE] = ",".join(devices)
         write_json(attempt.job, command_record(job, environment))
         executor = ExecutorWithSecrets(pickle_folder(attempt), secrets)
         limit = job.resources.minutes or 60 * 24 * 365
@@ -56,10 +61,10 @@ class LocalLauncher:
         return str(submitted.job_id)
 
     def widen(self, jobs: int) -> None:
-        """Hand out the devices of so many jobs."""
-        self._gpus += tuple(range(len(self._gpus), jobs * self._gpus_of_job))
+        """Hand out the devices of so many jobs, as far as there are any."""
+        self._gpus = tuple(dict.fromkeys((*self._gpus, *device_ids(jobs * self._gpus_of_job, self._visible))))
 
-    def _take_devices(self, job: Job) -> tuple[int, ...]:
+    def _take_devices(self, job: Job) -> tuple[str, ...]:
         wanted = job.resources.gpus_per_node if self._gpus else 0
         taken = {device for devices in self._busy.values() for device in devices}
         free = [device for device in self._gpus if device not in taken]
@@ -141,10 +146,21 @@ def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
     return JobStatus(state=state, ended_at=at, log_bytes=ended.log_bytes, reason=why, **known)
 
 
-def _devices(command: Command | str) -> tuple[int, ...]:
+def device_ids(number: int, visible: str | None) -> tuple[str, ...]:
+    """The first ``number`` GPUs, or fewer, that CUDA would use: by index, or as CUDA_VISIBLE_DEVICES names them.
+
+    visible: that variable, None where it is not set. CUDA ignores what stands behind an id that is none.
+    """
+    if visible is None:
+        return tuple(str(index) for index in range(number))
+    ids = itertools.takewhile(lambda device: device not in _NO_DEVICES, map(str.strip, visible.split(",")))
+    return tuple(dict.fromkeys(ids))[:number]
+
+
+def _devices(command: Command | str) -> tuple[str, ...]:
     """The GPUs that a job was given; none where its command cannot be read."""
-    visible = "" if isinstance(command, str) else command.environment.get("CUDA_VISIBLE_DEVICES", "")
-    return tuple(int(device) for device in visible.split(",") if device.isdecimal())
+    visible = "" if isinstance(command, str) else command.environment.get(_VISIBLE, "")
+    return device_ids(len(visible), visible)
 
 
 @contextlib.contextmanager
@@ -158,8 +174,18 @@ def _deaf_to_the_terminal() -> Iterator[None]:
 
 
 def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
-    gpus_of_job = study.site.packs * study.site.gpus_per_node
-    return LocalLauncher(range(gpus_of_job * jobs), gpus_of_job)
+    """Raises SetupError where the GPUs that this process may use are too few."""
+    site = study.site
+    gpus_of_job = site.packs * site.gpus_per_node
+    visible = site.environment.get(_VISIBLE, os.environ.get(_VISIBLE))
+    gpus = device_ids(gpus_of_job * jobs, visible)
+    if len(gpus) < gpus_of_job * jobs:
+        remedy = "lower budget.parallel, or name more GPUs" if len(gpus) >= gpus_of_job else "name more GPUs"
+        raise SetupError(
+            f"{_VISIBLE}={visible} names {len(gpus)} GPUs, and {jobs} jobs of {gpus_of_job} at a time need "
+            f"{gpus_of_job * jobs}; {remedy}"
+        )
+    return LocalLauncher(gpus, gpus_of_job, visible)
 
 
 KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)

@@ -53,7 +53,7 @@ def test_a_damaged_record_is_a_fact_about_its_attempt_also_for_the_next_driver(
     files.claim.write_text(json.dumps(gone))
     files.started.write_text(json.dumps(gone))
     (job.folder / name).write_bytes(DAMAGE[damage])
-    for launcher in (LocalLauncher(), LocalLauncher(gpus=(0,))):
+    for launcher in (LocalLauncher(), LocalLauncher(gpus=("0",))):
         status = launcher.poll([ticket_of(job)])[job.name]
         assert status.state is JobState.LOST
         assert name in status.reason

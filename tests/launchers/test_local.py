@@ -18,10 +18,12 @@ import pytest
 from pydantic import SecretStr
 from submitit import LocalExecutor
 
-from lora_tune.base.errors import LauncherError
+from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.identity import without_head
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.secrets import Secret
+from lora_tune.config.study import Study
+from lora_tune.launchers import make_launcher
 from lora_tune.launchers.base import JobState, Launcher
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
@@ -134,7 +136,7 @@ def test_ctrl_c_at_the_terminal_does_not_reach_jobs(launcher: Launcher, tmp_path
 
 
 def test_each_job_gets_gpus_of_its_own(tmp_path: Path) -> None:
-    launcher = LocalLauncher(gpus=(0, 1, 2))
+    launcher = LocalLauncher(gpus=("0", "1", "2"))
     program = "import os, time; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
 
     def job(i: int) -> Job:
@@ -200,3 +202,52 @@ def test_a_job_that_another_thread_starts_meanwhile_has_none_of_a_jobs_secrets(
     for job, printed in ((owner, b"hunter2hunter2\n"), (other, b"None\n")):
         poll_until(launchers[job.folder], ticket_of(job, ids[job.folder]), JobState.ENDED)
         assert without_head(job.log.read_bytes()) == printed
+
+
+def study_on_gpus(parallel: int, **site: object) -> Study:
+    """A study whose trials need a GPU each on this machine."""
+    values = {
+        "name": "g",
+        "workload": {"kind": "command", "argv": ["true"], "log": {"kind": "jsonl"}},
+        "site": {"gpus_per_node": 1, **site},
+        "space": {"LR": {"type": "float", "low": 1e-4, "high": 1e-3}},
+        "objective": {"target": 0.5},
+        "budget": {"trials": 4, "parallel": parallel},
+    }
+    return Study.model_validate(values)
+
+
+@pytest.mark.parametrize("ids", ["6,7", "GPU-1b2c, MIG-3d", "7,6,-1,0"])
+def test_jobs_get_the_gpus_that_the_driver_may_use_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: str
+) -> None:
+    """CUDA_VISIBLE_DEVICES=6,7 started trials on 0 and 1, which others use."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
+    launcher = make_launcher(study_on_gpus(parallel=1), tmp_path / "packs")
+    launcher.widen(4)
+    program = "import os, time; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
+    jobs = [
+        replace(job_of(tmp_path / str(i), program, name=f"g-{i}"), resources=Resources(gpus_per_node=1))
+        for i in range(3)
+    ]
+    tickets = [ticket_of(job, launcher.submit(job)) for job in jobs[:2]]
+    for job, device in zip(jobs[:2], ids.replace(" ", "").split(","), strict=False):
+        log_until(job, f"gpu {device}")
+    anew = make_launcher(study_on_gpus(parallel=2), tmp_path / "packs")
+    anew.poll(tickets)
+    for each in (launcher, anew):
+        with pytest.raises(LauncherError, match="needs 1 GPUs and 0 are free"):
+            each.submit(jobs[2])
+    for ticket in tickets:
+        anew.cancel(ticket, force=True)
+        poll_until(anew, ticket, JobState.ENDED)
+
+
+@pytest.mark.parametrize(("ids", "parallel", "need"), [("", 1, "names 0 GPUs"), ("6,7", 3, "lower budget.parallel")])
+def test_a_driver_that_may_use_too_few_gpus_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: str, parallel: int, need: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
+    with pytest.raises(SetupError, match=need):
+        make_launcher(study_on_gpus(parallel), tmp_path)
+    make_launcher(study_on_gpus(parallel, environment={"CUDA_VISIBLE_DEVICES": "3,4,5"}), tmp_path)
