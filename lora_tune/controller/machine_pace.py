@@ -19,6 +19,9 @@ SAME_WORK = frozenset({*RATE, *STEPS, *WARMUP, "MIN_LR", "WARMUP_RATIO", "WEIGHT
 BLIND = 10.0
 """Times its limit that a run may take before its first eval or train loss, where others do the same work a step."""
 
+MUCH_SLOWER = 1.25
+"""Times as long for the same work: a machine that became slower. Equal layouts differ by some percent between runs."""
+
 FASTEST = 5
 """Other trials that a run is compared with: those of the highest mean pace. More would cost time in long sweeps."""
 

@@ -115,6 +115,8 @@ class JobMonitor:
             trial=trial,
         )
         action = policy.watch(self._study, snapshot, now)
+        if isinstance(action, policy.Stop):
+            action = pruning.by_the_machine(self._study, self._work.sweep, trial, run, action)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
             # What is judged by times that cannot be true is judged when the job is over, and measured again.
             trusted = impossible_times(run, status, stamped=log.stamped) is None

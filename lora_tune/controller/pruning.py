@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,13 +20,14 @@ from lora_tune.controller.evidence import (
     max_samples,
     task,
 )
-from lora_tune.controller.machine_pace import slowdown
+from lora_tune.controller.machine_pace import MUCH_SLOWER, slowdown
 from lora_tune.controller.policy import Stop
 from lora_tune.controller.public_runs import begins_at, believed, judging_envelope, public_envelope, shown
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import course
 from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.curves.stopping import verdict
+from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
 from lora_tune.search.capping import Incumbent, cap, spread_of
@@ -117,6 +118,20 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Sto
         healing=change,
     )
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
+
+
+def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, stop: Stop) -> Stop:
+    """A stop at a limit of wall-clock time that says so where the machine was slow, and then blames no configuration.
+
+    Without an eval nothing is known of the trial: it is run again.
+    """
+    slower = slowdown(study, sweep, trial, run) if run.evals or run.train else 1.0
+    if stop.kind is not StopKind.TIME_LIMIT or slower < MUCH_SLOWER:
+        return stop
+    sentence = f"{stop.sentence} on a machine {slower:.1f} times slower than for trials of equal work"
+    kind = stop.diagnosis.kind if run.evals else FailureKind.INFRASTRUCTURE
+    remedy = "look at what else runs there; its limit is budget.trial_minutes"
+    return replace(stop, sentence=sentence, diagnosis=Diagnosis(kind, sentence, remedy))
 
 
 def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: bool) -> Incumbent:

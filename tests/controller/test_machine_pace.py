@@ -15,9 +15,10 @@ from lora_tune.config.study import parse_study
 from lora_tune.controller import pruning
 from lora_tune.controller.machine_pace import references, seconds_at, slowdown
 from lora_tune.controller.policy import Stop
+from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Value, Verdict
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
 from tests.fakes import command_study
 
 STUDY = parse_study(command_study(trials=5, parallel=2, trial_minutes=10), Path("x.toml"))
@@ -70,6 +71,19 @@ def test_a_run_whose_settings_are_slower_is_capped() -> None:
     known = beside(paced(1.0, 10), parameters={"LR": 1e-4, "HIDDEN": 64})
     wide = running(LR=1e-4, HIDDEN=512)
     assert pruning.judge_curve(STUDY, known, wide, paced(8.0, 6)) is not None
+
+
+def test_a_limit_of_time_speaks_of_the_machine() -> None:
+    limit = "ran into the limit of 3 min"
+    stop = Stop(StopKind.TIME_LIMIT, limit, Diagnosis(FailureKind.CONFIGURATION, limit, "raise it"))
+    known, like = beside(paced(1.0, 10)), running(LR=3e-4)
+    slow = pruning.by_the_machine(STUDY, known, like, paced(8.0, 3), stop)
+    assert slow.sentence == f"{limit} on a machine 8.0 times slower than for trials of equal work"
+    begun = RunLog(train=(TrainPoint(50.0, 1.0, 20.0),), run_start_ms=0, last_ms=20_000)
+    assert pruning.by_the_machine(STUDY, known, like, begun, stop).diagnosis.kind is FailureKind.INFRASTRUCTURE
+    assert pruning.by_the_machine(STUDY, known, like, paced(1.1, 3), stop) == stop, "its own length"
+    assert pruning.by_the_machine(STUDY, known, running(HIDDEN=512), paced(8.0, 3), stop) == stop, "another work"
+    assert pruning.by_the_machine(STUDY, known, like, RunLog(run_start_ms=0), stop) == stop, "nothing is known of it"
 
 
 def test_train_losses_tell_the_pace_before_the_first_eval() -> None:

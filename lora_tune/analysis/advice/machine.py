@@ -12,7 +12,7 @@ from statistics import median
 from lora_tune.analysis.advice.base import Advice, listed, reached
 from lora_tune.base.format import counted
 from lora_tune.config.study import Study
-from lora_tune.controller.machine_pace import slowed
+from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -26,8 +26,6 @@ START_UP = 0.25
 """Share of the node-hours that start-up may take."""
 STALE = 0.4
 """Share of the node-hours at the end that brought no gain, from which on more trials look pointless."""
-CHANGED = 1.25
-"""Times as long for the same work: a machine that became slower. Equal layouts differ by some percent between runs."""
 GAIN = 0.01
 """What counts as a gain."""
 
@@ -162,7 +160,7 @@ def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
 def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
     """Trials that took much longer than others for the same progress with the same work a step."""
     beside = slowed(study, sweep)
-    slow = tuple(n for n, (ratio, _) in sorted(beside.items()) if ratio >= CHANGED)
+    slow = tuple(n for n, (ratio, _) in sorted(beside.items()) if ratio >= MUCH_SLOWER)
     if not slow or not objective_of(study).timed:
         return None
     most = max(slow, key=lambda n: beside[n][0])
@@ -175,7 +173,7 @@ def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
         do="do not compare the times of these trials with the others': measure them again on a quiet machine "
         "(lora-tune confirm), and look at what else ran there",
         evidence=f"trial {most} took {ratio:.1f} times as long as trial {fastest} for the same {study.progress_unit} "
-        f"with the same work a step; {listed(slow)} took at least {CHANGED} times as long{where}",
+        f"with the same work a step; {listed(slow)} took at least {MUCH_SLOWER} times as long{where}",
         trials=slow,
     )
 
