@@ -1,4 +1,4 @@
-# make sweep: the tiny sweep, from nothing.   make test: everything that is tested, from nothing.   make check: its fast part.
+# From nothing: make sweep: the tiny sweep.   make test: what tells soon whether a change is right.   make test-all: all tests.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,17 +7,17 @@ BRIDGE_VENV := .venv-bridge
 STUDY ?= tiny
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: sweep test check lint packages site clean
+.PHONY: sweep test test-all lint packages site clean
 .DELETE_ON_ERROR:
 
 sweep: $(VENV)/.installed
 	$(BIN)/python -m lora_tune.sweep --study $(STUDY)
 
-test: $(VENV)/.installed-dev $(NEMO_VENV)/.installed $(BRIDGE_VENV)/.installed packages
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/.installed-dev packages
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
-check: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long"
+test-all: $(VENV)/.installed-dev $(NEMO_VENV)/.installed $(BRIDGE_VENV)/.installed packages
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@ python3.13 --dependencies newest``.
 
 It makes a virtual environment of that Python, installs the wheel with the newest dependencies that pyproject.toml
 admits or with the oldest, copies everything but the package itself to a folder of its own, and runs the tests there:
-an import can only find the installed package. The fast part is what ``make check`` runs, and the test that names
+an import can only find the installed package. The fast part is what ``make test`` runs, and the test that names
 private uses of libraries. torch is left out, since only trials need it, and so are the tests that import it. Exits with
 1 when a test failed.
 """

@@ -33,10 +33,18 @@ PROCESSES = (
 
 WHOLE_ONLY = (*REAL, "public_data")
 TRAINS = ("recipes", "recipes_e2e", "chaos", "cluster", "slurm", "test_wheel.py", "test_private_uses.py")
+ONE_OF_EACH = (
+    "slurm/test_sweep.py::test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand",
+    "store/test_store.py::TestPostgres",
+    "review/test_report.py::test_selecting_marks_in_figures_and_rows_compares_their_trials",
+)
+"""A sweep on real Slurm, the records in real PostgreSQL, a page in a real browser: what ``make test`` runs of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``make check`` leaves out what is marked ``long``: real daemons, browsers, trainings, whole commands.
+    """``make test`` leaves out what is marked ``long``: real daemons, browsers, trainings, whole commands.
+
+    One of each stays in.
 
     What drives real daemons, browsers and processes is run again where a loaded machine was too slow for it.
 
@@ -44,7 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         folders = set(item.path.relative_to(REPOSITORY / "tests").parts)
-        if any(item.get_closest_marker(name) for name in WHOLE_ONLY) or folders & {*TRAINS, *PROCESSES}:
+        long = any(item.get_closest_marker(name) for name in WHOLE_ONLY) or folders & {*TRAINS, *PROCESSES}
+        if long and not item.nodeid.removeprefix("tests/").startswith(ONE_OF_EACH):
             item.add_marker(pytest.mark.long)
         if any(item.get_closest_marker(name) for name in REAL) or item.path.name in PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=2))

@@ -107,7 +107,7 @@ def interpreter(name: str) -> str:
     variable = f"LORA_TUNE_{name.upper()}_PYTHON"
     python = os.environ.get(variable) or str(REPOSITORY / f".venv-{name}" / "bin" / "python")
     if not Path(python).exists():
-        pytest.skip(f"{name}'s environment is not there ({python}); make test builds it, {variable} names one")
+        pytest.skip(f"{name}'s environment is not there ({python}); make test-all builds it, {variable} names one")
     return python
 
 

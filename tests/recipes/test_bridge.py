@@ -1,6 +1,6 @@
 """The Megatron-Bridge recipe on a CPU, through the test-only shim, served by one warm worker.
 
-Needs its own environment: the interpreter in LORA_TUNE_BRIDGE_PYTHON, or .venv-bridge (``make test`` builds it).
+Needs its own environment: the interpreter in LORA_TUNE_BRIDGE_PYTHON, or .venv-bridge (``make test-all`` builds it).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The NeMo recipe on a CPU, through the test-only shim, served by one warm worker.
 
-Needs NeMo's own environment: the interpreter in LORA_TUNE_NEMO_PYTHON, or .venv-nemo (``make test`` builds it).
+Needs NeMo's own environment: the interpreter in LORA_TUNE_NEMO_PYTHON, or .venv-nemo (``make test-all`` builds it).
 """
 
 from __future__ import annotations
