@@ -125,7 +125,7 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool, unit: str
         return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")
     steps = [step for step in status.clock_steps if abs(step) >= STEP_SECONDS]
     if stamped and steps:
-        return _clock(f"the wall clock was set by {steps[0]:+.1f} s while the job ran")
+        return _clock(f"the wall clock was set or slewed by {steps[0]:+.1f} s while the job ran")
     return None
 
 

@@ -77,9 +77,9 @@ class JobStatus:
     reason: the cluster's own words. waits: what they mean for a queued job. by_cluster: of a cancelled job, that the
     cluster itself ended it, as far as can be known, and no person; ``reason`` says how that is known. seconds: how long
     it has run, or ran, by a clock that nobody sets, None where unknown. seconds_error: by how much that may be too
-    short, in seconds. clock_steps: by how many seconds the wall clock of its machine was set meanwhile, one number a
-    time. node_share: how much of its nodes' time since its start was this job's; less than 1 where trials share a job.
-    share_seconds: of these nodes that it has had so far, where trials share a job and it is known.
+    short, in seconds. clock_steps: by how many seconds the wall clock of its machine was set or slewed meanwhile, one
+    number a time. node_share: how much of its nodes' time since its start was this job's; less than 1 where trials
+    share a job. share_seconds: of these nodes that it has had so far, where trials share a job and it is known.
     log_bytes: how long its log was when it ended, None where its runner did not say; one that did has also written at
     the log's head whose it is. output: the end of what was printed in its place, of a trial whose shared job failed
     before it took any; else the trial's own log tells.

@@ -44,9 +44,9 @@ class EndRecord:
     """How a job ended.
 
     seconds: how long its command ran by a monotonic clock, None where unknown. clock_steps: by how many seconds
-    somebody set the wall clock meanwhile, one number a time. node_share: how much of the node's time was the job's.
-    log_bytes: how long its log was then, None where unknown. oom_kills: processes of the job, or of what shares its
-    cgroup, that the kernel killed for want of memory meanwhile.
+    somebody set or slewed the wall clock meanwhile, one number a time. node_share: how much of the node's time was the
+    job's. log_bytes: how long its log was then, None where unknown. oom_kills: processes of the job, or of what shares
+    its cgroup, that the kernel killed for want of memory meanwhile.
     """
 
     token: str
