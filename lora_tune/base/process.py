@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import socket
 import time
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def send_signal(pid: int, number: int, *, group: bool = False) -> None:
+    """Signal a process, or the process group that it leads; one that has ended or is another user's is left alone.
+
+    Nothing is sent to 1 or below: there stand init, our own group, and every process of this user.
+    """
+    if pid <= 1:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        (os.killpg if group else os.kill)(pid, number)
+
+
+def own_line() -> set[int]:
+    """This process, those that it descends from, and the leaders of their process groups."""
+    line, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in line:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:  # it has ended just now
+            break
+        _, parent, leader = stat[stat.rindex(b")") + 2 :].split()[:3]
+        line |= {pid, int(leader)}
+        pid = int(parent)
+    return line
 
 
 def start_ticks(pid: int) -> int | None:

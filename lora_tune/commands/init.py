@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import click
 from lora_tune.base.errors import InputError
 from lora_tune.base.metric_files import MetricFiles, format_of
 from lora_tune.base.paths import near
+from lora_tune.base.process import send_signal
 from lora_tune.commands.new_study import ScriptFacts, study_text
 from lora_tune.commands.options import guarded
 from lora_tune.config.study import parse_study
@@ -134,7 +134,7 @@ def help_text(command: tuple[str, ...]) -> str:
             click.echo(f"# {shlex.join(command)} --help did not end within {HELP_SECONDS:.0f} s", err=True)
         finally:
             if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+                send_signal(child.pid, signal.SIGKILL, group=True)
                 child.wait()
         printed.seek(0)
         return printed.read(HELP_BYTES).decode("utf-8", "replace")

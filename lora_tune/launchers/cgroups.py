@@ -14,18 +14,32 @@ _OF_MACHINE = Path("/proc/vmstat")
 def own_cgroup(controller: str = "") -> Path | None:
     """The folder of this process's cgroup: of version 2, or of a controller of version 1; None where there is none."""
     try:
-        # Where things are mounted may have any bytes in its name, and a job must not fail for that.
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+        mounts = _mounts()
         ours = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     paths = [path for _, names, path in (line.split(":", 2) for line in ours) if controller in names.split(",")]
-    roots = [(mount, root) for mount, root, held in map(_mounted, mounts) if controller in held]
+    roots = [(mount, root) for mount, root, held in mounts if controller in held]
     if not paths or not roots:
         return None
     mount, root = roots[0]
     # In a container only the part below ``root`` may be mounted, while the path begins at the machine's own root.
     return Path(mount, paths[0].removeprefix(root.rstrip("/")).lstrip("/"))
+
+
+def is_cgroup(folder: Path) -> bool:
+    """Whether ``folder`` is a cgroup of version 2, and no other folder that looks like one."""
+    with contextlib.suppress(OSError):
+        device = folder.stat().st_dev
+        return any("" in held and Path(mount).stat().st_dev == device for mount, _, held in _mounts())
+    return False
+
+
+def _mounts() -> list[tuple[str, str, list[str]]]:
+    """What is mounted, as :func:`_mounted` says of each. Raises OSError."""
+    # Where things are mounted may have any bytes in its name, and a job must not fail for that.
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    return [_mounted(line) for line in text.split("\n")]
 
 
 def _mounted(line: str) -> tuple[str, str, list[str]]:

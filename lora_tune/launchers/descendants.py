@@ -19,7 +19,9 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.launchers.cgroups import own_cgroup
+from lora_tune.base.process import own_line, send_signal
+from lora_tune.base.small_files import open_regular
+from lora_tune.launchers.cgroups import is_cgroup, own_cgroup
 
 MARK = "LORA_TUNE_JOB_FOLDER"
 """Variable of every process of a job; its value is the attempt's folder."""
@@ -51,13 +53,17 @@ def make_cgroup(attempt: AttemptPaths) -> Path | None:
     own = own_cgroup() if "SLURM_JOB_ID" not in os.environ else None
     if own is None:
         return None
-    group = own / f"lora-tune-{hashlib.sha256(str(attempt.folder).encode()).hexdigest()[:16]}"
+    group = own / _cgroup_name(attempt)
     try:
         attempt.cgroup.write_text(str(group), encoding="utf-8")
         group.mkdir(exist_ok=True)
     except OSError:
         return None
     return group
+
+
+def _cgroup_name(attempt: AttemptPaths) -> str:
+    return f"lora-tune-{hashlib.sha256(str(attempt.folder).encode()).hexdigest()[:16]}"
 
 
 def enter(cgroup: Path) -> None:
@@ -67,16 +73,18 @@ def enter(cgroup: Path) -> None:
 
 
 def _members(cgroup: Path) -> set[int]:
+    """The processes in it that this one can name: 0 stands for those of other PID namespaces."""
     with contextlib.suppress(OSError):
-        return {int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()}
+        return {int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()} - {0}
     return set()
 
 
 def _noted_cgroup(attempt: AttemptPaths) -> Path | None:
-    """The attempt's cgroup while it is there. Only a path that we could have made counts."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        cgroup = Path(attempt.cgroup.read_text(encoding="utf-8"))
-        if cgroup.name.startswith("lora-tune-") and (cgroup / "cgroup.procs").is_file():
+    """The attempt's cgroup while it is there. The trial can write any path: only one that we could have made counts."""
+    with contextlib.suppress(OSError, ValueError):
+        with os.fdopen(open_regular(attempt.cgroup, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
+            cgroup = Path(file.read(os.pathconf("/", "PC_PATH_MAX")))
+        if cgroup.name == _cgroup_name(attempt) and is_cgroup(cgroup):
             return cgroup
     return None
 
@@ -176,9 +184,8 @@ def _carries(pid: int, variable: bytes) -> bool:
 
 
 def _signal(pids: set[int], number: int) -> None:
-    for pid in pids - {os.getpid()}:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+    for pid in pids - own_line():
+        send_signal(pid, number)
 
 
 def _remove(cgroup: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from lora_tune.base.identity import log_head
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.process import steady
+from lora_tune.base.process import send_signal, steady
 from lora_tune.base.small_files import create_json, read_json, text_of, write_json
 from lora_tune.launchers import cgroups, descendants
 from lora_tune.launchers.clock_watch import ClockWatch
@@ -158,7 +158,7 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
         child = _start(command, attempt, log, cgroup)
         write_json(attempt.started, describe(child.pid, command.token, command.sweep))
         # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
-        signal.signal(signal.SIGTERM, lambda *_: _end_group(child.pid))
+        signal.signal(signal.SIGTERM, lambda *_: send_signal(child.pid, signal.SIGTERM, group=True))
         with clock:
             child.returncode = descendants.wait_for(child.pid)
         return child.returncode
@@ -198,11 +198,6 @@ def _in_child(cgroup: Path | None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def _end_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from typing import Any
 
 from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.process import start_ticks, steady
+from lora_tune.base.process import own_line, send_signal, start_ticks, steady
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
-from lora_tune.launchers.job_records import JobRecords, alive, describe, read_records
+from lora_tune.launchers.job_records import JobRecords, ProcessRecord, alive, describe, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
 from lora_tune.launchers.secret_values import secret_values
 from lora_tune.workloads.base import Job
@@ -89,7 +89,7 @@ class LocalLauncher:
         records = read_records(attempt, ticket.token)
         if records.ended is not None:
             return _ended(ticket, records)
-        if alive(records.started) or alive(records.claim):
+        if _runs(records.started) or _runs(records.claim):
             return JobStatus(state=JobState.RUNNING, **_begun(ticket, records))
         submitted = ticket.job_id.isdecimal() and start_ticks(int(ticket.job_id)) is not None
         if submitted and records.claim is None and records.started is None:  # a claim may be being written just now
@@ -106,22 +106,29 @@ class LocalLauncher:
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started.
 
-        Where somebody removed its folder, and the records with it, its processes are known by their mark.
+        Where its records are gone, with its folder, or are not to be believed, its processes are known by their mark.
         """
         attempt = AttemptPaths(ticket.folder)
         number = signal.SIGKILL if force else signal.SIGTERM
         started = read_records(attempt, ticket.token).started
-        if started is not None and alive(started):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, number)
+        if started is not None and _runs(started):
+            send_signal(started.pid, number, group=True)
             if force:
                 kill_strays(attempt)
-        elif not attempt.folder.exists():
+        elif attempt.claim.exists() or not attempt.folder.exists():
             kill_strays(attempt, number)
-        elif not attempt.claim.exists():
+        else:
             # Not started yet: take the claim ourselves, in nobody's name, so that it never starts.
             with contextlib.suppress(FileExistsError):
                 create_json(attempt.claim, {**describe(0, ticket.token), "start_ticks": None})
+
+
+def _runs(record: ProcessRecord | None) -> bool:
+    """Whether the process of a record lives and may be a job's.
+
+    A trial can write anything in its folder: neither we nor what we descend from is one.
+    """
+    return record is not None and alive(record) and record.pid not in own_line()
 
 
 def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:

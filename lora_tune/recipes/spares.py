@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from lora_tune.base.process import send_signal
 from lora_tune.recipes.hand_over import TrialRequest, receive, rehearsed_beside, send
 
 PR_SET_PDEATHSIG = 1
@@ -93,8 +94,7 @@ class Spare:
 
     def end(self) -> None:
         """Kill it and wait: what it held of its GPU is free afterwards."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        send_signal(self.pid, signal.SIGKILL, group=True)
         os.waitpid(self.pid, 0)
         self.connection.close()
 
@@ -145,8 +145,7 @@ class Spares:
         """Forget the spares that have ended."""
         for spare in list(self._held):
             if os.waitpid(spare.pid, os.WNOHANG)[0]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(spare.pid, signal.SIGKILL)
+                send_signal(spare.pid, signal.SIGKILL, group=True)
                 spare.connection.close()
                 self._held.remove(spare)
 

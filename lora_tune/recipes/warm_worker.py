@@ -37,6 +37,7 @@ from types import FrameType
 from typing import Any
 
 from lora_tune.base.errors import LoraTuneError, SetupError
+from lora_tune.base.process import send_signal
 from lora_tune.recipes.hand_over import HEADER, TrialRequest, receive
 from lora_tune.recipes.spares import Spare, Spares, become, leave_worker, overlap
 
@@ -122,7 +123,7 @@ class Worker:
                 self._start_waiting()
         finally:
             for trial in self._trials:
-                _kill(trial, signal.SIGKILL)
+                send_signal(trial.pid, signal.SIGKILL, group=True)
             self._spares.end()
             self._path.unlink(missing_ok=True)
 
@@ -150,13 +151,13 @@ class Worker:
             numbers = b""
         if numbers:
             for number in numbers:
-                _kill(trial, number)
+                send_signal(trial.pid, number, group=True)
             trial.signalled = numbers[0]
             if trial.pid == 0:
                 self._finish(trial, 128 + numbers[0])
             return
         if trial.pid:
-            _kill(trial, signal.SIGKILL)
+            send_signal(trial.pid, signal.SIGKILL, group=True)
             trial.signalled = signal.SIGKILL
             self._selector.unregister(trial.connection)
         else:
@@ -213,7 +214,7 @@ class Worker:
             if pid:
                 code = os.waitstatus_to_exitcode(status)
                 # What the trial started (readers of data) must not outlive it on its GPU.
-                _kill(trial, signal.SIGKILL)
+                send_signal(trial.pid, signal.SIGKILL, group=True)
                 if trial.spare is not None and not trial.signalled and not trial.spare.began():
                     self._start_again(trial, trial.spare)
                 else:
@@ -232,12 +233,6 @@ class Worker:
         trial.connection.close()
         if trial.spare is not None:
             trial.spare.connection.close()
-
-
-def _kill(trial: WorkerTrial, number: int) -> None:
-    if trial.pid:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(trial.pid, number)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ sentence.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import signal
 import subprocess
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
+from lora_tune.base.process import send_signal
 
 SECONDS = 20.0
 """How long sourcing may take."""
@@ -108,8 +107,7 @@ def as_typed(file: Path, folder: Path) -> str:
 
 def _end(shell: subprocess.Popen[bytes]) -> None:
     """End the shell and what it has started."""
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself
-        os.killpg(shell.pid, signal.SIGKILL)
+    send_signal(shell.pid, signal.SIGKILL, group=True)
     shell.wait()
 
 
@@ -118,7 +116,7 @@ def _end_marked(mark: str) -> None:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
+                send_signal(int(process.name), signal.SIGKILL)
         except OSError:  # somebody else's, or it has ended
             continue
 

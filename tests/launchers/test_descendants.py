@@ -14,6 +14,7 @@ import pytest
 
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState
+from lora_tune.launchers.descendants import _cgroup_name, _members, kill_strays
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job
 from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of, write_command
@@ -161,3 +162,28 @@ def test_a_process_that_runs_a_job_keeps_the_children_that_it_had_before(tmp_pat
     write_command(job)
     done = subprocess.run([sys.executable, "-c", program, str(job.folder)], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["5", "None"]
+
+
+def test_a_cgroup_that_is_none_is_not_believed(tmp_path: Path) -> None:
+    """A trial can write any path in its folder, and a file of any numbers where that leads."""
+    attempt = AttemptPaths(tmp_path / "x")
+    attempt.folder.mkdir()
+    false = tmp_path / _cgroup_name(attempt)
+    false.mkdir()
+    attempt.cgroup.write_text(str(false))
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        (false / "cgroup.procs").write_text(f"{bystander.pid}\n")
+        assert not kill_strays(attempt)
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_processes_of_other_namespaces_are_nobody_to_signal(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("0\n12\n0\n")
+    assert _members(tmp_path) == {12}
+
+
+def test_a_pipe_for_a_cgroup_stops_nobody(tmp_path: Path) -> None:
+    attempt = AttemptPaths(tmp_path)
+    os.mkfifo(attempt.cgroup)
+    assert not kill_strays(attempt)

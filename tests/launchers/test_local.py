@@ -124,6 +124,34 @@ def test_a_process_that_took_over_the_id_is_not_the_job(launcher: Launcher, tmp_
     assert launcher.poll([ticket_of(job)])[job.name].state is JobState.LOST
 
 
+def test_a_trial_that_names_its_driver_as_itself_is_ended_in_the_drivers_place(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Whoever drives, and all that it descends from, is no trial: a trial's word for it ended the driver."""
+    job = job_of(tmp_path / "x", WAIT)
+    ticket = ticket_of(job, launcher.submit(job))
+    log_until(job, "waiting")
+    trial = json.loads(AttemptPaths(job.folder).started.read_text())["pid"]
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from lora_tune.base.paths import AttemptPaths\n"
+        "from lora_tune.base.small_files import write_json\n"
+        "from lora_tune.launchers.base import Ticket\n"
+        "from lora_tune.launchers.job_records import describe\n"
+        "from lora_tune.launchers.local import LocalLauncher\n"
+        "folder = Path(sys.argv[1])\n"
+        "write_json(AttemptPaths(folder).started, describe(os.getpid(), ''))\n"
+        "LocalLauncher().cancel(Ticket(name='x', folder=folder, job_id='', submitted_at=0.0))\n"
+        "print('alive')\n"
+    )
+    argv = [sys.executable, "-c", program, str(job.folder)]
+    driver = subprocess.run(argv, start_new_session=True, capture_output=True, text=True, timeout=60)
+    assert (driver.returncode, driver.stdout) == (0, "alive\n"), driver.stderr
+    poll_until(launcher, ticket, JobState.ENDED)
+    assert not Path(f"/proc/{trial}").exists()
+
+
 def test_ctrl_c_at_the_terminal_does_not_reach_jobs(launcher: Launcher, tmp_path: Path) -> None:
     job = job_of(tmp_path / "x", WAIT)
     ticket = ticket_of(job, launcher.submit(job))
