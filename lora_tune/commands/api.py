@@ -9,7 +9,7 @@ from typing import Any
 from lora_tune.base.errors import InputError
 from lora_tune.commands import export
 from lora_tune.commands.options import load_sweep
-from lora_tune.commands.plan import plan_of
+from lora_tune.commands.plan import plan_of, refuse_marks
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.config.tables import Budget
 from lora_tune.controller.runtime import Environment, driver, make_clock, open_sweep
@@ -72,12 +72,13 @@ class Sweep:
         """Tune until the budget is spent, going on where an earlier run ended; returns why it is over.
 
         Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
-        for what the machine lacks, SweepBusyError while another driver is at work.
+        for what the machine lacks, StudyError for a mark EDIT, SweepBusyError while another driver is at work.
         """
         from lora_tune.commands.people import people_if_known
         from lora_tune.commands.report import write_report
 
         plan, view = self._plan, Quiet() if self._quiet else Plain()
+        refuse_marks(plan.file)
         launcher = make_launcher(plan.study, plan.paths.packs)
         clock = make_clock(plan.study, launcher)
         environment = Environment(launcher=launcher, clock=clock, view=view, pause=clock.sleep, fixed=True)

@@ -8,27 +8,31 @@ import click
 
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.base import errors
-from lora_tune.base.paths import SweepPaths
 from lora_tune.base.redact import HIDDEN, redact
+from lora_tune.commands.plan import mark_left
 from lora_tune.config.study import Study
 from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
+from lora_tune.controller.runtime import DrivePlan
 from lora_tune.launchers import preview
 from lora_tune.search.session import Session
 from lora_tune.store.records import Trial
-from lora_tune.workloads.base import Job, Prepares, Workload, start
+from lora_tune.workloads.base import Job, Prepares, start
 from lora_tune.workloads.starting_point import parameters_at
 
 PREVIEWED = 2
 """Proposals that are shown."""
 
 
-def print_proposals(study: Study, workload: Workload, paths: SweepPaths) -> None:
+def print_proposals(plan: DrivePlan) -> None:
     """The first proposals, their files, environment and command lines."""
+    study, workload, paths = plan.study, plan.workload, plan.paths
     try:
         remarks = doubts(workload, study, paths)
     except errors.SetupError as error:
         remarks = [f"no trial would run: {error}"]
+    if mark := mark_left(plan.file.read_text(encoding="utf-8")):
+        remarks = [f"no trial would run: {mark}", *remarks]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     begin = start(workload)
     session = Session(study, start=begin)

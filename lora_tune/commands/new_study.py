@@ -169,7 +169,8 @@ def _objective(log: LogGuess | None) -> str:
     best = (max if log.rising else min)(losses, default=1.0)
     direction = 'direction = "maximize"\n' if log.rising else ""
     why = "the best in that log: trials are compared by the time to it"
-    other = f'# or, in place of the target, the {"highest" if log.rising else "lowest"} value counts: metric = "loss"'
+    end = "highest" if log.rising else "lowest"
+    other = f"# or, in place of the target, the {end} value counts: metric = {_text(log.metric)}"
     return f"[objective]\n{direction}target = {reachable(best, rising=log.rising)!r}   # {why}\n{other}\n"
 
 

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lora_tune.base.errors import StudyError
 from lora_tune.commands.options import sweep_paths
 from lora_tune.config.kept_study import text_to_keep
 from lora_tune.config.study import Study
 from lora_tune.controller.runtime import DrivePlan
 from lora_tune.controller.signatures import read_key
 from lora_tune.workloads import load as load_workload
+
+_MARK = re.compile(r"^\s*#.*\bEDIT:\s*(?P<what>.*\S)")
+
+
+def mark_left(text: str) -> str:
+    """What to do about the first comment in which ``init`` left ``EDIT`` in a study's text; "" where none is left."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if mark := _MARK.match(line):
+            return f"line {number} still says EDIT: {mark['what']}; decide it, then delete the word EDIT"
+    return ""
+
+
+def refuse_marks(file: Path) -> None:
+    """Raise StudyError where ``init`` left a decision to somebody who has not taken it."""
+    if mark := mark_left(file.read_text(encoding="utf-8")):
+        raise StudyError(file, "", mark)
 
 
 def plan_of(

@@ -32,7 +32,7 @@ from lora_tune.commands.options import (
     study_option,
 )
 from lora_tune.commands.people import people_if_known
-from lora_tune.commands.plan import laid_over, plan_of
+from lora_tune.commands.plan import laid_over, plan_of, refuse_marks
 from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in
@@ -116,10 +116,11 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     if dry_run:
         from lora_tune.commands.dry_run import print_proposals
 
-        print_proposals(study, plan.workload, plan.paths)
+        print_proposals(plan)
         if options["logs"] and not check_logs(study, plan.workload, options["logs"]):
             sys.exit(errors.EXIT_NOTHING_REACHED)
         return
+    refuse_marks(file)
     if register:
         _register(plan, options["storage"], accept_changes=options["accept_changes"])
         return

@@ -71,6 +71,13 @@ class LogGuess:
     names_batch: bool = False
     run: RunLog = field(default_factory=RunLog)
 
+    @property
+    def metric(self) -> str:
+        """What ``objective.metric`` calls the evals: their key, or the group of a pattern."""
+        if self.settings["kind"] == "hf_trainer":
+            return "eval_loss"
+        return str(self.settings.get("loss", "loss"))
+
 
 def log_lines(log: bytes) -> list[str]:
     """The lines of a log as readers see them: carriage returns end lines, colours of a terminal are left out."""

@@ -24,6 +24,8 @@ class HfTrainerReader(LineReader):
 
     def __init__(self, clock: Clock = steady_epoch, samples_per_epoch: float = 1.0, metric: str = "eval_loss") -> None:
         super().__init__(clock)
+        if metric in ("loss", "train_loss"):
+            raise ValueError(f"{metric!r} is the training loss of these prints; name an eval's key, such as eval_loss")
         self._samples_per_epoch, self._metric = samples_per_epoch, metric
         self._logged = re.compile(rf"'(?:loss|train_runtime|{re.escape(metric)})':")
 

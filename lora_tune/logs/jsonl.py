@@ -33,6 +33,8 @@ class JsonLinesReader(LineReader):
         **names: str,
     ) -> None:
         super().__init__(clock)
+        if names.get("train_loss") == loss:
+            raise ValueError(f"loss and train_loss are both {loss!r}; loss is the key of an eval's")
         self._scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
         self._first, self.repeated, self.decimal_comma = 0 if from_zero else 1, repeated, decimal_comma
         self._names = {name: names.get(name, name) for name in FACTS} | {"loss": loss}

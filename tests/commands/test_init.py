@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune import Sweep
+from lora_tune.base.errors import StudyError
 from lora_tune.commands import init as module
 from lora_tune.commands.init import main as init
 from lora_tune.commands.new_study import reachable
@@ -99,6 +102,46 @@ def test_a_log_in_which_nothing_is_read_is_named(place: Path) -> None:
     done, study = begun("--log", "run.log")
     assert study is not None, done.output
     assert "# EDIT: nothing in run.log looks like an eval; write the pattern" in done.output
+
+
+def test_a_mark_that_init_left_stops_the_sweep_with_its_line(place: Path) -> None:
+    (place / "run.log").write_text("step 10 loss 0.8\nstep 20 loss 0.7\n")
+    begun("--log", "run.log", "python", "train.py", "--lr=0.1")
+    text = (place / "mine.toml").read_text()
+    line = next(n for n, words in enumerate(text.splitlines(), start=1) if "EDIT" in words)
+    stopped = CliRunner().invoke(sweep, ["--study", "mine.toml"])
+    assert stopped.exit_code == 2
+    mark = f"line {line} still says EDIT: this looks like a training loss; an eval's would be the better judge"
+    assert mark in stopped.output
+    assert "decide it, then delete the word EDIT" in stopped.output
+    with pytest.raises(StudyError, match="still says EDIT"):
+        Sweep("mine.toml").run()
+    assert not (place / "sweeps").exists()
+    dry = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run"])
+    assert dry.exit_code == 0
+    assert f"# no trial would run: {mark}" in dry.output
+    (place / "mine.toml").write_text(text.replace("EDIT: ", ""))
+    decided = CliRunner().invoke(sweep, ["--study", "mine.toml", "--register"])
+    assert decided.exit_code == 0, decided.output
+
+
+DICTS = "{'loss': 1.2, 'epoch': 1.0}\n{'eval_loss': 1.4, 'eval_runtime': 0.1, 'epoch': 1.0}\n"
+OBJECTS = '{"step": 10, "loss": 1.2}\n{"step": 10, "valid/loss": 1.4}\n'
+
+
+@pytest.mark.parametrize(("log", "metric"), [(DICTS, "eval_loss"), (OBJECTS, "valid/loss")])
+def test_the_objective_that_init_offers_is_the_evals_loss(log: str, metric: str, place: Path) -> None:
+    (place / "run.log").write_text(log)
+    begun("--log", "run.log", "python", "train.py")
+    text = (place / "mine.toml").read_text()
+    assert f'the lowest value counts: metric = "{metric}"' in text
+    offered = re.sub(r"target = .*", f'metric = "{metric}"', text)
+    (place / "mine.toml").write_text(offered)
+    read = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run", "--log", "run.log"])
+    assert "eval: loss 1.4" in read.output
+    (place / "mine.toml").write_text(offered.replace(f'metric = "{metric}"', 'metric = "loss"'))
+    training = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run"])
+    assert training.exit_code == 2, "a training loss"
 
 
 def test_a_script_that_is_not_there_gets_no_study(place: Path) -> None:

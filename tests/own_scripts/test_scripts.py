@@ -1,7 +1,8 @@
 """Twenty kinds of scripts that people have: from ``init`` to a swept trial, without a line of the study edited.
 
 Each script under ``scripts/`` prints exactly what its library prints. It runs once by hand, ``init`` gets that log and
-the command line, and two trials are swept. docs/own-scripts.md is made of the same rows.
+the command line, and two trials are swept. Of the one that prints no eval the mark on its training loss is
+deleted. docs/own-scripts.md is made of the same rows.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def test_a_script_is_swept_as_init_wrote_it(row: Row, tmp_path: Path, monkeypatc
     began = CliRunner().invoke(init, ["--log", row.log, *row.command])
     assert began.exit_code == 0, began.output
     study = load_study(Path("mine.toml"))
+    text = Path("mine.toml").read_text(encoding="utf-8")
+    assert ("EDIT: this looks like a training loss" in text) == (row.name == "plain_step_loss")
+    Path("mine.toml").write_text(text.replace("EDIT: this", "this"), encoding="utf-8")
     assert {"LR", "BATCH_SIZE"} <= study.space.keys()
     settings = load_workload(study, "mine.toml")._settings.log
     assert settings["kind"] == row.kind, settings
