@@ -32,7 +32,6 @@ from lora_tune.analysis.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.base.errors import InputError
 from lora_tune.base.format import duration
 from lora_tune.base.redact import redact
 from lora_tune.base.versions import installed
@@ -47,8 +46,7 @@ from lora_tune.commands.options import (
     watch_store,
 )
 from lora_tune.commands.people import NOBODY, People, people_of
-from lora_tune.config.campaign import is_campaign, load_campaign
-from lora_tune.config.study import Study, study_place
+from lora_tune.config.study import Study
 from lora_tune.controller.steering import words
 from lora_tune.objectives import objective_of
 from lora_tune.review.dashboard_notes import tags
@@ -253,17 +251,10 @@ def main(
     png: Path | None,
     pdf: Path | None,
 ) -> None:
-    """Write the sweep's report: one HTML file that needs no network; of a campaign, its page and each sweep's.
+    """Write the sweep's report: one HTML file that needs no network.
 
     Exit codes: 0 written; 2 your input; 3 the machine.
     """
-    if is_campaign(file := study_place(study_name)):
-        from lora_tune.commands.campaign import write_pages
-
-        if path or svg_folder or png or pdf:
-            raise InputError(f"{file} is a campaign of several studies; name one of them for --to, --svg, --png, --pdf")
-        click.echo(write_pages(load_campaign(file), output, storage, each=True))
-        return
     review = load_review(study_name, output, storage)
     if svg_folder or png or pdf:
         for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):

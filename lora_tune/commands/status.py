@@ -33,8 +33,7 @@ from lora_tune.commands.again import again
 from lora_tune.commands.options import guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.commands.standing import Standing, SweepSnapshot, as_json, exit_code, open_trials, standing
 from lora_tune.commands.steer import listed as steering_lines
-from lora_tune.config.campaign import is_campaign
-from lora_tune.config.study import Study, study_place
+from lora_tune.config.study import Study
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
@@ -167,10 +166,6 @@ def main(
     Exit codes: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and nobody drives it, or
     the database does not answer; 4 the sweep ended and nothing reached the target. Made for monitoring.
     """
-    if is_campaign(file := study_place(study_name)):
-        from lora_tune.commands.campaign import show_status
-
-        sys.exit(show_status(file, output, storage, json_=json_, watch=watch, every=period))
     console = Console()
     review = load_review(study_name, output, storage)
     store = watch_store(review.paths, storage)

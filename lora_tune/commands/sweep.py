@@ -33,7 +33,6 @@ from lora_tune.commands.options import (
 )
 from lora_tune.commands.people import people_if_known
 from lora_tune.commands.plan import laid_over, plan_of, refuse_marks
-from lora_tune.config.campaign import is_campaign
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in
 from lora_tune.config.study import Study, find_study, load_study
@@ -100,10 +99,6 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     if options["logs"] and not dry_run:
         raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)
-    if is_campaign(file):
-        from lora_tune.commands.campaign import sweep_each
-
-        sys.exit(sweep_each(click.get_current_context(), file))
     from_file = load_study(file)
     study_options = laid_over(options)
     study = from_file.with_options(study_options)

@@ -13,7 +13,6 @@ from pydantic_core import PydanticUndefined
 
 from lora_tune.base.kinds import WORKLOADS
 from lora_tune.config import parameters, tables
-from lora_tune.config.campaign import SweepTable
 from lora_tune.config.objective import ObjectiveSettings
 from lora_tune.config.site import Site
 
@@ -23,7 +22,6 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("[pruning]", "when a trial is stopped", tables.Pruning),
     ("[budget]", "where the sweep ends; one of trials, node_hours and wall_hours is needed", tables.Budget),
     ("[site]", "where trials run", Site),
-    ("[[sweeps]]", "of a campaign: a file with these and `budget.node_hours` alone (benchmarks.md)", SweepTable),
 )
 _PARAMETERS = (
     parameters.FloatParameter,

@@ -1,15 +1,13 @@
-"""The report's page: template, style and script, and the page of a campaign that leads to its sweeps' reports."""
+"""The report's page: template, style and script."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.format import visible
-from lora_tune.review.plots import svg
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -47,24 +45,3 @@ def write_page(path: Path, text: str) -> None:
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
-
-
-def campaign_html(
-    name: str, description: str, spent: str, heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]
-) -> str:
-    """A campaign as one HTML document that loads nothing.
-
-    Parameters
-    ----------
-    name, description, spent : str
-        Of the campaign; spent: its node-hours and condition in words.
-    heads : sequence of str
-        The table's columns.
-    rows : sequence of (cells, link)
-        A sweep each; link: where its report lies, relative to the page, "" where there is none.
-    """
-    page: str = template("campaign.html.j2").render(
-        name=name, description=description, spent=spent, heads=heads, rows=rows,
-        style=page_file("report.css") + svg.page_style(), light=svg.LIGHT, dark=svg.DARK,
-    )  # fmt: skip
-    return page
