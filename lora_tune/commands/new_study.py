@@ -73,7 +73,7 @@ def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> list[s
     filled = [(p.option, "{" + p.place + "}") for p in proposals]
     names = [(o, o.names[0]) for o in facts.options]
     filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name)][:1]
-    filled += [(o, "{folder}/out") for o, name in names if OUTPUT.fullmatch(name)][:1]
+    filled += _folders(facts.options)
     for option, place in filled:
         if option.at is None:
             argv += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
@@ -84,16 +84,29 @@ def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> list[s
     return argv
 
 
+def _folders(options: Sequence[Option]) -> list[tuple[Option, str]]:
+    """A folder of the trial's own for each option that names one today, or else for the first that may.
+
+    Options that name the same folder today name the same one in a trial.
+    """
+    able = [o for o in options if OUTPUT.fullmatch(o.names[0])]
+    named = [o for o in able if o.at is not None or o.value not in ("", "None")] or able[:1]
+    own: dict[str, str] = {}
+    for option in named:
+        own.setdefault(option.value, f"{{folder}}/{option.names[0] if own else 'out'}")
+    return [(option, own[option.value]) for option in named]
+
+
 def _argv(facts: ScriptFacts, argv: list[str]) -> str:
     lines = []
     if not facts.command:
         lines.append("# EDIT: the command that runs your script, a {NAME} where a parameter's value belongs")
     if facts.writes_files:
-        out = next((w for word in argv if (w := word.rpartition("=")[2]) == "{folder}/out"), None)
-        if out is None:
+        folders = sorted({w for word in argv if (w := word.rpartition("=")[2]).startswith("{folder}/")})
+        if not folders:
             lines.append("# EDIT: no option for an output folder was found; {folder} is the trial's own folder")
         lines.append("# the relay prints the metrics that the script writes into files of this folder")
-        argv = [*RELAY, out or "{folder}", "--", *argv]
+        argv = [*RELAY, folders[0] if len(folders) == 1 else "{folder}", "--", *argv]
     rows, row = [], ""
     for word in map(_text, argv):
         if row and len(row) + len(word) > 100:

@@ -44,12 +44,17 @@ class ProposedParameter:
 
 @dataclass(frozen=True, slots=True)
 class _Knob:
-    """Names of options of one meaning. make: the range from today's value; searched: by default, or only proposed."""
+    """Names of options of one meaning.
+
+    make: the range from today's value, and where it is ``scheduled`` from the steps of the whole run, None where no
+    option states them. searched: by default, or only proposed.
+    """
 
     place: str
     names: str
-    make: Callable[[Option], Range | None]
+    make: Callable[..., Range | None]
     searched: bool = True
+    scheduled: bool = False
 
 
 def propose(options: Sequence[Option]) -> list[ProposedParameter]:
@@ -57,8 +62,10 @@ def propose(options: Sequence[Option]) -> list[ProposedParameter]:
     parameters = []
     for knob in _KNOBS:
         option = next((o for o in options if _is(knob, o)), None)
-        proposal = knob.make(option) if option is not None else None
-        if option is None or proposal is None:
+        if option is None:
+            continue
+        proposal = knob.make(option, scheduled_steps(options)) if knob.scheduled else knob.make(option)
+        if proposal is None:
             continue
         toml, why, today = proposal
         if not knob.searched:
@@ -70,9 +77,27 @@ def propose(options: Sequence[Option]) -> list[ProposedParameter]:
 
 
 def _is(knob: _Knob, option: Option) -> bool:
-    if knob.place == "LORA_RANK" and re.search(r"(?i)process|node|distributed|worker", option.description):
-        return False  # torch.distributed's
+    if knob.place == "LORA_RANK" and not _may_be_rank(option):
+        return False
     return any(re.fullmatch(knob.names, name) for name in option.names)
+
+
+def _may_be_rank(option: Option) -> bool:
+    """Whether an option holds a whole number, and is said to be of LoRA: ``-r`` may resume, ``--rank`` be a process."""
+    words = f"{option.flag} {' '.join(option.aliases)} {option.description}".lower()
+    return (
+        re.fullmatch(r"|None|\d+", option.value) is not None
+        and re.search(r"lora|low[- ]rank|peft|adapter", words) is not None
+    )
+
+
+def scheduled_steps(options: Sequence[Option]) -> int | None:
+    """The optimizer steps after which a run, or its learning rate's schedule, ends; None where no option states them.
+
+    options: those of the script, with what each is today. The shortest of several counts.
+    """
+    stated = (int(o.value) for o in options if o.value.isdigit() and any(map(_STEPS.fullmatch, o.names)))
+    return min((steps for steps in stated if steps), default=None)
 
 
 def _rate(option: Option) -> Range:
@@ -99,12 +124,16 @@ def _powers(usual: Sequence[int]) -> Callable[[Option], Range]:
     return around
 
 
-def _warmup_steps(option: Option) -> Range:
+def _warmup_steps(option: Option, steps: int | None) -> Range | None:
     now = int(option.number or 0)
-    high = max(100, 4 * now)
+    high, why = max(100, 4 * now), "none, to four times today's"
+    if steps is not None and high > steps // 2:
+        high, why = max(now, steps // 2), f"none, to half of the {steps} steps"
+        if not 0 < high < steps:
+            return None
     step = max(1, 10 ** math.floor(math.log10(high / 20)))
     today = str(now) if now % step == 0 else None
-    return f'{{ type = "int", low = 0, high = {high}, step = {step} }}', "none, to four times today's", today
+    return f'{{ type = "int", low = 0, high = {high}, step = {step} }}', why, today
 
 
 def _warmup_share(option: Option) -> Range:
@@ -116,8 +145,9 @@ def _warmup_share(option: Option) -> Range:
     )
 
 
-def _warmup(option: Option) -> Range:
-    return _warmup_share(option) if option.number is not None and 0 < option.number < 1 else _warmup_steps(option)
+def _warmup(option: Option, steps: int | None) -> Range | None:
+    share = option.number is not None and 0 < option.number < 1
+    return _warmup_share(option) if share else _warmup_steps(option, steps)
 
 
 def _dropout(option: Option) -> Range:
@@ -157,7 +187,8 @@ _KNOBS = (
         r"(?:per_device_|per_gpu_|global_|micro_|mini_)?(?:train_)?(?:batch_?size|bs|batch|minibatch)",
         _powers((8, 16, 32)),
     ),
-    _Knob("WARMUP_STEPS", r"(?:num_|lr_|learning_rate_)?warm_?up_(?:steps|iters|iterations|updates)|warm_?up", _warmup),
+    _Knob("WARMUP_STEPS", r"(?:num_|lr_|learning_rate_)?warm_?up_(?:steps|iters|iterations|updates)|warm_?up", _warmup,
+          scheduled=True),
     _Knob("WARMUP_RATIO", r"(?:lr_)?warm_?up_(?:ratio|fraction|frac|share|pct)", _warmup_share),
     _Knob("LORA_ALPHA", r"lora_alpha", _powers((16, 32, 64)), searched=False),
     _Knob("DROPOUT", r"(?:lora_|hidden_|attention_)?drop_?out(?:_p|_rate|_prob)?", _dropout, searched=False),
@@ -167,6 +198,9 @@ _KNOBS = (
     _Knob("BETA2", r"(?:adam_)?beta_?2", _beta, searched=False),
     _Knob("SCHEDULE", r"(?:lr_)?schedule(?:r)?(?:_type|_name)?", _listed, searched=False),
 )  # fmt: skip
+
+_STEPS = re.compile(r"(?:n|num|max|total|lr_decay)_(?:train_|training_)?(?:steps|iters|iterations|updates)"
+                    r"|train(?:ing)?_(?:steps|iters|iterations|updates)|steps|iters|iterations")  # fmt: skip
 
 SEED = re.compile(r"(?:random_|manual_|train_|data_)?seed")
 OUTPUT = re.compile(r"(?:output|out|save|log|logging|logger|checkpoint|tb|tensorboard|run|results?|default_root)_?"

@@ -212,6 +212,65 @@ def test_help_texts_of_other_kinds(text: str) -> None:
     assert found == {"LR": "0.001", "BATCH_SIZE": "32"}
 
 
+@pytest.mark.parametrize(
+    ("words", "filled"),
+    [
+        (("--logging_dir", "logs", "--output_dir", "out"), ["{folder}/out", "{folder}/output_dir"]),
+        (("--logging_dir", "out", "--output_dir", "out"), ["{folder}/out", "{folder}/out"]),
+    ],
+)
+def test_each_option_that_names_a_folder_names_one_of_the_trials_own(words: tuple[str, ...], filled: list[str]) -> None:
+    done, study = begun("--no-help", "python", "train.py", *words)
+    assert study is not None, done.output
+    assert study.workload.model_dump()["argv"][3::2] == filled
+
+
+def test_the_relay_watches_every_folder_that_a_trial_writes(place: Path) -> None:
+    (place / "metrics.csv").write_text("step,val_loss\n10,0.8\n20,0.7\n")
+    done, study = begun(
+        "--no-help", "--log", "metrics.csv", "python", "train.py", "--log_dir", "logs", "--output_dir", "out"
+    )
+    assert study is not None, done.output
+    assert study.workload.model_dump()["argv"][3:5] == ["{folder}", "--"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "today"),
+    [
+        ("", ("-r", "saved/ckpt.pth"), None),
+        ("", ("--dim", "512"), None),
+        ("", ("--rank", "0"), None),
+        ("  --dim INT  width of the model (default: 512)", (), None),
+        ("  --r PATH  resume a LoRA from here", ("--r=saved/ckpt.pth",), None),
+        ("", ("--lora_r", "16"), "16"),
+        ("", ("peft.r=8",), "8"),
+        ("  --rank INT  rank of the LoRA matrices (default: 4)", (), "4"),
+    ],
+)
+def test_a_rank_is_a_whole_number_of_an_option_that_speaks_of_lora(
+    text: str, words: tuple[str, ...], today: str | None
+) -> None:
+    proposed = {p.place: p.today for p in propose(together(from_command(words), from_help(text)))}
+    assert proposed.get("LORA_RANK") == today
+
+
+@pytest.mark.parametrize(
+    ("words", "high"),
+    [
+        (("--warmup_steps=20",), 100),
+        (("--warmup_steps=20", "--max_steps=60"), 30),
+        (("--warmup_steps=40", "--max_steps=60"), 40),
+        (("--warmup_iters=200", "--max_iters=5000", "--lr_decay_iters=500"), 250),
+        (("--warmup_steps=20", "--max_steps=-1"), 100),
+        (("--warmup_steps=20", "--eval_steps=10"), 100),
+        (("--warmup_steps=1", "--steps=1"), None),
+    ],
+)
+def test_warm_up_ends_within_the_steps_that_the_command_states(words: tuple[str, ...], high: int | None) -> None:
+    ranges = {p.place: p.toml for p in propose(from_command(words))}
+    assert re.findall(r"high = (\d+)", ranges.get("WARMUP_STEPS", "")) == ([] if high is None else [str(high)])
+
+
 @given(st.text(max_size=400), st.lists(st.text(max_size=12), max_size=6))
 def test_any_help_text_and_any_command_line_give_proposals_or_none(text: str, words: list[str]) -> None:
     propose(together(from_command(words), from_help(text)))
