@@ -135,6 +135,9 @@ def test_train_loss_down_and_eval_loss_up_is_overfitting() -> None:
     sweep = sweep_with((trial(0, 5e-4, Verdict.CENSORED), turning))
     assert "weight decay" in one_with(advice_of(sweep, train={0: memorising}), "by heart").do
     assert not [s for s in advice_of(sweep, train={0: steady}) if "by heart" in s]
+    closed = study_of().model_copy(update={"division": "closed"})
+    remedy = one_with(advice_of(sweep, closed, train={0: memorising}), "by heart").do
+    assert remedy == "lower the learning rate, or stop earlier", "the closed division fixes weight decay and dropout"
 
 
 def test_a_curve_that_is_lowest_at_its_end_or_flat_learns_nothing_by_heart() -> None:

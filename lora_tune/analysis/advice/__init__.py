@@ -21,5 +21,5 @@ def advise(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[Train
     train: training losses by trial, from its log; without them nothing is said about overfitting.
     """
     answers = [rule(study, sweep) for rule in (*CONVERGENCE_RULES, *MACHINE_RULES, *RULES_OF_MLPERF)]
-    answers.append(overfits(sweep, train or {}))
+    answers.append(overfits(study, sweep, train or {}))
     return [advice for advice in answers if advice is not None]

@@ -245,10 +245,11 @@ def eval_sd(losses: Sequence[float]) -> float:
     return 1.4826 * median(abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)) / 6**0.5
 
 
-def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
+def overfits(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
     """Train loss falls while each of the last three evals lies above the lowest one, by more than evals scatter.
 
-    A curve that falls to its end has its lowest eval there, and is none of these, however fast it fell.
+    A curve that falls to its end has its lowest eval there, and is none of these, however fast it fell. The closed
+    division fixes weight decay and dropout, so there the advice leaves them out.
     """
     overfitted = []
     for number, points in train.items():
@@ -267,7 +268,8 @@ def overfits(sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> 
     numbers = tuple(n for n, _, _ in overfitted)
     return Advice(
         seen="train loss falls while eval loss rises: the adapter learns the training set by heart",
-        do="raise weight decay or dropout, lower the learning rate, or stop earlier",
+        do=("raise weight decay or dropout, " if study.division == "open" else "")
+        + "lower the learning rate, or stop earlier",
         evidence=f"{listed(numbers)}: at the end the eval loss is {median(r for _, r, _ in overfitted):.3g} above its "
         f"lowest and the train loss {median(f for _, _, f in overfitted):.3g} lower than before",
         trials=numbers,
