@@ -64,6 +64,19 @@ def boot() -> str:
         return ""
 
 
+@functools.cache
+def place() -> str:
+    """Where numbers of processes mean what they mean here: this boot and this PID namespace, in one word.
+
+    Containers on the network of their host have its name, and other hosts may have it, too.
+    """
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - a link to no path
+    except OSError:
+        namespace = ""
+    return f"{boot()}/{namespace}"
+
+
 def steady() -> float:
     """Seconds, sleep of the machine included, by a monotonic clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

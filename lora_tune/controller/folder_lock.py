@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import near
-from lora_tune.base.process import boot, host, start_ticks, steady
+from lora_tune.base.process import boot, host, place, start_ticks, steady
 from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
 from lora_tune.store import LEASE_SECONDS
 
@@ -41,12 +41,16 @@ class _SeenLock:
     start: int | None
     boot: str
     host: str
+    place: str
     touched: float
 
     @property
     def gone(self) -> bool:
-        """Whether its owner was a process of this host and is no more."""
-        if self.host != host():
+        """Whether its owner was a process of this host and is no more; a place of its own is another host.
+
+        Locks of earlier releases tell the boot alone.
+        """
+        if self.host != host() or self.place not in ("", place()):
             return False
         return self.boot != boot() or start_ticks(self.pid) != self.start
 
@@ -119,7 +123,7 @@ class FolderLock:
 
     def _write(self) -> None:
         pid = os.getpid()
-        process = {"host": host(), "pid": pid, "start": start_ticks(pid), "boot": boot()}
+        process = {"host": host(), "pid": pid, "start": start_ticks(pid), "boot": boot(), "place": place()}
         write_json(self._path, {"token": self._token, "about": self._about, **process})
 
     def _look(self) -> _SeenLock | None:
@@ -140,6 +144,7 @@ class FolderLock:
             start=whole_of(content, "start"),
             boot=text_of(content, "boot"),
             host=name,
+            place=text_of(content, "place"),
             touched=touched,
         )
 

@@ -172,7 +172,7 @@ class Store:
             if not free and age < LEASE_SECONDS:
                 sign = f"last sign {age:.0f} s ago" if age >= 0 else f"its clock is {-age:.0f} s ahead of this host's"
                 raise SweepBusyError(
-                    f"sweep {name} is driven by {seen.owner} ({sign}); stop that one first, watch it with: "
+                    f"sweep {name} is driven by {seen.who} ({sign}); stop that one first, watch it with: "
                     f"python -m lora_tune.status --study {name}, or wait for its end with --standby"
                 )
             lease = Lease(name, owner, seen.token + 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.base.process import start_ticks
+from lora_tune.base.process import host, place, start_ticks
 from lora_tune.store import LEASE_SECONDS, Held, Lease
 
 if TYPE_CHECKING:
@@ -28,12 +28,25 @@ def take_lease(store: Store, name: str, now: float, unchanged: Held | None = Non
     unchanged: as in :meth:`Store.take_lease`. gone: an owner that is known to have ended. Raises SweepBusyError while
     somebody else drives it.
     """
-    host, pid = socket.gethostname(), os.getpid()
-    owner = store.held(name).owner
-    held, dead = owner.split(), bool(gone) and owner == gone
-    if len(held) == 5 and held[0] == host:
-        dead = dead or start_ticks(int(held[2])) != int(held[4])
-    return store.take_lease(name, f"{host} pid {pid} start {start_ticks(pid)}", now, dead=dead, unchanged=unchanged)
+    pid, owner = os.getpid(), store.held(name).owner
+    dead = (bool(gone) and owner == gone) or _ended(owner)
+    own = f"{host()} pid {pid} start {start_ticks(pid)} in {place()}"
+    return store.take_lease(name, own, now, dead=dead, unchanged=unchanged)
+
+
+def _ended(owner: str) -> bool:
+    """Whether an owner was a process of this host and is no more.
+
+    Nothing can be seen from here of one in another PID namespace or under another boot: the host is another one, even
+    if it has this one's name. Owners of earlier releases tell neither.
+    """
+    known = _OWNER.fullmatch(owner)
+    if known is None or known[1] != host() or known[4] not in (None, place()):
+        return False
+    return start_ticks(int(known[2])) != int(known[3])
+
+
+_OWNER = re.compile(r"(\S+) pid ([0-9]{1,9}) start ([0-9]+)(?: in (\S+))?")
 
 
 class Patience:
@@ -72,9 +85,10 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
     patience, printed, before = Patience(), "", ""
     while True:
         try:
-            before = store.held(name).owner
+            held = store.held(name)
+            before = held.owner
             lease = try_lease(store, name, patience, now())
-            sentence = f"standby: {name} is driven by {before}" if lease is None else ""
+            sentence = f"standby: {name} is driven by {held.who}" if lease is None else ""
         except StoreError as error:
             # What was not seen meanwhile may well have been renewed.
             lease, sentence, patience = None, f"standby: {error}", Patience()

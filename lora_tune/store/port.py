@@ -31,6 +31,11 @@ class Held:
     token: int = 0
     renewed_at: float = 0.0
 
+    @property
+    def who(self) -> str:
+        """The owner as people know it; when and where its process began tells programs apart."""
+        return self.owner.partition(" start ")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:

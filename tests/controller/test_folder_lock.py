@@ -103,11 +103,25 @@ def _take_and_die(folder: Path) -> None:
     os._exit(9)
 
 
-def test_a_process_of_an_earlier_boot_is_taken_over_at_once(tmp_path: Path, clock: Steady) -> None:
+def test_a_process_of_another_boot_or_pid_namespace_is_another_hosts(tmp_path: Path, clock: Steady) -> None:
+    """Containers on the network of their host have its name: whoever came second took the folder at once."""
     first = lock_in(tmp_path)
     first.take(clock.sleep)
     path = tmp_path / "driver.lock"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "yesterday"}))
+    record = {**json.loads(path.read_text()), "pid": 2**22, "place": "a boot/pid:[7]"}
+    path.write_text(json.dumps(record))
+    before = clock.now
+    lock_in(tmp_path).take(clock.sleep)
+    assert LEASE_SECONDS <= clock.now - before <= LEASE_SECONDS + 1
+
+
+def test_a_lock_of_an_earlier_release_tells_the_boot_alone(tmp_path: Path, clock: Steady) -> None:
+    first = lock_in(tmp_path)
+    first.take(clock.sleep)
+    path = tmp_path / "driver.lock"
+    record = {**json.loads(path.read_text()), "boot": "yesterday"}
+    del record["place"]
+    path.write_text(json.dumps(record))
     before = clock.now
     lock_in(tmp_path).take(clock.sleep)
     assert clock.now == before

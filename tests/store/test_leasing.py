@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lora_tune.base.errors import StoreError, SweepBusyError
+from lora_tune.base.process import boot, place
 from lora_tune.store import LEASE_SECONDS, BufferedStore, Changes, Held, Store, leases, sqlite_url
 from lora_tune.store.leases import Patience, keeping, take_lease, try_lease, wait_for_lease
 from tests.conftest import REPOSITORY
@@ -51,6 +52,58 @@ def test_the_lease_of_a_process_of_this_host_that_ended_is_free_at_once(store: S
     ended.wait()
     store.take_lease("s", f"{os.uname().nodename} pid {ended.pid} start 1", NOW)
     assert take_lease(store, "s", NOW).token == 2
+
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+TAKE = """import sys
+from lora_tune.base.errors import SweepBusyError
+from lora_tune.store import Store
+from lora_tune.store.leases import take_lease
+try:
+    print(take_lease(Store(sys.argv[1]), "s", float(sys.argv[2])).token)
+except SweepBusyError:
+    print("busy")
+"""
+
+
+def test_a_driver_in_a_pid_namespace_of_its_own_leaves_a_living_owner_of_this_host_alone(
+    store: Store, tmp_path: Path
+) -> None:
+    """As a container on its host's network, which has its name and sees none of its processes."""
+    if subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make namespaces here")
+    take_lease(store, "s", NOW)
+    assert store.held("s").who == f"{os.uname().nodename} pid {os.getpid()}"
+    for seconds, answer in ((0.0, "busy\n"), (LEASE_SECONDS, "2\n")):
+        command = [*NAMESPACE, sys.executable, "-c", TAKE, sqlite_url(tmp_path / "sweep.db"), str(NOW + seconds)]
+        taken = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=REPOSITORY)
+        assert taken.stdout == answer
+
+
+@pytest.mark.parametrize("elsewhere", ["boot/pid:[7]", f"{boot()}/pid:[7]", "/"])
+def test_a_process_of_another_pid_namespace_or_boot_is_another_hosts(store: Store, elsewhere: str) -> None:
+    """Containers on the network of their host have its name: whoever came second evicted the living owner at once."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    owner = f"{os.uname().nodename} pid {ended.pid} start 1 in {elsewhere}"
+    store.take_lease("s", owner, NOW)
+    with pytest.raises(SweepBusyError):
+        take_lease(store, "s", NOW)
+    assert take_lease(store, "s", NOW + LEASE_SECONDS).token == 2
+
+
+def test_a_process_of_this_place_that_ended_has_no_lease(store: Store) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    store.take_lease("s", f"{os.uname().nodename} pid {ended.pid} start 1 in {place()}", NOW)
+    assert take_lease(store, "s", NOW).token == 2
+
+
+@pytest.mark.parametrize("owner", ["a copy", "{} pid x start 1", "{} pid 1 start None", "{} pid 1 start 1 in a b"])
+def test_an_owner_of_any_words_is_waited_for(store: Store, owner: str) -> None:
+    store.take_lease("s", owner.format(os.uname().nodename), NOW)
+    with pytest.raises(SweepBusyError):
+        take_lease(store, "s", NOW)
 
 
 def test_the_leases_of_an_owner_that_is_known_to_be_gone_are_free_at_once(store: Store) -> None:
