@@ -140,6 +140,8 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
         lines.append("# the pattern finds it by its number, which is another where evals have more or fewer of them")
     if not log.is_eval:
         lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
+    if log.other_sets:
+        lines.append(f"# EDIT: not read: {', '.join(log.other_sets)}; name that one instead where it is what counts")
     notes = {
         "from_zero": "the first epoch is called 0",
         "repeated": "the progress bar shows the last eval again until there is a new one",

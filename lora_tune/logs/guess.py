@@ -14,7 +14,7 @@ from typing import Any
 
 from lora_tune.logs import decimal_commas, line_batches
 from lora_tune.logs.decimal_commas import with_points
-from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, pattern
+from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, of_test_set, other_sets, pattern
 from lora_tune.logs.line_reader import cut, plain
 from lora_tune.logs.line_series import (
     Stated,
@@ -58,6 +58,8 @@ class LogGuess:
         Whether an eval prints its batches alone, of which the last one counts.
     names_batch : bool
         Whether the pattern finds that batch by its number, which is another where evals have more or fewer of them.
+    other_sets : tuple of str
+        Names under which the same measure of other sets is printed, or a line of them; this guess reads none.
     run : RunLog
         What a reader with these settings reads in the log, as it is printed there.
     """
@@ -69,6 +71,7 @@ class LogGuess:
     rising: bool = False
     last_batch: bool = False
     names_batch: bool = False
+    other_sets: tuple[str, ...] = ()
     run: RunLog = field(default_factory=RunLog)
 
     @property
@@ -144,7 +147,10 @@ def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
                 counted[key] += 1
                 examples.setdefault(key, line.strip())
                 first.setdefault(key, float(as_number(numbers[key[1]]) or 0))
-    ranked = sorted(counted, key=lambda key: (-name_score(_words(key[0])), -counted[key]))
+    judged = any(name_score(_words(key[0])) > EVAL_SCORE and not of_test_set(_words(key[0])) for key in counted)
+    last = {key: judged and of_test_set(_words(key[0])) for key in counted}
+    ranked = sorted(counted, key=lambda key: (last[key], -name_score(_words(key[0])), -counted[key]))
+    names = {" ".join(_words(name)): name for name, _ in ranked}
     for loss, place in ranked:
         unit = _unit(place)
         settings: dict[str, Any] = {"kind": "jsonl", "loss": loss, unit: place}
@@ -158,6 +164,7 @@ def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
             example=examples[loss, place],
             unit=unit,
             is_eval=name_score(_words(loss)) > EVAL_SCORE,
+            other_sets=tuple(names[n] for n in other_sets(" ".join(_words(loss)), names)),
             rising=not NamedNumber(loss, "", 0, 0, 0).falls,
         )
 
@@ -214,18 +221,28 @@ def _batches(lines: Sequence[str]) -> Iterator[LogGuess]:
 def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
     stated = stated_in(line_batches.without_batches(lines))
-    for whole, name, rows in measures(stated):
+    ranked = measures(stated)
+    for whole, name, rows in ranked:
+        others = other_sets(name, [other for _, other, _ in ranked])
         for settings, unit, example, falls in _readings(stated, name, rows):
             train = "" if whole <= EVAL_SCORE else train_pattern(stated, unit)
             if train:
                 settings["train"] = train
             yield LogGuess(
-                settings=settings, example=example.strip(), unit=unit, is_eval=whole > EVAL_SCORE, rising=not falls
-            )
+                settings=settings, example=example.strip(), unit=unit, is_eval=whole > EVAL_SCORE, rising=not falls,
+                other_sets=others or _unread(settings["eval"], [stated[row][0] for row in rows]),
+            )  # fmt: skip
+
+
+def _unread(text: str, lines: Sequence[str]) -> tuple[str, ...]:
+    """The last line that the pattern does not match, where most of these lines are such; they state one measure."""
+    unread = [line.strip()[:80] for line in lines if not re.search(text, line)]
+    return tuple(unread[-1:]) if 2 * len(unread) > len(lines) else ()
 
 
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
+    few: list[tuple[int, tuple[dict[str, Any], str, str, bool]]] = []  # what most of these rows do not match
     averages = [row for row in rows if line_batches.states_average(stated[row][0])] or rows
     for unit in ORDER:
         for at in (*averages[:3], *averages[-3:]):
@@ -238,7 +255,12 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
                 text = pattern(line, loss, place, between)
                 read = series_of(text, stated)
                 if advances(read, ordered=place.bracketed) and reads(text, line, loss):
-                    yield {"kind": "regex", "eval": text, **counting(read, unit, line)}, unit, line, loss.falls
+                    settings = {"kind": "regex", "eval": text, **counting(read, unit, line)}
+                    if 2 * len(read) >= len(rows):
+                        yield settings, unit, line, loss.falls
+                    else:
+                        few.append((len(read), (settings, unit, line, loss.falls)))
+    yield from (reading for _, reading in sorted(few, key=lambda known: -known[0]))
     for unit in ORDER:
         if (apart := progress_apart(stated, unit, rows)) is not None:
             line, numbers = stated[rows[-1]]

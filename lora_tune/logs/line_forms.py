@@ -6,7 +6,7 @@ Pure functions of text, for a format that nobody has described yet.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d,_])(?:\.\d++)?+|\d++(?:\.\d*+)?+|\.\d++)(?:[eEf][-+]?\d++)?+"
@@ -45,6 +45,8 @@ EVAL_SCORE = 8
 """A measure whose name scores more says by itself that it is an eval's."""
 _BEST = frozenset(("best", "lowest", "min", "previous", "target"))
 _SPREADS = frozenset(("std", "stderr", "var"))
+_CHANGES = frozenset(("improved", "improvement", "decreased", "increased", "reduced", "dropped", "delta", "change"))
+"""A number behind these is how far a measure moved, unless ``to`` stands there."""
 _BARE = 9
 """Score of ``val 2.31``: below every measure of an eval that has a name, above every measure of training."""
 
@@ -52,7 +54,8 @@ _CAPITALS = re.compile(r"mAP|mIoU|(?<=[a-z])(?=[A-Z])")
 """Where a name's next word begins; two measures are one word for all their capitals."""
 
 _SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
-    rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})(?![a-z/.-]|_[a-z])"
+    rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})"
+    r"(?![a-z/.]|-(?!set\b)|_[a-z])"
 )
 _BRACKETED = re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])")
 _NUMBERED = re.compile(r"\s{0,8}(?P<number>\d++):(?=\s)")
@@ -129,10 +132,25 @@ def name_score(parts: list[str]) -> int:
     """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
     known = {*parts} | ({"xent"} if {"cross", "entropy"} <= {*parts} else set())
     kind = max((_MEASURES.get(word, 0) for word in known), default=0)
-    if not kind or known & _SPREADS:
+    if not kind or known & _SPREADS or (known & _CHANGES and "to" not in known):
         return 0
     named = 4 * bool(EVAL_WORDS & known) - 2 * bool(_TRAIN_WORDS & known) - 6 * bool(_BEST & known)
     return max(0, kind + 2 * named)
+
+
+def of_test_set(parts: Collection[str]) -> bool:
+    """Whether a name of these parts is a test set's, which is looked at where no validation set is."""
+    return {*parts} & EVAL_WORDS == {"test"}
+
+
+def other_sets(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``names`` that state the same measure as ``name`` of other sets: ``val loss code`` of ``val loss wiki``.
+
+    Names are words with blanks between. One without a word of its own, such as ``val loss``, is a whole.
+    """
+    said = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys()
+    own, known = {*name.split()} - said, {*name.split()} & said
+    return tuple(n for n in names if own and ({*n.split()} & said) == known and {*n.split()} - said - own)
 
 
 def pairs(line: str) -> Iterator[NamedNumber]:

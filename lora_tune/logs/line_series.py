@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from lora_tune.logs.line_forms import ORDER, NamedNumber, pairs, pattern, positions
+from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, of_test_set, pairs, pattern, positions
 from lora_tune.logs.run import as_count, as_number
 
 _TRIED = 6
@@ -61,7 +61,9 @@ def measures(stated: Stated) -> list[tuple[int, str, list[int]]]:
         for pair in numbers:
             if pair.score and not pair.progress:
                 named.setdefault((pair.score, " ".join(pair.words)), []).append(at)
-    ranked = sorted(named, key=lambda known: (-known[0], -len(named[known])))
+    judged = any(score > EVAL_SCORE and not of_test_set(name.split()) for score, name in named)
+    last = {known: judged and of_test_set(known[1].split()) for known in named}
+    ranked = sorted(named, key=lambda known: (last[known], -known[0], -len(named[known])))
     return [(*known, named[known]) for known in ranked[:_TRIED]]
 
 

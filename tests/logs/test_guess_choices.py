@@ -1,0 +1,98 @@
+"""Logs that print several things like an eval: the validation set's is read, and what is not read is marked EDIT."""
+
+from __future__ import annotations
+
+import pytest
+
+from lora_tune.commands.new_study import ScriptFacts, study_text
+from lora_tune.logs.guess import LogGuess, guess
+from lora_tune.logs.line_forms import losses
+
+EVALS = [(10, 0.8), (20, 0.7), (30, 0.6)]
+
+
+def printed(form: str) -> bytes:
+    """The form once for each eval, with the step, its value, and that of another set, which is twice it."""
+    return "\n".join(form.format(step=step, value=value, other=2 * value) for step, value in EVALS).encode()
+
+
+def read(log: bytes) -> LogGuess:
+    guessed = guess(log)
+    assert guessed is not None
+    return guessed
+
+
+def evals(log: bytes) -> list[tuple[float, float]]:
+    return [(point.samples, point.loss) for point in read(log).run.evals]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "step {step} test_loss {other} val_loss {value}",
+        "step {step} test loss {other:.2f} valid perplexity {value}",
+        "step {step} test loss: {other}\nstep {step} val loss: {value}",
+        '{{"step": {step}, "test/loss": {other}, "valid/loss": {value}}}',
+    ],
+)
+def test_a_test_set_is_not_read_where_there_is_a_validation_set(form: str) -> None:
+    assert evals(printed(form)) == EVALS
+
+
+def test_a_test_set_is_read_where_there_is_no_other() -> None:
+    assert evals(printed("step {step} train loss {other} test loss {value}")) == EVALS
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["step 1 val_loss improved by 0.05", "step 1: val_loss decreased by 0.05 to 0.9", "step 1 val_loss_delta 0.05"],
+)
+def test_how_far_a_loss_moved_is_no_loss(line: str) -> None:
+    assert losses(line) == []
+
+
+def test_what_a_loss_improved_to_is_one() -> None:
+    assert [loss.number for loss in losses("step 1: val_loss improved to 0.9")] == ["0.9"]
+
+
+@pytest.mark.parametrize(
+    ("form", "other"),
+    [
+        ("step {step} val_loss_wiki {value} val_loss_code {other}", "val loss code"),
+        ("{{'eval_wiki_loss': {value}, 'epoch': {step}}}\n{{'eval_code_loss': {other}, 'epoch': {step}}}",
+         "eval code loss"),
+        ('{{"step": {step}, "eval/wiki/loss": {value}, "eval/code/loss": {other}}}', "eval/code/loss"),
+    ],
+)  # fmt: skip
+def test_evals_of_several_sets_are_named_and_one_is_read(form: str, other: str) -> None:
+    log = printed(form)
+    assert evals(log) == EVALS
+    assert f"# EDIT: not read: {other}; name that one instead" in study_text(ScriptFacts(command=(), log=read(log)))
+
+
+def test_a_whole_beside_its_parts_is_no_other_set() -> None:
+    assert read(printed("step {step} val_loss {value} val_box_loss {other}")).other_sets == ()
+
+
+PRETRAINED = (
+    " validation{set} loss at iteration 0 (pre-train validation) | lm loss value: 2.4E+00 | lm loss PPL: 1.0E+01 |"
+)
+TRAINED = " validation{{set}} loss at iteration {step} | lm loss value: {value} | lm loss PPL: 1.0E+01 |"
+
+
+def bridge(*sets: str) -> bytes:
+    forms = [PRETRAINED, *(TRAINED.format(step=step, value=value) for step, value in EVALS)]
+    return "\n".join(form.format(set=name) for form in forms for name in sets).encode()
+
+
+def test_an_eval_before_training_does_not_hide_the_others() -> None:
+    assert evals(bridge("")) == EVALS
+    assert read(bridge("")).other_sets == ()
+
+
+def test_of_named_sets_one_is_read_whole_and_another_is_shown() -> None:
+    log = bridge("-set-A", "-set-B", "-set-C")
+    assert evals(log) == EVALS
+    (other,) = read(log).other_sets
+    assert other.startswith("validation-set-C loss at iteration 30")
+    assert "validation-set-A" in read(log).settings["eval"]
