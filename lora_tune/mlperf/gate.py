@@ -204,16 +204,25 @@ def _below(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
 
 
 def _short_runs(benchmark: Benchmark, points: Sequence[Mapping[str, object]]) -> list[Violation]:
-    """A warning for training that ends before the fewest samples in which a submission may converge."""
+    """A warning for training that ends before the fewest samples in which a submission may converge.
+
+    One that ends before its first eval is told so: it fails for that, whatever its learning rate.
+    """
     for point in points if benchmark.progress == "samples_count" else ():
         batch, steps = point.get("GBS"), point.get("MAX_STEPS")
         if not isinstance(batch, int) or not isinstance(steps, int):
             continue
         against = benchmark.reference(batch)
         if against is not None and steps * batch < against.fastest:
+            schedule, remedy = benchmark.eval_schedule(batch), "raise MAX_STEPS or GBS"
+            if schedule is not None and steps * batch < schedule.first_samples:
+                remedy = (
+                    f"the first eval is at {schedule.first_samples:g}, so none is made, or val_check_interval aborts "
+                    "the run; raise MINIBS, which raises GBS, or MAX_STEPS"
+                )
             sentence = (
                 f"MAX_STEPS = {steps} at GBS {batch} ends training after {steps * batch} samples, and no submission "
-                f"converges before {against.fastest:.6g}; raise MAX_STEPS or GBS"
+                f"converges before {against.fastest:.6g}; {remedy}"
             )
             return [Violation("MAX_STEPS", sentence, fatal=False)]
     return []

@@ -210,6 +210,11 @@ FAILURES = [
 ]
 
 
+def test_an_interval_beyond_the_training_is_cured_by_what_the_closed_division_leaves_free() -> None:
+    (row,) = [signature for signature in SIGNATURES if signature.name == "val_check_interval"]
+    assert row.remedy.startswith("raise MINIBS")
+
+
 @pytest.mark.parametrize(("line", "kind"), FAILURES)
 def test_each_failure_text_has_its_class(line: str, kind: str) -> None:
     log = f"0: [NeMo I 2025-04-21 14:07:43] starting\n0: {line}\n"

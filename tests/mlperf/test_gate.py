@@ -324,6 +324,10 @@ def test_the_guides_own_example_is_told_before_it_runs_that_it_cannot_win() -> N
     assert "GBS 1 cannot win: it is below 8" in found[1].sentence
     (short,) = [v for v in check_space(LORA, {}, [{**tp8[0], "MAX_STEPS": 1024}]) if v.name == "MAX_STEPS"]
     assert "ends training after 1024 samples, and no submission converges before 2" in short.sentence
+    assert "the first eval is at 1152, so none is made, or val_check_interval aborts the run" in short.sentence
+    assert "raise MINIBS" in short.sentence
+    (later,) = [v for v in check_space(LORA, {}, [{**tp8[0], "MAX_STEPS": 1152}]) if v.name == "MAX_STEPS"]
+    assert "first eval" not in later.sentence
     assert not [v for v in check_space(LORA, {}, [{"GBS": 8, "MAX_STEPS": 800}]) if v.name == "MAX_STEPS"]
 
 
