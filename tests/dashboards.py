@@ -14,10 +14,13 @@ from lora_tune.commands.options import Review
 
 @contextmanager
 def serving(review: Review, *options: str) -> Iterator[str]:
-    """Run ``python -m lora_tune.dashboard`` and yield its address once; afterwards end it as Ctrl-C does."""
-    command = (sys.executable, "-m", "lora_tune.dashboard", "--study", review.study.name, "--port", "0", *options)
+    """Run ``python -m lora_tune.dashboard`` and yield its address once, with no token; end it as Ctrl-C does."""
+    command = (sys.executable, "-m", "lora_tune.dashboard", "--study", review.study.name, "--port", "0", "--no-token")
     process = subprocess.Popen(
-        (*command, "--output", str(review.paths.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        (*command, *options, "--output", str(review.paths.root)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

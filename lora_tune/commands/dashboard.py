@@ -1,9 +1,10 @@
-"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, on this machine only."""
+"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, for who has its address."""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import hmac
 import json
 import os
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs, quote
 import click
 
 from lora_tune import store as stores
-from lora_tune.base.errors import StoreError
+from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.net import is_loopback
 from lora_tune.commands.again import from_anywhere
 from lora_tune.commands.options import (
@@ -139,24 +140,24 @@ def with_token(application: Application, token: str) -> Application:
     The answer to the address is a redirect without it, so that it stays out of the history and of Referer headers.
     """
 
+    # Cookies know no ports: each dashboard of a machine has one of its own.
+    name = f"lora_tune_token_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         cookie = SimpleCookie()
         with contextlib.suppress(CookieError):
             cookie.load(environ.get("HTTP_COOKIE", ""))
-        if _COOKIE in cookie and _same(cookie[_COOKIE].value, token):
+        if name in cookie and _same(cookie[name].value, token):
             return application(environ, start_response)
         typed = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
         if environ["REQUEST_METHOD"] == "GET" and _same(typed, token):
-            keep = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+            keep = f"{name}={token}; HttpOnly; SameSite=Strict; Path=/"
             start_response("303 See Other", [("Location", "/dashboard"), ("Set-Cookie", keep), ("Content-Length", "0")])
             return [b""]
         reason = "open the whole address, with its ?token=, that the dashboard command printed"
         return _refusal(start_response, reason, "401 Unauthorized")
 
     return answer
-
-
-_COOKIE = "lora_tune_token"
 
 
 def _same(typed: str, token: str) -> bool:
@@ -176,25 +177,31 @@ def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403
 @output_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
+@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may steer, in your name")
 @guarded
-def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int) -> None:
+def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
     """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends.
 
     Exit codes: 0 ended in order; 2 your input; 3 the machine.
     """
+    near = is_loopback(host)
+    if no_token and not near:
+        raise InputError(f"--no-token is for this machine alone; {host} can be reached from others")
     review = load_review(study_name, output, storage)
-    if is_loopback(host):
-        hosts = frozenset({"127.0.0.1", "localhost", "::1", host})
-        serve(only_shown(application(review, storage), hosts), host, port, review.study.name)
+    hosts = frozenset({"127.0.0.1", "localhost", "::1", host}) if near else frozenset[str]()
+    shown = only_shown(application(review, storage), hosts)
+    if no_token:
+        serve(shown, host, port, review.study.name)
         return
+    if not near:
+        click.echo(
+            f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Anyone with "
+            "the address and token below can read all parameters and logs. Safer: leave --host out and use ssh -L, or "
+            "put a reverse proxy with TLS in front (docs/review.md)",
+            err=True,
+        )
     token = os.environ.get("LORA_TUNE_TOKEN") or secrets.token_urlsafe(24)
-    click.echo(
-        f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Anyone with the "
-        "address and token below can read all parameters and logs. Safer: leave --host out and use ssh -L, or put a "
-        "reverse proxy with TLS in front (docs/review.md)",
-        err=True,
-    )
-    shown = with_token(only_shown(application(review, storage), frozenset()), token)
+    shown = with_token(shown, token)
     serve(shown, host, port, review.study.name, f"?token={quote(token)}")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from optuna.artifacts.exceptions import ArtifactNotFound
@@ -434,20 +435,28 @@ def test_the_command_serves_on_loopback_and_ends_on_ctrl_c(address: str) -> None
         urllib.request.urlopen(urllib.request.Request(address + "/api/studies/1", method="DELETE"), timeout=20)
 
 
-def test_beyond_this_machine_there_is_a_warning_and_a_token(built: Review) -> None:
-    command = (sys.executable, "-m", "lora_tune.dashboard", "--study", "built", "--port", "0", "--host", "0.0.0.0")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_who_does_not_know_the_token_is_shown_nothing_and_beyond_this_machine_there_is_a_warning(
+    built: Review, host: str
+) -> None:
+    """On 127.0.0.1, too, where every user of a login node could steer the sweep in its owner's name."""
+    command = (sys.executable, "-m", "lora_tune.dashboard", "--study", "built", "--port", "0", "--host", host)
     process = subprocess.Popen(
         (*command, "--output", str(built.paths.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stderr is not None
         assert process.stdout is not None
-        assert "can be reached from other machines" in process.stderr.readline()
+        if host == "0.0.0.0":
+            assert "can be reached from other machines" in process.stderr.readline()
         address = process.stdout.readline().split()[1].replace("0.0.0.0", "127.0.0.1")
         bare = address.split("/dashboard")[0] + "/api/studies"
         for wrong in (bare, bare + "?token=", bare + "?token=guess"):
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(wrong, timeout=20)
+        steering = bare.replace("/api/studies", "/steer")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(steering, data=b"trials=999", timeout=20)
         client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with client.open(address, timeout=20) as answer:
             assert "token" not in answer.url, "the address that stays in the browser does not tell it"
@@ -456,6 +465,25 @@ def test_beyond_this_machine_there_is_a_warning_and_a_token(built: Review) -> No
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(20)
+
+
+def test_without_a_token_it_is_for_this_machine_alone() -> None:
+    asked = CliRunner().invoke(dashboard.main, ["--study", "built", "--host", "0.0.0.0", "--no-token"])
+    assert asked.exit_code == 2
+    assert "--no-token is for this machine alone" in asked.output
+
+
+def test_two_dashboards_of_one_machine_keep_their_tokens_apart() -> None:
+    """A browser sends a cookie to every port of a host, and has one of a name."""
+    kept: list[str] = []
+
+    def start_response(_status: str, headers: list[tuple[str, str]]) -> None:
+        kept.append(dict(headers)["Set-Cookie"].partition("=")[0])
+
+    for token in ("one", "two"):
+        environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": f"token={token}"}
+        list(dashboard.with_token(lambda *_: [], token)(environ, start_response))
+    assert kept[0] != kept[1]
 
 
 @pytest.mark.parametrize(
@@ -467,8 +495,6 @@ def test_a_wrong_cookie_opens_nothing(cookie: str) -> None:
 
 
 def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
     result = CliRunner().invoke(dashboard.main, ["--study", "tiny", "--output", str(tmp_path)])
     assert result.exit_code == 2
     assert "there is no sweep of tiny" in result.output
@@ -476,8 +502,6 @@ def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_said_in_one_line(built: Review, address: str) -> None:
-    from click.testing import CliRunner
-
     options = ["--study", "built", "--output", str(built.paths.root), "--port", address.rsplit(":", 1)[1]]
     result = CliRunner().invoke(dashboard.main, options)
     assert result.exit_code == 3
