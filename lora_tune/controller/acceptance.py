@@ -15,6 +15,7 @@ from lora_tune.base.format import counted
 from lora_tune.base.identity import ATTEMPT_KEY, token_in
 from lora_tune.config.objective import goal_of
 from lora_tune.config.study import Study
+from lora_tune.controller.beginnings import begun_above_zero
 from lora_tune.controller.policy import FLUSH, lost_evals
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
@@ -79,6 +80,7 @@ def why_untrue(
         or lost_evals(study, trial, run)
         or impossible_times(run, status, stamped=stamped, unit=study.progress_unit)
         or _no_time(study, trial, status, run, read_at_once, stamped=stamped)
+        or begun_above_zero(run, study.progress_unit)
     )
 
 
