@@ -223,7 +223,7 @@ def check_slurm(_: random.Random, answer: bytes) -> str:
         status = parse.status(row, NOW)
         if not isinstance(status.state, JobState) or len(status.nodes) > MOST:
             return f"slurm: {row}"
-        parse.find([row], row.name, row.comment, NOW)
+        parse.find([row], parse.Sought(row.name, row.comment, NOW, row.job_id, Path(row.output)))
     return ""
 
 

@@ -27,7 +27,7 @@ SHOWN_SECONDS = 300.0
 LOOK_SECONDS = 0.05
 
 _PROGRAMS = {
-    "sinfo": 'case "$*" in *--Node*) seq -f n%04g {nodes};; *) echo "gpu*";; esac',
+    "sinfo": 'case "$*" in *--Node*) seq -f "n%04g|idle||gpu*" {nodes};; *) echo "gpu*";; esac',
     "sbatch": """id=$(date +%s%N); id=${{id#???}}; for word; do printf '%s\\0' "$word"; done > {folder}/new/.$id
 mv {folder}/new/.$id {folder}/new/$id; echo Submitted batch job $id""",
     "squeue": "cat {folder}/squeue",
@@ -86,7 +86,7 @@ class Job:
             "JobID": self.identity, "Name": self.name, "State": self.state, "RestartCnt": "0", "exit_code": "0",
             "SubmitTime": f"{self.started:.0f}", "StartTime": f"{self.started:.0f}",
             "EndTime": f"{self.ended:.0f}" if self.ended else "N/A", "NodeList": self.node, "Comment": self.comment,
-            "Reason": "None",
+            "STDOUT": "", "Reason": "None",
         }  # fmt: skip
         return "".join(values[name].ljust(width) for name, width in _SQUEUE.items())
 

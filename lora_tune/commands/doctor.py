@@ -16,7 +16,8 @@ from lora_tune.commands.options import guarded, output_option, storage_option, s
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.doubts import option_refusals
 from lora_tune.launchers.base import launcher_kind
-from lora_tune.launchers.slurm.launcher import SlurmLauncher, ask
+from lora_tune.launchers.slurm.client import ask
+from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.launchers.slurm.submission import question
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import PYXIS, Examined, Workload, some_proposal

@@ -398,21 +398,58 @@ def test_one_squeue_serves_any_number_of_jobs(slurm: Cluster, tmp_path: Path, mo
     launcher = SlurmLauncher(CPU)
     jobs = [job_of(tmp_path / f"{i}", WAIT, name=f"study-{i:04d}-0") for i in range(8)]
     tickets = [ticket_of(job, launcher.submit(job)) for job in jobs]
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for command in ("squeue", "sacct", "scontrol"):
-        real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout.strip()
-        (folder / command).write_text(f'#!/bin/bash\necho {command} >> {tmp_path}/asked\nexec {real} "$@"\n')
-        (folder / command).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    record(tmp_path, monkeypatch, "squeue", "sacct", "scontrol")
     assert all(status.state.alive for status in launcher.poll(tickets).values())
-    assert (tmp_path / "asked").read_text() == "squeue\n"
+    assert [line.split()[0] for line in (tmp_path / "asked").read_text().splitlines()] == ["squeue"]
 
 
 def test_without_slurm_the_message_says_what_is_missing_and_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SetupError, match=r"sbatch, squeue.*--study tiny runs on this machine"):
         SlurmLauncher(CPU)
+
+
+class TestNames:
+    """A site renames jobs, a person writes a comment: a job is known by its id and its log all the same."""
+
+    def test_a_job_that_was_renamed_and_commented_is_found_counted_as_the_sweeps_and_ended(
+        self, slurm: Cluster, tmp_path: Path
+    ) -> None:
+        launcher = SlurmLauncher(CPU)
+        job = job_of(tmp_path / "trials" / "a", WAIT)
+        ticket = ticket_of(job, launcher.submit(job))
+        poll_until(launcher, ticket, JobState.RUNNING)
+        slurm.run("scontrol", "update", f"JobId={ticket.job_id}", "JobName=renamed", "Comment=team-7")
+        for each in (launcher, SlurmLauncher(CPU)):  # a driver that was started anew as well
+            status = each.poll([ticket])[job.name]
+            assert (status.state, status.job_id) == (JobState.RUNNING, ticket.job_id)
+            assert each.poll([replace(ticket, job_id="")])[job.name].job_id == ticket.job_id
+            assert [(t.name, t.job_id) for t in each.jobs_below(tmp_path / "trials")] == [(job.name, ticket.job_id)]
+        launcher.cancel(ticket)
+        poll_until(launcher, ticket, JobState.CANCELLED)
+
+    def test_every_question_sees_hidden_partitions(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record(tmp_path, monkeypatch, "squeue", "sinfo")
+        launcher, job = SlurmLauncher(CPU), job_of(tmp_path / "a", SAY)
+        ticket = ticket_of(job, launcher.submit(job))
+        launcher.poll([ticket])
+        launcher.poll([replace(ticket, job_id="99999")])
+        launcher.jobs_below(tmp_path)
+        questions = (tmp_path / "asked").read_text().splitlines()
+        assert len(questions) >= 5
+        assert [question for question in questions if " --all " not in question] == []
+
+
+def record(folder: Path, monkeypatch: pytest.MonkeyPatch, *commands: str) -> None:
+    """Write the lines of these Slurm commands to ``folder/asked`` from now on."""
+    (folder / "bin").mkdir()
+    for command in commands:
+        real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout.strip()
+        (folder / "bin" / command).write_text(f'#!/bin/bash\necho {command} "$@" >> {folder}/asked\nexec {real} "$@"\n')
+        (folder / "bin" / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
 
 
 def test_polling_costs_no_time_while_jobs_wait(slurm: Cluster, tmp_path: Path) -> None:

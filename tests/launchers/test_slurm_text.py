@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from lora_tune.base.errors import LauncherError
 from lora_tune.base.hostlist import hostnames
 from lora_tune.launchers.base import JobState, Waits
 from lora_tune.launchers.slurm import parse
-from lora_tune.launchers.slurm.launcher import ask
+from lora_tune.launchers.slurm.client import ask
 
 WIDTHS = [int(field.split(":")[1]) for field in parse.SQUEUE_FORMAT.split(",")]
 
@@ -32,6 +33,7 @@ def squeue_line(**values: str) -> str:
         "EndTime": "2000",
         "NodeList": "n[1-2]",
         "Comment": "token",
+        "STDOUT": "/sweeps/x/job.log",
         "Reason": "None",
     } | values
     names = [field.split(":")[0] for field in parse.SQUEUE_FORMAT.split(",")]
@@ -154,37 +156,65 @@ def test_exit_codes_come_as_the_status_of_wait(raw: str, code: int) -> None:
     assert status_of(State="FAILED", exit_code=raw).exit_code == code
 
 
-def test_identity_is_name_and_token_never_the_id() -> None:
+def job_id_of(
+    text: str, *, token: str = "mine", submitted_at: float = 1000.0, job_id: str = "17", log: str = ""
+) -> str:
+    """The id of the row that is the job ``study-0001-0``, "" where none is."""
+    sought = parse.Sought("study-0001-0", token, submitted_at, job_id, Path(log or "/sweeps/mine/job.log"))
+    row = parse.find(parse.squeue_rows(text), sought)
+    return row.job_id if row else ""
+
+
+def test_a_job_that_was_given_the_id_of_a_forgotten_one_is_not_that_one() -> None:
     lines = [
         squeue_line(JobID="17", Name="study-0001-0", Comment="other"),
         squeue_line(JobID="18", Name="study-0001-0", Comment="mine"),
         squeue_line(JobID="19", Name="study-0002-0", Comment="mine"),
     ]
-    rows = parse.squeue_rows("\n".join(lines))
-    found = parse.find(rows, "study-0001-0", "mine", 1000.0)
-    assert found is not None
-    assert found.job_id == "18"
-    assert parse.find(rows, "study-0003-0", "mine", 1000.0) is None
+    assert job_id_of("\n".join(lines)) == "18"
+    assert job_id_of("\n".join([lines[0], lines[2]])) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "known", "ours"),
+    [
+        ({"Name": "site-renamed-it"}, {}, True),
+        ({"Name": "site-renamed-it"}, {"job_id": ""}, True),
+        ({"Comment": "the operator wrote this"}, {}, True),
+        ({"Comment": "billing=x", "Name": "renamed"}, {}, True),
+        ({"Comment": "billing=x", "Name": "renamed"}, {"job_id": ""}, True),
+        ({"Comment": "(null)", "Name": "renamed"}, {}, True),
+        ({"Comment": "earlier", "SubmitTime": "990"}, {"job_id": ""}, False),
+        ({"Comment": "earlier", "SubmitTime": "990"}, {"job_id": "", "submitted_at": 0.0}, False),
+        ({"Comment": "another", "STDOUT": "/sweeps/other/job.log"}, {}, False),
+        ({"Comment": "another", "STDOUT": "/sweeps/other/job.log", "Name": "study-0002-0"}, {}, False),
+        ({"Comment": "another", "SubmitTime": "900"}, {}, False),
+        ({"Comment": "x", "STDOUT": "/sweeps/100%%/job.log"}, {"log": "/sweeps/100%/job.log"}, True),
+    ],
+)
+def test_a_renamed_or_commented_job_is_known_by_its_id_and_its_log(
+    changed: dict[str, str], known: dict[str, Any], ours: bool
+) -> None:
+    line = squeue_line(**{"Comment": "mine", "STDOUT": "/sweeps/mine/job.log", **changed})
+    assert job_id_of(line, **known) == ("17" if ours else "")
 
 
 def test_without_a_token_nothing_was_ever_submitted() -> None:
     """Somebody else's job of the same name, on a cluster that keeps no comments."""
-    rows = parse.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
-    assert parse.find(rows, "study-0001-0", "", 1000.0) is None
+    assert job_id_of(squeue_line(Comment="(null)", SubmitTime="1000"), token="") == ""
 
 
 def test_what_sbatch_refused_was_not_submitted_although_squeue_shows_it() -> None:
     """Slurm keeps a job whose constraints no node meets as one that failed, under the name and token it was given."""
     refused = {"State": "FAILED", "Reason": "BadConstraints", "NodeList": "", "exit_code": "1", "Comment": "mine"}
-    assert parse.find(parse.squeue_rows(squeue_line(**refused)), "study-0001-0", "mine", 1000.0) is None
-    failed = {**refused, "Reason": "NonZeroExitCode", "NodeList": "n1"}
-    assert parse.find(parse.squeue_rows(squeue_line(**failed)), "study-0001-0", "mine", 1000.0) is not None
+    assert job_id_of(squeue_line(**refused)) == ""
+    assert job_id_of(squeue_line(**{**refused, "Reason": "NonZeroExitCode", "NodeList": "n1"})) == "17"
 
 
 def test_without_comments_the_time_of_submission_decides() -> None:
-    rows = parse.squeue_rows(squeue_line(Comment="(null)", SubmitTime="1000"))
-    assert parse.find(rows, "study-0001-0", "mine", 1030.0) is not None
-    assert parse.find(rows, "study-0001-0", "mine", 5000.0) is None
+    line = squeue_line(Comment="(null)", SubmitTime="1000")
+    assert job_id_of(line, submitted_at=1030.0, job_id="") == "17"
+    assert job_id_of(line, submitted_at=5000.0, job_id="") == ""
 
 
 def test_sacct_rows_take_the_worst_exit_code() -> None:

@@ -11,6 +11,7 @@ from lora_tune.base.findings import Finding, good, problem, warning
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.site import Site
 from lora_tune.launchers.slurm.launcher import COMMANDS
+from lora_tune.launchers.slurm.parse import NODES, node_rows
 from lora_tune.launchers.slurm.refusals import WITHOUT_GRES
 from lora_tune.workloads.walltime import minutes_of
 
@@ -62,12 +63,10 @@ def accounting(ask: Ask) -> Finding:
 def partition(ask: Ask, site: Site) -> Finding:
     """The partition, and whether its nodes have the GPUs of a trial."""
     name = site.partition
-    where = ("--partition", name) if name else ()
     try:
-        shown = ask("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%G|%P")
+        rows = node_rows(ask(*NODES), name)
     except LauncherError as error:
         return problem(f"sinfo fails: {error}", "the partition cannot be inspected", "sinfo")
-    rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 3]
     label = f"partition {name}" if name else "the cluster"
     if not rows:
         return problem(
@@ -100,7 +99,7 @@ def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
     named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "partition"]
     names = set((named[-1] if named else site.partition or "").split(",")) - {""}
     try:
-        shown = ask("sinfo", "--noheader", "--format=%P|%l")
+        shown = ask("sinfo", "--all", "--noheader", "--format=%P|%l")
     except LauncherError:
         return  # said of the partition itself
     rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 1]

@@ -28,12 +28,10 @@ from lora_tune.launchers.job_records import foreign, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
 from lora_tune.launchers.secret_values import file_in_memory, secret_values
 from lora_tune.launchers.slurm import cancellations, parse
+from lora_tune.launchers.slurm.client import ask, clean_environment
 from lora_tune.launchers.slurm.refusals import refusal
 from lora_tune.launchers.slurm.submission import executor, preview, submission_command
 from lora_tune.workloads.base import Job
-
-ANSWER_SECONDS = 30.0
-"""How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 """What must be on PATH. sacct is used where it works and not missed where it does not."""
@@ -44,7 +42,6 @@ _ELSEWHERE = (
 )
 
 _NULL = subprocess.DEVNULL
-_COLUMNS = f"--Format={parse.SQUEUE_FORMAT}"
 
 
 class SlurmLauncher:
@@ -58,17 +55,17 @@ class SlurmLauncher:
         if absent:
             raise SetupError(f"this study runs on Slurm, and {', '.join(absent)} are not on PATH; {_ELSEWHERE}")
         try:
-            partitions = [line.strip(" *") for line in ask("sinfo", "--noheader", "--format=%P").splitlines()]
+            partitions = [line.strip(" *") for line in ask("sinfo", "--all", "--noheader", "--format=%P").splitlines()]
         except LauncherError as error:
             raise SetupError(f"this study runs on Slurm, and no cluster answers: {error}; {_ELSEWHERE}") from error
         if site.partition and not set(site.partition.split(",")) <= set(partitions):
             raise SetupError(
                 f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
-        where = (f"--partition={site.partition}",) if site.partition else ()
         self._cancelling: list[subprocess.Popen[bytes]] = []
         self._cancelled: set[str] = set()
-        self._site = _only_these_nodes(site, {*ask("sinfo", "--noheader", "--Node", *where, "--format=%N").split()})
+        self._renamed: dict[str, str] = {}
+        self._site = _only_these_nodes(site, {row[0] for row in parse.node_rows(ask(*parse.NODES), site.partition)})
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
@@ -97,54 +94,62 @@ class SlurmLauncher:
         return str(submitted.job_id)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct."""
+        """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct.
+
+        Asked for by id: a site may rename jobs, and people may. Who has no id, or is not found by it, is looked for
+        among all jobs of this user.
+        """
         if not tickets:
             return {}
-        names = ",".join(sorted({ticket.name for ticket in tickets}))
-        user = str(os.getuid())
-        shown = ask("squeue", "--noheader", "--states=all", f"--user={user}", f"--name={names}", _COLUMNS)
-        rows = parse.squeue_rows(shown)
-        row_by_name = {t.name: parse.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
-        vanished = [ticket for ticket in tickets if row_by_name[ticket.name] is None]
-        statuses = {t.name: self._of_row(row, t) for t in tickets if (row := row_by_name[t.name]) is not None}
-        return statuses | _from_accounting(vanished, user)
+        row_of: dict[str, parse.JobRow | None] = {}
+        for job_ids in dict.fromkeys((",".join(sorted({t.job_id for t in tickets if t.job_id})), "")):
+            if absent := [ticket for ticket in tickets if row_of.get(ticket.name) is None]:
+                rows = _shown(job_ids)
+                row_of |= {ticket.name: _row(rows, ticket) for ticket in absent}
+        self._renamed |= {name: row.name for name, row in row_of.items() if row is not None}
+        vanished = [ticket for ticket in tickets if row_of[ticket.name] is None]
+        statuses = {t.name: self._of_row(row, t) for t in tickets if (row := row_of[t.name]) is not None}
+        return statuses | _from_accounting(vanished, str(os.getuid()))
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
         """Queued and running jobs of this user whose standard output is a file below ``folder``."""
-        shown = ask("squeue", "--noheader", f"--user={os.getuid()}", f"--Format={parse.OUTPUT_FORMAT}")
-        return [
-            Ticket(name=name, folder=output.parent, job_id=job_id)
-            for job_id, name, output in parse.output_rows(shown)
-            if output.is_relative_to(folder)
-        ]
+        shown = ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", f"--Format={parse.OUTPUT_FORMAT}")
+        tickets = []
+        for job_id, name, output in parse.output_rows(shown):
+            if output.is_relative_to(folder):
+                # The name that it was submitted under, by which its sweep knows it.
+                first = text_of(read_json(AttemptPaths(output.parent).job).content or {}, "name") or name
+                self._renamed[first] = name
+                tickets.append(Ticket(name=first, folder=output.parent, job_id=job_id))
+        return tickets
 
     def _of_row(self, row: parse.JobRow, ticket: Ticket) -> JobStatus:
         status = parse.status(row, ticket.submitted_at)
         if row.restarts and status.state.alive:
             # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
-            self._scancel(row.job_id, row.name)
-        if status.state is JobState.CANCELLED and row.name not in self._cancelled:
+            self._scancel(row.job_id, ticket.name)
+        if status.state is JobState.CANCELLED and ticket.name not in self._cancelled:
             accounted = _accounted([ticket], str(os.getuid())) or {}
             return _ended(row, ticket, accounted.get(ticket.name))
         return _with_end_record(status, ticket)
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against the job's name."""
+        """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against its name."""
         job_id = ticket.job_id or self.poll([ticket])[ticket.name].job_id
         if job_id:
             self._scancel(job_id, ticket.name, *(("--signal=KILL", "--full") if force else ()))
 
     def _scancel(self, job_id: str, name: str, *options: str) -> None:
-        """Start scancel for ``job_id`` if it still has this name, and do not wait.
+        """Start scancel for ``job_id`` if it is still called as squeue last showed the job ``name``, and do not wait.
 
         A busy controller takes a sixth of a second for each, and a sweep may stop dozens of trials in one tick. What
         scancel itself reports is not needed: only a job that poll no longer sees counts as gone.
         """
         self._cancelling = [process for process in self._cancelling if process.poll() is None]
-        command = ["scancel", "--quiet", *options, f"--name={name}", job_id]
+        command = ["scancel", "--quiet", *options, f"--name={self._renamed.get(name, name)}", job_id]
         try:
             process = subprocess.Popen(
-                command, env=_clean_environment(), stdin=_NULL, stdout=_NULL, stderr=_NULL, start_new_session=True
+                command, env=clean_environment(), stdin=_NULL, stdout=_NULL, stderr=_NULL, start_new_session=True
             )
         except OSError as error:
             raise LauncherError(f"scancel cannot be started: {error.strerror}") from error
@@ -166,18 +171,39 @@ def _only_these_nodes(site: Site, every: set[str]) -> Site:
     )
 
 
+def _shown(job_ids: str) -> list[parse.JobRow]:
+    """This user's jobs as squeue shows them, those of hidden partitions as well. job_ids: which ones, "" for all."""
+    which = (f"--jobs={job_ids}",) if job_ids else ()
+    columns = f"--Format={parse.SQUEUE_FORMAT}"
+    try:
+        shown = ask("squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", *which, columns)
+    except LauncherError as error:
+        if job_ids and "Invalid job id" in str(error):
+            return []  # the only job of the question, and squeue knows it no more
+        raise
+    return parse.squeue_rows(shown)
+
+
+def _row(rows: Sequence[parse.JobRow], ticket: Ticket) -> parse.JobRow | None:
+    """The row of a ticket's job."""
+    job = parse.Sought(ticket.name, _token(ticket), ticket.submitted_at, ticket.job_id, AttemptPaths(ticket.folder).log)
+    return parse.find(rows, job)
+
+
 def _accounted(tickets: Sequence[Ticket], user: str) -> dict[str, parse.JobRow | None] | None:
     """The accounting's row of each job by its name; None where no accounting answers (without slurmdbd none does)."""
+    ids = ",".join(sorted({ticket.job_id for ticket in tickets}))
     names = ",".join(sorted({ticket.name for ticket in tickets}))
+    which = f"--jobs={ids}" if all(ticket.job_id for ticket in tickets) else f"--name={names}"
     oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(oldest))  # sacct reads local time only
     command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
     try:
-        shown = ask(*command, f"--name={names}", f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
+        shown = ask(*command, which, f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
     except LauncherError:
         return None
     rows = parse.sacct_rows(shown)
-    return {t.name: parse.find(rows, t.name, _token(t), t.submitted_at) for t in tickets}
+    return {ticket.name: _row(rows, ticket) for ticket in tickets}
 
 
 def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
@@ -235,34 +261,6 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
         return status  # it left the controller's memory between the two questions
     code = parse.detail_exit_code(detail) or 0
     return replace(status, exit_code=code, step_failed=code != 0)
-
-
-def ask(*command: str) -> str:
-    """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer."""
-    try:
-        done = subprocess.run(
-            command, env=_clean_environment(), capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
-        )
-    except FileNotFoundError as error:
-        raise LauncherError(f"{command[0]} is not on PATH; run this where Slurm's commands are") from error
-    except subprocess.TimeoutExpired as error:
-        raise LauncherError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s; the jobs go on") from error
-    if done.returncode:
-        raise LauncherError(f"{command[0]} failed: {_last_line(done.stderr) or f'exit {done.returncode}'}")
-    return done.stdout
-
-
-def _clean_environment() -> dict[str, str]:
-    """This process's environment without what would change a command's answer; times as epoch seconds."""
-    meddling = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
-    kept = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(meddling)}
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
-
-
-def _last_line(text: str) -> str:
-    """What a command said last, without the hint at its own help."""
-    lines = (line.strip() for line in reversed(text.splitlines()))
-    return next((line for line in lines if line and not line.startswith('Try "')), "")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -67,6 +67,7 @@ _SQUEUE = {
     "EndTime": 24,
     "NodeList": 4096,
     "Comment": 80,
+    "STDOUT": 4096,
     "Reason": 400,
 }
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
@@ -75,6 +76,9 @@ SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
 _OUTPUT = {"JobID": 24, "Name": 160, "STDOUT": 4096}
 OUTPUT_FORMAT = ",".join(f"{field}:{width}" for field, width in _OUTPUT.items())
 """``squeue --Format`` for where jobs write to."""
+
+NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%G|%P")
+"""Each node in each partition. sinfo takes no --partition beside --all."""
 
 SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,NodeList,Comment,JobName"
 """``sacct --format`` with ``--parsable2``; the job's name comes last, as it alone may hold a ``|``."""
@@ -95,6 +99,7 @@ class JobRow:
     ended: float | None = None
     nodes: tuple[str, ...] = ()
     comment: str = ""
+    output: str = ""
     reason: str = ""
 
 
@@ -117,10 +122,17 @@ def squeue_rows(text: str) -> list[JobRow]:
                 ended=_time(values["EndTime"]),
                 nodes=tuple(hostnames(values["NodeList"])),
                 comment=_plain(values["Comment"]),
+                output=values["STDOUT"],
                 reason=_plain(values["Reason"]),
             )
         )
     return rows
+
+
+def node_rows(text: str, partition: str | None) -> list[list[str]]:
+    """The rows that ``NODES`` asks for, of the partitions that sbatch is told; of all where it is told none."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    return [row for row in rows if not partition or row[3].strip(" *") in partition.split(",")]
 
 
 def output_rows(text: str) -> list[tuple[str, str, Path]]:
@@ -217,23 +229,42 @@ def _requeued(row: JobRow, state: JobState, submitted_at: float) -> JobStatus:
     return JobStatus(state=JobState.PREEMPTED, job_id=row.job_id, ended_at=ended, reason=reason)
 
 
-def find(rows: Iterable[JobRow], name: str, token: str, submitted_at: float) -> JobRow | None:
-    """The row of the job called ``name`` that carries ``token`` in its comment; the newest if there are several.
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What is known of a job of ours: as in Ticket, and the file that it writes to. token: in its comment."""
 
-    The job id is no identity: a controller that crashes gives it out again. Where the cluster keeps no comments the
-    time of submission decides, with a minute for clocks that differ. Without a token nothing was ever submitted.
+    name: str
+    token: str
+    submitted_at: float
+    job_id: str
+    log: Path
+
+
+def find(rows: Iterable[JobRow], job: Sought) -> JobRow | None:
+    """The row of ``job``; the newest if there are several. Without a token nothing was ever submitted.
+
     What sbatch refused for its constraints stays in the controller's memory as a job that failed, and is none.
     """
-    if not token:
-        return None
-    ours = [
-        row
-        for row in rows
-        if row.name == name
-        and not (row.state == "FAILED" and not row.nodes and not row.restarts)
-        and (row.comment == token if row.comment else (row.submitted or submitted_at) >= submitted_at - 60)
-    ]
-    return max(ours, key=lambda row: row.submitted or 0.0, default=None)
+    ours = [r for r in rows if not (r.state == "FAILED" and not r.nodes and not r.restarts) and _is(r, job)]
+    return max(ours, key=lambda row: row.submitted or 0.0, default=None) if job.token else None
+
+
+def _is(row: JobRow, job: Sought) -> bool:
+    """Whether ``row`` is the ``job``.
+
+    The id alone is no identity: a controller that crashes gives it out again. A site, or a person, may rename a job
+    and write another comment. So two of its marks decide, of which the token is in no other job's comment, and no
+    other job writes to its log. Where the cluster keeps no comments the name and the time of submission do, with a
+    minute for clocks that differ.
+    """
+    submitted = row.submitted or job.submitted_at
+    same_output = row.output in (str(job.log), str(job.log).replace("%", "%%"))  # Slurm expands a %
+    same_id = row.job_id == job.job_id
+    if row.comment == job.token:
+        return row.name == job.name or same_id or same_output
+    if same_output and (same_id or (not job.job_id and 0 < job.submitted_at <= submitted + WHOLE_SECONDS)):
+        return submitted >= job.submitted_at - 60
+    return not row.comment and row.name == job.name and submitted >= job.submitted_at - 60
 
 
 def _plain(text: str) -> str:
