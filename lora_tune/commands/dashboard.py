@@ -37,6 +37,7 @@ from lora_tune.commands.options import (
 )
 from lora_tune.commands.steer_form import is_steering, with_steering
 from lora_tune.commands.web_server import Application, listen
+from lora_tune.commands.well_formed import well_formed
 from lora_tune.review.dashboard_notes import is_note, with_notes
 from lora_tune.review.web_page import with_style
 from lora_tune.store import LEASE_SECONDS
@@ -72,7 +73,7 @@ def application(review: Review, storage: str | None) -> Application:
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
     shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
     noted = with_notes(with_style(shown), dressed, _Desk(review, storage))
-    return with_steering(noted, review.study, lambda: load(None), _RequestDesk(review, storage))
+    return well_formed(with_steering(noted, review.study, lambda: load(None), _RequestDesk(review, storage)))
 
 
 @dataclass(frozen=True, slots=True)

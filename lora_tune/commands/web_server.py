@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import sys
 import threading
@@ -12,6 +13,9 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from lora_tune.base.errors import SetupError
+
+MOST_BYTES = 1 << 20
+"""Of what a client sends after its headers; pages allow less."""
 
 REQUEST_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
@@ -60,9 +64,23 @@ class _Handler(WSGIRequestHandler):
 
     def parse_request(self) -> bool:
         try:
-            return super().parse_request()
+            return super().parse_request() and self._take_body()
         finally:
             self._patience.cancel()
+
+    def _take_body(self) -> bool:
+        """Read what follows the headers while patience lasts, so that no page waits for what drips in."""
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
+            self.send_error(411, "Length Required", "a request says by Content-Length how many bytes follow")
+            return False
+        if len(length) > 9 or int(length) > MOST_BYTES:
+            self.send_error(413, "Content Too Large", f"a request has at most {MOST_BYTES} bytes")
+            return False
+        body = self.rfile.read(int(length))
+        self.rfile.close()
+        self.rfile = io.BytesIO(body)
+        return len(body) == int(length)
 
     def finish(self) -> None:
         self._patience.cancel()

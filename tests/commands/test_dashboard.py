@@ -350,6 +350,43 @@ def test_tags_are_words_that_begin_with_a_number_sign() -> None:
     assert dashboard_notes.tags("#good, see issue #12 and a#b\n# Heading\n#re-run #good") == ["good", "re-run"]
 
 
+BIG, HUGE = "9" * 30, "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "environ"),
+    [
+        (f"/api/studies/{BIG}/param_importances", {}),
+        (f"/csv/{BIG}", {}),
+        (f"/api/studies/1/{HUGE}/note", {}),
+        ("/api/studies/1\0", {}),
+        ("/dashboard/\xff", {}),
+        ("/api/studies/1", {"QUERY_STRING": "after=x"}),
+        ("/api/studies/1", {"QUERY_STRING": "after="}),
+        ("/api/studies/1", {"QUERY_STRING": f"after={HUGE}"}),
+        ("/csv/1", {"QUERY_STRING": "trial_ids=1,x"}),
+        ("/steer", {"QUERY_STRING": "a=1&" * 2000}),
+        ("/steer", {"REQUEST_METHOD": "POST", "CONTENT_LENGTH": "\xb2"}),
+        ("/api/studies/1/note", {"REQUEST_METHOD": "PUT", "CONTENT_LENGTH": "\xb2"}),
+        ("/api/studies/1/note", {"REQUEST_METHOD": "PUT", "CONTENT_LENGTH": HUGE}),
+    ],
+)
+def test_a_request_that_cannot_be_is_answered_with_a_sentence(
+    shown: Application, path: str, environ: dict[str, str]
+) -> None:
+    """Each of them was answered 500, with a traceback on the terminal."""
+    status, sentence = ask(shown, path, **environ)
+    assert status == "400 Bad Request"
+    assert " " in sentence
+
+
+@pytest.mark.parametrize("encoding", [None, "\xff"])
+def test_a_client_that_names_no_encoding_gets_the_page(shown: Application, encoding: str | None) -> None:
+    named = {} if encoding is None else {"HTTP_ACCEPT_ENCODING": encoding}
+    assert ask(shown, "/dashboard")[0] == "200 OK"
+    assert ask(shown, "/static/no-such-file.js", **named)[0] == "404 Not Found"
+
+
 def test_a_page_elsewhere_cannot_read_it_by_another_name(shown: Application) -> None:
     status, _ = ask(shown, "/api/studies/1", HTTP_HOST="attacker.example:80")
     assert status.startswith("403")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import urllib.request
@@ -64,3 +65,56 @@ def test_others_are_served_meanwhile_and_after_it(server: WSGIServer, capfd: pyt
                 assert answer.read() == b"shown"
             assert silent.recv(100) == b""
     assert capfd.readouterr().err == ""
+
+
+def test_who_drips_a_body_is_hung_up_on(server: WSGIServer) -> None:
+    with closing(connect(server)) as client:
+        client.sendall(b"POST / HTTP/1.0\r\nContent-Length: 1000\r\n\r\n")
+
+        def refused() -> bool:
+            try:
+                client.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_for(refused, what="the server hangs up")
+        client.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(100) == b"", "nothing was done with half a body"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"Content-Length: x", b"411"),
+        (b"Content-Length: -1", b"411"),
+        (b"Content-Length: \xb2", b"411"),
+        (b"Transfer-Encoding: chunked", b"411"),
+        (b"Content-Length: " + b"9" * 5000, b"413"),
+        (b"Content-Length: 99999999", b"413"),
+    ],
+)
+def test_a_body_of_no_known_length_or_too_long_is_refused_with_a_sentence(
+    server: WSGIServer, headers: bytes, status: bytes
+) -> None:
+    with closing(connect(server)) as client:
+        client.sendall(b"POST / HTTP/1.0\r\n" + headers + b"\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.split()[1] == status
+    assert b"a request " in answer
+
+
+def test_a_body_that_comes_in_time_is_read_whole() -> None:
+    def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
+
+    found = listen(echo, "127.0.0.1", 0)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found.server_port}/", data=b"abc" * 1000, timeout=20) as answer:
+            assert answer.read() == b"abc" * 1000
+    finally:
+        found.shutdown()
+        found.server_close()

@@ -201,7 +201,7 @@ def test_headers_that_cannot_be_read_are_no_error_of_the_server(
 ) -> None:
     body = urlencode({"token": token_of(shown), "stop": "6"}).encode()
     sent = {"REQUEST_METHOD": "POST", "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}
-    assert ask(shown, "/steer", **sent | sender)[0].startswith("403")
+    assert ask(shown, "/steer", **sent | sender)[0][:3] in ("400", "403")
     assert rows(review) == []
 
 
