@@ -1,9 +1,8 @@
 """How long one proposal takes: ``python -m benchmarks.ask``, one core, 100 to 10,000 trials of the H100 surface.
 
-Prints the median seconds of ``ask`` for the portfolio, the grey box alone and, in the same run, Optuna's TPE:
+Prints the median seconds of ``ask`` for the default sampler, the grey box alone and, in the same run, Optuna's TPE:
 processor seconds of the one core, which a busy machine hardly changes, and seconds on the clock. Also the longest of
-the asks: the first reads all trials and, as these keep no forecasts, makes those of the newest anew; and after a run
-that reached the target the grey box reads every curve again.
+the asks: the first reads all trials, and after a run that reached the target the grey box reads every curve again.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import h100_wide
+from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.published import llama2_70b_lora
-from lora_tune.search.tpe import WindowedTPESampler
 
 ASKS = 7
 
@@ -78,17 +76,15 @@ def finish(study: optuna.Study, problem: Problem, trial: optuna.Trial) -> None:
     study.tell(trial, run.value, state=run.state)
 
 
-def grey_box() -> GreyBoxSampler:
+def grey_box(kind: type[GreyBoxSampler] = GreyBoxSampler) -> GreyBoxSampler:
     """The grey box as the laboratory's 8x H100 problem has it."""
-    goal = Goal(schedule=closed_schedule, reference_samples=rcp_mean)
-    prior = llama2_70b_lora()
-    return GreyBoxSampler(h100_wide(0).distributions, goal=goal, gpus=8, prior=prior, probes=True, seed=1)
+    problem, goal = h100_wide(0), Goal(schedule=closed_schedule, reference_samples=rcp_mean)
+    return kind(problem.distributions, goal=goal, gpus=8, prior=llama2_70b_lora(), probes=True, seed=1)
 
 
-def portfolio() -> PortfolioSampler:
+def default() -> GreyBoxSampler:
     """The default sampler of the same problem."""
-    arms = Arms(grey_box=grey_box(), tpe=WindowedTPESampler(seed=1, multivariate=True, constant_liar=True))
-    return PortfolioSampler(h100_wide(0).coordinates, arms, target=0.925, seed=1)
+    return grey_box(FromTodaySampler)
 
 
 def seconds(sampler: BaseSampler, trials: list[FrozenTrial]) -> tuple[float, str]:
@@ -118,8 +114,8 @@ def main() -> None:
     for count in sizes:
         trials = history(count)
         tpe = TPESampler(seed=1, constant_liar=True)
-        (whole, said), (_, alone), (usual, theirs) = (seconds(s, trials) for s in (portfolio(), grey_box(), tpe))
-        print(f"{count} trials: portfolio {said}, {whole / usual:.0f} times TPE; grey box {alone}, TPE {theirs}")
+        (whole, said), (_, alone), (usual, theirs) = (seconds(s, trials) for s in (default(), grey_box(), tpe))
+        print(f"{count} trials: default {said}, {whole / usual:.0f} times TPE; grey box {alone}, TPE {theirs}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 After 0 and after 40 finished trials, prints for each number of asks without a result between them: how many of the
 proposals are different configurations, how often one is repeated (as another seed of it), how many layouts and
 convergence settings they hold, how many are short runs, and the processor seconds of an ask (median, last), for the
-portfolio and for Optuna's TPE in the same run.
+default sampler and for Optuna's TPE in the same run.
 
 ``--packed``: the study of ``benchmarks.gpu.packed_sweep`` instead, asked as its driver asks, for the default sampler,
 the grey box and TPE: 64 at once, and 64 more when all of these have ended, with made-up results. All but LR of its
@@ -33,7 +33,7 @@ import optuna
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial
 
-from benchmarks.ask import history, portfolio
+from benchmarks.ask import default, history
 from benchmarks.gpu.packed_sweep import CPU, STUDY
 from benchmarks.laboratory.problems import PUBLISHED_H100, h100_wide
 from lora_tune.config.study import Study, parse_study
@@ -144,13 +144,13 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     print(f"{date.today()}, {platform.machine()}, one core; load of the machine {os.getloadavg()[0]:.1f}")
     if options.packed:
-        for name in ("portfolio", "grey_box", "tpe"):
+        for name in ("auto", "grey_box", "tpe"):
             packed(name)
         return
     for ended in (0, 40):
         trials = history(ended)
         for count in (int(text) for text in options.asked.split(",")):
-            for name, sampler in (("portfolio", portfolio()), ("TPE", TPESampler(seed=1, constant_liar=True))):
+            for name, sampler in (("default", default()), ("TPE", TPESampler(seed=1, constant_liar=True))):
                 print(f"after {ended}, {count} at once, {name}: {asked_at_once(sampler, trials, count)}", flush=True)
 
 

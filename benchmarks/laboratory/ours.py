@@ -22,10 +22,10 @@ from lora_tune.curves import Timing
 from lora_tune.logs.run import Eval
 from lora_tune.search import physics
 from lora_tune.search.fits_in_memory import Needs
+from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
-from lora_tune.search.portfolio import Arms, PortfolioSampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.tpe import WindowedTPESampler
 
@@ -127,35 +127,17 @@ class ProductTpe(Luckiest):
         return Ask(trial, dict(trial.params))
 
 
-class Portfolio(GreyBox):
-    """The product's default sampler with the product's own stopping."""
+class Default(GreyBox):
+    """The product's default sampler of studies with layouts or published results, with the product's own stopping."""
 
     def __init__(self, problem: Problem, seed: int, *, needs: Needs | None = None) -> None:
-        prior = published(problem)
-        super().__init__(problem, seed, prior=prior, needs=needs)
-        self._believes, self._seed = problem.coordinates.layout is not None or bool(prior), seed
-        self._study.sampler = self._portfolio()
-
-    def _portfolio(self) -> PortfolioSampler:
-        problem, seed = self._problem, self._seed
-        tpe = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
-        return PortfolioSampler(
-            problem.coordinates, Arms(grey_box=self._make() if self._believes else None, tpe=tpe),
-            target=problem.target, nodes=problem.nodes, limit_seconds=60 * problem.trial_minutes,
-            centre=problem.start, seed=seed,
-        )  # fmt: skip
-
-    def ask(self) -> Ask:
-        trial = self._study.ask(self._problem.distributions)
-        self.log.append(f"{trial.number}: {trial.params} {trial.user_attrs.get('why', '')}")
-        return Ask(trial, dict(trial.params), trial.user_attrs.get("kind", "full"))
+        super().__init__(problem, seed, prior=published(problem), needs=needs, sampler=FromTodaySampler)
+        self._make = partial(self._make, start=problem.start, nodes=problem.nodes)
+        self._study.sampler = self._make()
 
     def believed(self) -> Mapping[str, Any] | None:
         """As the product's export and report: by a sampler of its own, which the search is none the wiser for."""
-        try:
-            return self._portfolio().recommend(self._study)[0]
-        except ValueError:
-            return None
+        return self._make().recommend(self._study)[0]
 
 
 @dataclass(frozen=True)
@@ -182,6 +164,12 @@ def needs(problem: Problem) -> OtherStack | None:
     return OtherStack(problem.space, limit) if problem.published and limit is not None else None
 
 
+def ours(problem: Problem, seed: int, *, needs: Needs | None = None) -> GreyBox:
+    """What the product does with a study that names no sampler."""
+    known = problem.coordinates.layout is not None or bool(published(problem))
+    return Default(problem, seed, needs=needs) if known else ProductTpe(problem, seed)
+
+
 def published(problem: Problem) -> tuple[Observation, ...]:
     """The published results where they are about this problem, as a study's ``curves`` says in the product."""
     return llama2_70b_lora() if problem.published else ()
@@ -193,8 +181,8 @@ def misleading(factor: float = 10.0) -> tuple[Observation, ...]:
 
 
 METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
-    "ours": Portfolio,
-    "ours, physics": lambda p, seed: Portfolio(p, seed, needs=needs(p)),
+    "ours": ours,
+    "ours, physics": lambda p, seed: ours(p, seed, needs=needs(p)),
     "grey box": lambda p, seed: GreyBox(p, seed, prior=published(p)),
     "grey box, no prior": lambda p, seed: GreyBox(p, seed),
     "grey box, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),

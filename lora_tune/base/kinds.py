@@ -41,12 +41,12 @@ SAMPLERS = Registry(
     "lora_tune.samplers",
     "sampler",
     {
+        "auto": "lora_tune.search.samplers:AUTO",
         "tpe": "lora_tune.search.samplers:TPE",
         "random": "lora_tune.search.samplers:RANDOM",
         "gp": "lora_tune.search.samplers:GP",
         "cmaes": "lora_tune.search.samplers:CMAES",
         "grey_box": "lora_tune.search.samplers:GREY_BOX",
-        "portfolio": "lora_tune.search.samplers:PORTFOLIO",
     },
     needs=("sample_relative", "sample_independent"),
 )

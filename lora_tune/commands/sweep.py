@@ -36,6 +36,7 @@ from lora_tune.commands.plan import laid_over, plan_of, refuse_marks
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.config.tables import replaced_in
 from lora_tune.controller.driver import Outcome
 from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
@@ -108,6 +109,8 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
         name = key.rpartition(".")[2]
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
     plan = plan_of(file, from_file, study_options, options["output"], options["signing_key"])
+    if gone := replaced_in(plan.text):
+        click.echo(f"warning: {gone}", err=True)
     if dry_run:
         from lora_tune.commands.dry_run import print_proposals
 

@@ -49,10 +49,14 @@ def _check_search(study: Study, path: Path) -> None:
     space, budget = study.search_space, study.budget
     sampler = SAMPLERS.load(study.search.sampler)
     if budget.stop_below is not None and not getattr(sampler, "knows_gain", False):
-        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not know its expected gain'
+        problem = 'needs search.sampler = "auto" or "grey_box": this sampler does not know its expected gain'
+        raise StudyError(path, "budget.stop_below", problem)
+    auto = study.search.sampler == "auto"
+    if budget.stop_below is not None and auto and space.varies_nodes and study.objective.score != "throughput":
+        problem = "no search for a time knows its expected gain where NODES varies; remove it, or tune one size"
         raise StudyError(path, "budget.stop_below", problem)
     if study.search.probes and not getattr(sampler, "proposes_probes", False):
-        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler does not propose them'
+        problem = 'needs search.sampler = "auto" or "grey_box": this sampler does not propose them'
         raise StudyError(path, "search.probes", problem)
     _check_stated_rate(study, path)
     models = getattr(sampler, "objectives", None)
@@ -87,7 +91,7 @@ def _check_stated_rate(study: Study, path: Path) -> None:
     elif not {name.upper() for name in study.search_space.distributions()} & {"LR", "LEARNING_RATE"}:
         problem = "no LR or LEARNING_RATE is tuned; remove it, or tune one"
     elif not getattr(SAMPLERS.load(study.search.sampler), "proposes_probes", False):
-        problem = 'needs search.sampler = "portfolio" or "grey_box": this sampler has no use for it'
+        problem = 'needs search.sampler = "auto" or "grey_box": this sampler has no use for it'
     if problem:
         raise StudyError(path, "search.full_fine_tuning_lr", problem)
 

@@ -61,7 +61,7 @@ class TunedParameter(Conditional):
     role: Role | None = Field(
         None,
         description="what it decides: speed (and memory), convergence (samples to the target), or both; left out: "
-        "guessed from its name and tested by the trials",
+        "guessed from its name (the grey box and the search by throughput ask)",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -10,6 +11,22 @@ from lora_tune.base.kinds import SAMPLERS
 from lora_tune.config.parameters import Value
 from lora_tune.config.secrets import with_secrets_apart
 from lora_tune.config.section import Section
+
+REPLACED = {"portfolio": "auto"}
+"""Samplers that are gone, and what they are read as: studies and records of earlier releases name them."""
+
+
+def _sampler_of_today(name: str) -> str:
+    return SAMPLERS.known(REPLACED.get(name, name))
+
+
+def replaced_in(text: str) -> str:
+    """What a study file names that is gone, and what it is read as; "" where it names nothing of the kind."""
+    search = tomllib.loads(text).get("search", {})
+    name = search.get("sampler")
+    if name not in REPLACED:
+        return ""
+    return f'search.sampler: "{name}" is gone and read as "{REPLACED[name]}"; write that, or remove the line'
 
 
 class WorkloadTable(BaseModel):
@@ -33,8 +50,10 @@ class WorkloadTable(BaseModel):
 class Search(Section):
     """How trials are proposed."""
 
-    sampler: Annotated[str, AfterValidator(SAMPLERS.known)] = Field(
-        "portfolio", description="who proposes: portfolio, tpe, random, gp, cmaes, grey_box, or one that was added"
+    sampler: Annotated[str, AfterValidator(_sampler_of_today)] = Field(
+        "auto",
+        description="who proposes: auto (grey_box where there are layouts, published or ingested runs, else tpe), tpe, "
+        "random, gp, cmaes, grey_box, or one that was added",
     )
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
     startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
@@ -43,11 +62,11 @@ class Search(Section):
         gt=0,
         lt=1,
         description="learning rate at which the base is fine-tuned in full: LoRA's is then expected near ten times it "
-        "(a weak belief of portfolio and grey_box, for studies that no published results are about)",
+        "(a weak belief of grey_box, for studies that no published results are about)",
     )
     probes: bool | None = Field(
         None,
-        description="portfolio and grey_box may propose short runs that end once their layout's speed is measured "
+        description="the grey box may propose short runs that end once their layout's speed is measured "
         "[true where trials end such a run by themselves (peft, nemo, bridge, surface) and budget.trials is not given]",
     )
     enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
@@ -96,7 +115,7 @@ class Budget(Section):
         gt=0,
         lt=1,
         description="end when the next node-hour is expected to improve the score by less than this share "
-        "(0.002: 0.2%); needs sampler portfolio or grey_box, and a limit beside it",
+        "(0.002: 0.2%); needs sampler auto or grey_box, and a limit beside it",
     )
     parallel: int = Field(1, ge=1, description="trials at one time")
     trial_minutes: float = Field(60, gt=0, description="time limit of one trial, start-up included")

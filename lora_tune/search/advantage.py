@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -120,11 +118,6 @@ class Advantage:
         """
         return math.sqrt(self.sd**2 + self._luck * self.seeds.variance)
 
-    def ln_likelihood(self, ln_ratio: float, runs: float) -> float:
-        """Of ln(the other's seconds over its own) as measured. runs: half the harmonic mean of how many ran of each."""
-        variance = max(self.sd**2 + self.seeds.run_sd**2 / runs, 1e-9)
-        return -0.5 * ((ln_ratio - self.ln_saved) ** 2 / variance + math.log(variance))
-
     def gain_and_loss(self) -> tuple[float, float]:
         """Expected ln(seconds) gained where it is better, and lost where it is worse."""
         costs, shares = self.deaths.costs()
@@ -142,7 +135,12 @@ class Advantage:
     @property
     def is_clear(self) -> bool:
         """Whether what may be lost is little beside what is gained."""
-        return weighed(self).is_clear
+        gain, loss = self.gain_and_loss()
+        return gain > 0 and gain >= LEAST_ODDS * loss
+
+    def survivals_wanted(self) -> int | None:
+        """Runs that its layout has to live through before it is clearly better; None where these alone do not tell."""
+        return next((more for more in range(MOST_SURVIVALS + 1) if self.after(more).is_clear), None)
 
     def decision(self) -> Decision:
         """The further runs of one of the two that are worth most by what they may decide; worth nothing where it is
@@ -179,57 +177,3 @@ class Advantage:
         """What the other's deaths cost, on average."""
         costs, shares = self.other_deaths.costs()
         return float(shares @ costs)
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """What models believe of a configuration beside another, each with its share of the belief, the largest first."""
-
-    parts: tuple[tuple[float, Advantage], ...]
-
-    @property
-    def likeliest(self) -> Advantage:
-        """What the model with the largest share believes."""
-        return self.parts[0][1]
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether what may be lost is little beside what is gained, by all of them: what is handed over changes little
-        when the belief moves from one model to another."""
-        each = [(share, *advantage.gain_and_loss()) for share, advantage in self.parts]
-        gain, loss = sum(share * g for share, g, _ in each), sum(share * lost for share, _, lost in each)
-        return gain > 0 and gain >= LEAST_ODDS * loss
-
-    def survivals_wanted(self) -> int | None:
-        """Runs that its layout has to live through before it is clearly better; None where these alone do not tell."""
-        for more in range(MOST_SURVIVALS + 1):
-            if Weighed(tuple((share, advantage.after(more)) for share, advantage in self.parts)).is_clear:
-                return more
-        return None
-
-    def decision(self) -> Decision:
-        """The further runs of one of the two that are worth most by what they may decide; nothing where it is clear."""
-        if self.is_clear:
-            return Decision(runs=0, of_other=False, worth=0.0)
-        each = [(share, advantage.decision()) for share, advantage in self.parts]
-        return max((replace(d, worth=share * d.worth) for share, d in each), key=lambda decision: decision.worth)
-
-
-def heard(parts: Sequence[tuple[float, Advantage]], own: Sequence[float], other: Sequence[float]) -> Weighed:
-    """What models believe with these shares, each heard as far as it agrees with what the two have measured.
-
-    own, other: ln(seconds) of the runs of both. A model that says of two configurations the opposite of what they did
-    has no voice in which of them is better, however well it does elsewhere.
-    """
-    lns = [math.log(share) for share, _ in parts]
-    if own and other:
-        ln_ratio, runs = fmean(other) - fmean(own), 1 / (1 / len(own) + 1 / len(other))
-        lns = [ln + a.ln_likelihood(ln_ratio, runs) for ln, (_, a) in zip(lns, parts, strict=True)]
-    shares = [math.exp(ln - max(lns)) for ln in lns]
-    known = [(share / sum(shares), a) for share, (_, a) in zip(shares, parts, strict=True)]
-    return Weighed(tuple(sorted(known, key=lambda part: -part[0])))
-
-
-def weighed(advantage: Advantage) -> Weighed:
-    """One model's belief."""
-    return Weighed(((1.0, advantage),))

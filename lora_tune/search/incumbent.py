@@ -8,13 +8,13 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import MOST_SURVIVALS, Decision, Weighed
+from lora_tune.search.advantage import MOST_SURVIVALS, Advantage, Decision
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.proposed import Proposed
 from lora_tune.search.sentences import TO_BE_SURE, why_decides
 
 Values = Mapping[str, Any]
-Compare = Callable[[Values, Values], Weighed | None]
+Compare = Callable[[Values, Values], Advantage | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class IncumbentChoice:
     moved: Values
     held: Values
     best: Values
-    over: Weighed | None
+    over: Advantage | None
     compared: Compare
 
     @property

@@ -157,13 +157,14 @@ def _cmaes(study: Study, old_runs: OldRuns) -> BaseSampler:
 
 
 def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
-    return _time_to_target(study, old_runs) if objective_of(study).timed else _throughput(study)
-
-
-def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
-    """Our own sampler, with the rules that the study keeps and the public results where they apply."""
-    from lora_tune.search.grey_box import objective
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
+
+    return _time_to_target(study, old_runs, GreyBoxSampler) if objective_of(study).timed else _throughput(study)
+
+
+def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., GreyBoxSampler]) -> GreyBoxSampler:
+    """What ``make`` makes, with the rules that the study keeps and the public results where they apply."""
+    from lora_tune.search.grey_box import objective
     from lora_tune.search.published import CLOSED_DIVISION
     from lora_tune.search.study_physics import physics_of
 
@@ -179,7 +180,7 @@ def _time_to_target(study: Study, old_runs: OldRuns) -> GreyBoxSampler:
         nodes=study.site.nodes,
         limit_seconds=60 * study.budget.trial_minutes,
     )
-    return GreyBoxSampler(
+    return make(
         space.distributions(),
         goal=goal,
         gpus=space.gpus,
@@ -210,34 +211,24 @@ def published_about(study: Study) -> tuple[Observation, ...]:
     return of_benchmark(benchmark.name) if ours and benchmark is not None else ()
 
 
-def _portfolio(study: Study, old_runs: OldRuns) -> BaseSampler:
-    """Our own search for seconds to the target, where layouts or published results give it something to believe in.
+def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
+    """The grey box for seconds to the target, where layouts or published results give it something to believe in.
 
-    By throughput where that is wanted; TPE for every other objective, and for scripts of which neither a layout, a
-    published result nor a role is known, unless ``budget.stop_below`` needs an expected gain, which TPE cannot state.
+    By throughput where that is wanted; TPE for every other objective, for trials of several sizes, and for scripts of
+    which nothing is known, unless ``budget.stop_below`` needs an expected gain, which TPE cannot state.
     """
-    space = study.search_space
+    space, search = study.search_space, study.search
     if not objective_of(study).timed or study.objective.second is not None:
         alone = study.objective.score == "throughput" and study.objective.second is None
         return _throughput(study) if alone else _tpe(study, old_runs)
-    tpe, coordinates = _windowed_tpe(study), _coordinates(study)
-    told = study.search.full_fine_tuning_lr is not None or bool(old_runs())
-    believes = coordinates.layout is not None or bool(published_about(study)) or told
-    if not (believes or space.roles() or study.budget.stop_below is not None):
-        return tpe
-    from lora_tune.search.portfolio import Arms, PortfolioSampler
+    known = search.full_fine_tuning_lr is not None or bool(published_about(study)) or bool(old_runs())
+    wanted = known or _coordinates(study).layout is not None or study.budget.stop_below is not None
+    if space.varies_nodes or not wanted:
+        return _windowed_tpe(study)
+    from lora_tune.search.grey_box.from_today import FromTodaySampler
 
-    grey_box = _time_to_target(study, old_runs) if believes and not space.varies_nodes else None
-    return PortfolioSampler(
-        coordinates,
-        Arms(grey_box=grey_box, tpe=tpe),
-        target=study.target,
-        nodes=study.site.nodes,
-        limit_seconds=60 * study.budget.trial_minutes,
-        centre=where_the_user_stands(study),
-        stated=frozenset(space.roles()),
-        seed=study.search.seed,
-    )
+    make = partial(FromTodaySampler, start=where_the_user_stands(study), nodes=study.site.nodes)
+    return _time_to_target(study, old_runs, make)
 
 
 def where_the_user_stands(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
@@ -289,8 +280,8 @@ GREY_BOX = SamplerKind(
     several_node_counts=False,
     objectives=("time_to_target", "mlperf_score", "throughput"),
 )
-PORTFOLIO = SamplerKind(
-    make=_portfolio,
+AUTO = SamplerKind(
+    make=_auto,
     believes=_by_model,
     recommends_unrun=True,
     knows_gain=True,

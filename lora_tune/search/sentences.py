@@ -1,20 +1,11 @@
-"""Why the portfolio proposes and recommends what it does, in sentences."""
+"""Why the configuration of today is run again and handed over, in sentences."""
 
 from __future__ import annotations
 
 from lora_tune.base.format import duration
 from lora_tune.search.advantage import Advantage
-from lora_tune.search.whole.proposals import Believed, WholeProposal
 
 TO_BE_SURE = "short run of a layout that would replace the one of today, to see that it lives"
-
-
-def why_proposed(proposal: WholeProposal, nodes: int) -> str:
-    """Why the whole model proposed this."""
-    return (
-        f"every parameter may drive speed and convergence; expected to improve the recommendation by "
-        f"{100 * proposal.gain:.2f}% for {proposal.seconds * nodes / 3600:.2f} node-hours"
-    )
 
 
 def why_decides(*, of_other: bool) -> str:
@@ -29,13 +20,4 @@ def staying(seconds: float, best: Advantage, *, moved: bool) -> str:
     return (
         f"{today}: the one believed best is expected to take {duration(seconds)} and to save {100 * best.share:.1f}% "
         f"(give or take {100 * best.sd:.1f}%), which is not yet clear"
-    )
-
-
-def expectation(best: Believed) -> str:
-    """What the whole model expects of its recommendation."""
-    runs = "1 run" if best.runs == 1 else f"{best.runs} runs"
-    return (
-        f"expected {duration(best.score)} to the target, {runs} of this configuration; the next run is "
-        f"expected to improve on it by {100 * best.regret:.1f}%"
     )

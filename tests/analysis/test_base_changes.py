@@ -24,7 +24,7 @@ def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[StudyRecords,
     return replace(sweep, trials={**sweep.trials, 0: first}), best
 
 
-@pytest.mark.parametrize("sampler", ["grey_box", "portfolio"])
+@pytest.mark.parametrize("sampler", ["grey_box", "auto"])
 def test_each_change_is_told_with_its_worth_where_the_search_has_a_model(sampler: str) -> None:
     study = study_of(f'{STUDY}[search]\nsampler = "{sampler}"\n')
     sweep, best = with_base(study)

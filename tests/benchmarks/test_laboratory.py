@@ -15,7 +15,7 @@ from benchmarks.laboratory.catalogue import CATALOGUE
 from benchmarks.laboratory.expert import AsPublished, TwoStages
 from benchmarks.laboratory.families import FAMILIES
 from benchmarks.laboratory.optuna_methods import OptunaMethod, narrowed
-from benchmarks.laboratory.ours import Portfolio
+from benchmarks.laboratory.ours import Default
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.scripts import SCRIPTS
 from benchmarks.laboratory.summary import Record, ahead, calibration, regret_at
@@ -167,7 +167,7 @@ def test_looks_at_given_node_hours_say_what_was_in_force_then(switches: Problem)
 
 def test_looking_at_the_recommendation_changes_no_proposal(switches: Problem) -> None:
     def asked(looks: list[float] | None) -> list[str]:
-        method = Portfolio(switches, 1)
+        method = Default(switches, 1)
         play(switches, method, slots=2, budget=0.6, seed=1, looks=looks)
         return method.log
 

@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.search.advantage import LEAST_ODDS, Advantage, Deaths, weighed
+from lora_tune.search.advantage import LEAST_ODDS, Advantage, Deaths
 
 
 def lived(runs: int, *, risk: float = 0.3) -> Deaths:
     """What is believed of a layout of which a seventh of a run's weight said this risk, and which then lived."""
     return Deaths(died=0.15 * risk, lived=0.15 * (1 - risk) + runs)
-
-
-def wanted(advantage: Advantage) -> int | None:
-    return weighed(advantage).survivals_wanted()
 
 
 def test_without_deaths_one_standard_deviation_is_clear() -> None:
@@ -53,17 +49,17 @@ def test_a_layout_that_lived_once_more_is_believed_more_and_one_that_died_less(
 
 def test_a_layout_a_little_faster_has_to_live_through_several_runs_and_one_much_faster_through_few() -> None:
     """Three in a row live of a layout that dies in a third of its runs: one in four does."""
-    little, much = (wanted(Advantage(ln_saved=saved, sd=0.005, deaths=lived(1))) for saved in (0.045, 0.3))
+    little, much = (Advantage(ln_saved=saved, sd=0.005, deaths=lived(1)).survivals_wanted() for saved in (0.045, 0.3))
     assert little is not None
     assert much is not None
     assert 3 <= little <= 8
     assert much < little
-    assert wanted(Advantage(ln_saved=0.045, sd=0.005, deaths=lived(1 + little))) == 0
+    assert Advantage(ln_saved=0.045, sd=0.005, deaths=lived(1 + little)).survivals_wanted() == 0
 
 
 def test_where_survivals_alone_do_not_tell_none_are_wanted() -> None:
-    assert wanted(Advantage(ln_saved=0.02, sd=0.05, deaths=lived(1))) is None
-    assert wanted(Advantage(ln_saved=0.03, sd=0.005, deaths=Deaths(3, 6))) is None
+    assert Advantage(ln_saved=0.02, sd=0.05, deaths=lived(1)).survivals_wanted() is None
+    assert Advantage(ln_saved=0.03, sd=0.005, deaths=Deaths(3, 6)).survivals_wanted() is None
 
 
 def test_deaths_of_the_other_speak_for_the_one() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,13 @@ import pytest
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.search.advantage import Advantage, SeedDoubt, Weighed, heard, weighed
-from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.advantage import Advantage, SeedDoubt
+from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.incumbent import IncumbentChoice, choose
-from lora_tune.search.portfolio import Arms, PortfolioSampler
-from lora_tune.search.tpe import WindowedTPESampler
-from tests.search.test_portfolio import NEIGHBOUR, SPACE, START, with_runs
+
+SPACE: dict[str, BaseDistribution] = {"LR": FloatDistribution(1e-5, 1e-1, log=True)}
+START = {"LR": 1e-3}
+NEIGHBOUR = {"LR": 1.05e-3}
 
 RUN_SD, DIFFER_SD = 0.045, 0.03
 """How far runs of one configuration scatter, and how far configurations differ."""
@@ -69,7 +69,7 @@ def test_what_is_much_better_replaces_it_nevertheless() -> None:
 
 
 def table(**known: Advantage) -> Any:
-    return lambda values, other: weighed(known[f"{values['name']}_{other['name']}"])
+    return lambda values, other: known[f"{values['name']}_{other['name']}"]
 
 
 def named(name: str) -> Mapping[str, Any]:
@@ -111,7 +111,7 @@ class TestDecidingRuns:
 
     @pytest.mark.parametrize("open_runs", [0, 1, 3, 8])
     def test_as_many_are_open_at_a_time_as_may_decide_together(self, open_runs: int) -> None:
-        over = weighed(beside([-0.05] * 4, [0.0], 5))
+        over = beside([-0.05] * 4, [0.0], 5)
         found = IncumbentChoice(
             start=START, moved=START, held=START, best=NEIGHBOUR, over=over, compared=lambda *_: over
         )
@@ -125,49 +125,49 @@ class TestDecidingRuns:
 
     def test_a_search_runs_the_configuration_of_today_again_where_that_decides_most(self) -> None:
         """Where little else is to be gained, and not while that one is so much better that no run would tell."""
-        narrow: dict[str, BaseDistribution] = {"LR": FloatDistribution(9e-4, 1.2e-3, log=True)}
-        tpe = WindowedTPESampler(seed=1, n_startup_trials=5, multivariate=True, constant_liar=True)
-        made = PortfolioSampler(
-            Coordinates(distributions=narrow), Arms(grey_box=None, tpe=tpe), target=1.0, centre={"LR": 1e-3}, seed=1
-        )
-        study = optuna.create_study(sampler=made)
-        for rate, took in ((1e-3, 500), *((1.1e-3, took) for took in (450, 505, 470, 490))):
-            facts = {"samples_per_second": 10.0, "stop_samples": 10.0 * took, "verdict": "reached"}
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params={"LR": rate}, distributions=narrow, value=float(took), user_attrs=facts
-                )
-            )
-        assert made.recommend(study)[0] == {"LR": 1e-3}
+        narrow: dict[str, BaseDistribution] = {"LR": FloatDistribution(9.9e-4, 1.11e-3, log=True)}
+        study, made = studied(narrow, START, *(({"LR": 1.1e-3}, took) for took in (450, 505, 470, 490)))
+        assert made.recommend(study)[0] == START
         asked = [study.ask(narrow) for _ in range(4)]
         again = [t for t in asked if "another seed of the configuration of today" in t.user_attrs["why"]]
         assert again
-        assert all(t.params == {"LR": 1e-3} for t in again)
+        assert all(t.params == START for t in again)
+
+
+def studied(
+    space: dict[str, BaseDistribution], start: dict[str, Any] | None, *runs: tuple[dict[str, Any], float]
+) -> tuple[optuna.Study, FromTodaySampler]:
+    """After a run of today's configuration that took 500 s (None: it has none yet) and others; infinite: no target."""
+    made = FromTodaySampler(space, start=START, defaults=START, seed=1)
+    study = optuna.create_study(sampler=made)
+    for values, took in ([(start, 500.0)] if start else []) + list(runs):
+        facts: dict[str, Any] = {"samples_per_second": 10.0, "stop_samples": 10.0 * took, "verdict": "reached"}
+        state = TrialState.COMPLETE
+        if math.isinf(took):
+            state, facts = TrialState.PRUNED, {"samples_per_second": 10.0, "verdict": "censored"}
+        value = took if state is TrialState.COMPLETE else None
+        study.add_trial(
+            optuna.trial.create_trial(params=values, distributions=space, value=value, user_attrs=facts, state=state)
+        )
+    return study, made
 
 
 def test_the_start_stays_while_its_first_run_is_open() -> None:
-    study, made = with_runs((NEIGHBOUR, 0.97))
+    study, made = studied(SPACE, None, (NEIGHBOUR, 485.0))
     assert made.recommend(study)[0] == NEIGHBOUR
     study.add_trial(optuna.trial.create_trial(params=START, distributions=SPACE, state=TrialState.RUNNING))
     assert made.recommend(study)[0] == START
 
 
-def test_what_one_of_two_models_doubts_is_handed_over_only_where_it_is_hardly_believed() -> None:
-    """Else it would change whenever the belief moves to the other model."""
-    for_it, against = Advantage(ln_saved=0.05, sd=0.02), Advantage(ln_saved=-0.03, sd=0.02)
-    assert not Weighed(((0.6, for_it), (0.4, against))).is_clear
-    assert Weighed(((0.97, for_it), (0.03, against))).is_clear
-    assert not Weighed(((0.6, against), (0.4, for_it))).is_clear
+def test_the_start_stays_until_another_configuration_is_clearly_better() -> None:
+    hardly, made = studied(SPACE, START, (NEIGHBOUR, 485.0))
+    values, _, sentence = made.recommend(hardly)
+    assert values == START
+    assert "not yet clear" in sentence
+    clearly, made = studied(SPACE, START, *4 * [({"LR": 3e-3}, 300.0)])
+    assert made.recommend(clearly)[0]["LR"] > 2e-3
 
 
-def test_a_model_that_denies_what_the_two_have_measured_has_no_voice() -> None:
-    """The best took half the time of today's configuration; a model with a share of 22% was sure of the opposite."""
-    seeds = SeedDoubt(0.001, 0.001, 0.0, 0.04)
-    for_it = Advantage(ln_saved=0.87, sd=0.06, seeds=seeds)
-    against = Advantage(ln_saved=-3.1, sd=0.04, seeds=seeds)
-    parts = [(0.78, for_it), (0.22, against)]
-    assert not heard(parts, [], [7.7]).is_clear, "of one that has not run nothing is measured"
-    assert heard(parts, [6.8], [7.7]).is_clear
-    assert not heard(parts, [10.8], [7.7]).is_clear
-    agreeing = heard([(0.6, replace(for_it, ln_saved=0.80)), (0.4, replace(for_it, ln_saved=0.95))], [6.8], [7.7])
-    assert all(share > 0.3 for share, _ in agreeing.parts), "both are heard"
+def test_a_start_that_never_reached_the_target_does_not_stay() -> None:
+    study, made = studied(SPACE, None, (START, math.inf), (NEIGHBOUR, 485.0))
+    assert made.recommend(study)[0] == NEIGHBOUR

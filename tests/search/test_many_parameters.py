@@ -17,11 +17,6 @@ from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.grey_box.unit_range import unit
 from lora_tune.search.observations import SEED_SD, Observation
-from lora_tune.search.whole import proposals as whole
-from lora_tune.search.whole.encoding import Encoding
-from lora_tune.search.whole.model import learn_whole
-from lora_tune.search.whole.proposals import propose
-from lora_tune.search.whole.runs import Run
 
 Values = Mapping[str, Any]
 
@@ -74,19 +69,6 @@ def test_each_batch_size_is_walked_at_as_the_layout_says_it(monkeypatch: pytest.
     groups = candidates(learn(both, Goal(schedule=closed_schedule), runs(25)), np.random.default_rng(1))
     assert [g.batch for g in groups] == [8, 32]
     assert walked == [g.batch for g in groups for _ in WALKS]
-
-
-def test_the_whole_model_proposes_what_is_worth_more_than_its_first_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding = Encoding(SPACE, COORDINATES)
-    model = learn_whole(encoding, [Run(values=o.values, ln_score=math.log(o.reached / 2.2)) for o in runs(25)])
-
-    def rate() -> float:
-        found = propose(model, np.random.default_rng(1), init_seconds=60, limit_seconds=3600)
-        return found.gain / found.seconds
-
-    refined = rate()
-    monkeypatch.setattr(whole, "REFINED", 0)
-    assert refined > 1.05 * rate()
 
 
 def asked_at_once(count: int) -> list[Values]:

@@ -23,6 +23,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.model import learn as learn_grey_box
 from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
 from lora_tune.search.samplers import _time_to_target, make_sampler
 from lora_tune.search.study_physics import far_over, physics_of
@@ -202,7 +203,7 @@ class TestInTheGreyBox:
         """A layout that physics puts far over the GPU's memory is not tried while others are left."""
         text = (TWO / "study.toml").read_text(encoding="utf-8")
         study = parse_study(text.replace('score = "throughput"', "target = 0.925"), TWO / "study.toml")
-        sampler = _time_to_target(study, tuple)
+        sampler = _time_to_target(study, tuple, GreyBoxSampler)
         space = study.search_space.distributions()
         model = sampler.model(space, [])
         known, points = physics_of(study), [o.values for o in recorded(TWO, study)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from benchmarks.laboratory.ours import Portfolio
+from benchmarks.laboratory.ours import Default
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.config.study import load_study, parse_study
 from lora_tune.search.samplers import make_sampler
@@ -49,7 +49,7 @@ def test_shipped_studies_of_the_laboratorys_problem_probe_as_the_laboratory_does
     study = load_study(STUDIES / f"{name}.toml")
     made = optuna.create_study(sampler=make_sampler(study))
     asked = [made.ask(study.search_space.distributions()) for _ in range(4)]
-    measured = Portfolio(h100_wide(1), seed=1)
+    measured = Default(h100_wide(1), seed=1)
     assert "probe" in {trial.user_attrs.get("kind") for trial in asked}
     assert "probe" in {measured.ask().kind for _ in range(5)}  # the first is the start
 

@@ -7,28 +7,31 @@ from pathlib import Path
 
 import optuna
 import pytest
+from click.testing import CliRunner
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune.base.errors import StudyError
-from lora_tune.config.study import Study, parse_study
+from lora_tune.commands import sweep
+from lora_tune.config.study import Study, parse_study, study_changes
+from lora_tune.config.tables import replaced_in
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import readings
 from lora_tune.search.optuna_trials import ASSUMED_SD, filled_in
-from lora_tune.search.portfolio import PortfolioSampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler
 from lora_tune.search.tpe import WindowedTPESampler
 from tests.conftest import REPOSITORY
-from tests.fakes import command_study
+from tests.fakes import command_study, write_study
 
 
 def study(role: str = "", score: str = "time_to_target") -> Study:
-    """A study of LR and STEPS, searched by the portfolio, with another parameter."""
+    """A study of LR and STEPS, that names no sampler of its own, with another parameter."""
     knob = f'HIDDEN = {{ type = "int", low = 64, high = 512{role} }}\n'
     text = command_study(trials=5).replace("[space]\n", "[space]\n" + knob)
-    text = text.replace('sampler = "random"', 'sampler = "portfolio"')
+    text = text.replace('sampler = "random"', 'sampler = "auto"')
     return parse_study(text.replace("[objective]\n", f'[objective]\nscore = "{score}"\n'), Path("x.toml"))
 
 
@@ -50,17 +53,43 @@ def test_a_stated_role_goes_before_the_guess_from_the_name(role: str, speed: boo
     assert ("NCCL_ALGO" in c.speed_names, "NCCL_ALGO" in c.convergence_names) == (speed, convergence)
 
 
-def test_the_portfolio_searches_times_and_leaves_throughput_to_its_own_search() -> None:
-    assert isinstance(make_sampler(study(', role = "both"')), PortfolioSampler)
+def test_throughput_has_a_search_of_its_own() -> None:
     fastest = study(score="throughput")
     assert isinstance(make_sampler(fastest), ThroughputSampler)
 
 
 def test_a_script_of_which_nothing_is_known_is_searched_by_tpe_unless_the_sweep_ends_by_an_expected_gain() -> None:
     assert isinstance(make_sampler(study()), WindowedTPESampler)
+    assert isinstance(make_sampler(study(', role = "both"')), WindowedTPESampler)
     unknown = study()
     stopping = unknown.model_copy(update={"budget": unknown.budget.model_copy(update={"stop_below": 0.002})})
-    assert isinstance(make_sampler(stopping), PortfolioSampler)
+    assert isinstance(make_sampler(stopping), FromTodaySampler)
+
+
+def test_a_study_that_names_the_portfolio_is_read_as_one_of_today_and_says_so() -> None:
+    """Records of earlier sweeps hold it: they are read too, and the file is no other study once it is mended."""
+    text = command_study(trials=5).replace('sampler = "random"', 'sampler = "portfolio"')
+    old = parse_study(text, Path("x.toml"))
+    mended = parse_study(text.replace("portfolio", "auto"), Path("x.toml"))
+    assert old.search.sampler == "auto"
+    assert study_changes(old, mended) == []
+    assert replaced_in(text) == (
+        'search.sampler: "portfolio" is gone and read as "auto"; write that, or remove the line'
+    )
+    assert replaced_in(text.replace("portfolio", "tpe")) == ""
+
+
+def test_a_sweep_warns_of_the_sampler_that_is_gone(tmp_path: Path) -> None:
+    study = write_study(tmp_path, command_study(trials=5).replace('sampler = "random"', 'sampler = "portfolio"'))
+    done = CliRunner().invoke(sweep.main, ["--study", str(study), "--dry-run"])
+    assert 'warning: search.sampler: "portfolio" is gone and read as "auto"' in done.output
+
+
+def test_trials_of_several_sizes_have_no_expected_gain_of_a_time() -> None:
+    text = command_study(trials=5, stop_below=0.002).replace('sampler = "random"\n', "")
+    text = text.replace("[space]\n", '[space]\nNODES = { type = "categorical", choices = [1, 2] }\n')
+    with pytest.raises(StudyError, match="no search for a time knows its expected gain where NODES varies"):
+        parse_study(text, Path("x.toml"))
 
 
 def test_one_more_parameter_keeps_all_published_results_at_the_published_value() -> None:
@@ -89,25 +118,25 @@ def test_learning_rates_as_categories_that_nobody_published_do_not_end_the_searc
     assert optuna.create_study(sampler=sampler).ask(space).params["LR"] in rates
 
 
-def stated(line: str, sampler: str = "portfolio", text: str = command_study(trials=5)) -> Study:
+def stated(line: str, sampler: str = "auto", text: str = command_study(trials=5)) -> Study:
     return parse_study(text.replace('sampler = "random"', f'sampler = "{sampler}"\n{line}'), Path("x.toml"))
 
 
 def test_a_stated_rate_of_full_fine_tuning_moves_the_first_proposals() -> None:
-    """A grey box that knows of it asks near ten times that first; it is one of the arms even without layouts."""
+    """A grey box that knows of it asks near ten times that first; it is asked even without layouts."""
     study = stated("full_fine_tuning_lr = 1e-4", sampler="grey_box")
     sampler = make_sampler(study)
     assert isinstance(sampler, GreyBoxSampler)
     assert sampler.coordinates(study.search_space.distributions()).full_fine_tuning_lr == 1e-4
     told = make_sampler(stated("full_fine_tuning_lr = 1e-4"))
-    assert isinstance(told, PortfolioSampler)
+    assert isinstance(told, FromTodaySampler)
 
 
 @pytest.mark.parametrize(
     ("line", "sampler", "words"),
     [
-        ("full_fine_tuning_lr = 0", "portfolio", "full_fine_tuning_lr"),
-        ("full_fine_tuning_lr = 2", "portfolio", "full_fine_tuning_lr"),
+        ("full_fine_tuning_lr = 0", "auto", "full_fine_tuning_lr"),
+        ("full_fine_tuning_lr = 2", "auto", "full_fine_tuning_lr"),
         ("full_fine_tuning_lr = 1e-5", "tpe", "this sampler has no use for it"),
     ],
 )

@@ -1,4 +1,4 @@
-"""On which scale the values of a parameter count, in every model of the search alike."""
+"""On which scale the values of a parameter count, in the search."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.unit_range import from_unit, half_folds, unit
-from lora_tune.search.whole.encoding import Encoding
+from lora_tune.search.grey_box.unit_range import from_unit, unit
 
 BETA2, RATE = FloatDistribution(0.9, 0.9999), FloatDistribution(1e-5, 1e-1, log=True)
 EVEN = [*(FloatDistribution(*ends) for ends in ((0, 0.3), (0.5, 0.9), (0.9, 1))), IntDistribution(0, 9)]
@@ -25,7 +24,6 @@ def test_betas_and_discounts_count_by_their_horizon() -> None:
 )
 def test_other_ranges_count_evenly(even: FloatDistribution | IntDistribution) -> None:
     assert unit(even, even.low + 0.5 * (even.high - even.low)) == pytest.approx(0)
-    assert half_folds(even) == 0
 
 
 @pytest.mark.parametrize(
@@ -39,13 +37,12 @@ def test_a_value_is_found_again_at_its_place(spread: FloatDistribution | IntDist
     assert unit(spread, value) == pytest.approx(u, abs=0.25 if isinstance(spread, IntDistribution) else 1e-9)
 
 
-def test_choices_that_are_numbers_lie_at_the_same_place_in_both_models() -> None:
+def test_choices_that_are_numbers_lie_at_the_same_place_on_their_scale() -> None:
     """Those that span a factor of eight or more by their ratio."""
     space: dict[str, BaseDistribution] = {"LORA_ALPHA": CategoricalDistribution((8, 16, 32, 64, 128))}
     coordinates = Coordinates(distributions=space)
     for choice, place in ((8, -1.0), (32, 0.0), (128, 1.0)):
         assert coordinates.convergence_features({"LORA_ALPHA": choice})[0] == pytest.approx(place)
-        assert Encoding(space, coordinates).row({"LORA_ALPHA": choice}) == pytest.approx([place])
 
 
 def test_each_of_forty_choices_is_told_from_the_others() -> None:

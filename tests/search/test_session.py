@@ -17,7 +17,6 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.run import Eval
 from lora_tune.search.optuna_trials import of_trial
 from lora_tune.search.recorded import recorded_trials
-from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Asked, Session, unproposed
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
@@ -72,7 +71,6 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
         seed=1, scramble=True, warn_independent_sampling=False
     ),
     "its generation, with each trial": lambda: NSGAIISampler(seed=1, population_size=3),
-    "what the models forecast": lambda: make_sampler(study_of('sampler = "portfolio"')),
 }
 
 

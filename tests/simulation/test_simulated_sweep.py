@@ -57,7 +57,7 @@ def test_the_same_command_again_goes_on_and_adds_nothing_to_a_spent_budget(tmp_p
     assert "all 24 trials are proposed" in again.output
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "portfolio"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "auto"])
 def test_a_sweep_that_goes_on_draws_no_point_again(tmp_path: Path, sampler: str) -> None:
     """A sampler that is seeded as at the start would: half an hour of a node, and nothing learned."""
     study = tmp_path / "again.toml"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,11 @@ from lora_tune.search.grey_box.memory import MemoryModel
 from lora_tune.search.observations import Observation
 
 Values = Mapping[str, Any]
-LIKELY_DEAD, REDRAWN = 0.5, 8
-"""Chance to die of memory above which who knows nothing of it draws again, and how often at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRisk:
-    """A belief in the chance to die of memory, of configurations as a study names them; both models ask it."""
+    """A belief in the chance to die of memory, of configurations as a study names them."""
 
     coordinates: Coordinates
     needs: Needs | None
@@ -66,16 +64,6 @@ def learn_memory(coordinates: Coordinates, own: Sequence[Observation], needs: Ne
         learned = fits_in_memory.learn(peaks, needs.limit, needs.level_sd)
         believed = PeakMemory(learned, memory.recorded(x, died))
     return MemoryRisk(coordinates=coordinates, needs=needs, believed=believed)
-
-
-def likeliest_to_live(memory: MemoryRisk | None, draw: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``draw`` gives, drawn again while it is likelier to die of memory than to live; of all that the safest."""
-    drawn = [draw()]
-    if memory is None or memory.coordinates.distributions.keys() - drawn[0].keys():
-        return drawn[0]
-    while (risks := memory.chance(drawn)[0])[-1] > LIKELY_DEAD and len(drawn) < REDRAWN:
-        drawn.append(draw())
-    return drawn[int(np.argmin(risks))]
 
 
 def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:

@@ -19,7 +19,6 @@ from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.acquisition import Action, Values, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.forecast import compared, forecast
-from lora_tune.search.grey_box.memory_risk import MemoryRisk, learn_memory
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
@@ -193,15 +192,6 @@ class GreyBoxSampler(BaseSampler):
         model = learn(coordinates, self._goal, observations, self._scales, needs=self._needs)
         self._scales, self._learned = model.scales, model
         return model
-
-    def memory(self, study: optuna.Study, skip: int = -1) -> MemoryRisk | None:
-        """What all trials but ``skip`` say of memory; None where nothing is tuned that it is known to follow from."""
-        space = self._distributions or {}
-        coordinates = self.coordinates(space)
-        if coordinates.layout is None and self._needs is None:
-            return None
-        here = [o for o in self.observations(study, frozenset(space), skip) if not o.source]
-        return learn_memory(coordinates, here, self._needs)
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret."""

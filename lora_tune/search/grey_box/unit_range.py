@@ -18,17 +18,8 @@ WIDE = 8.0
 
 
 def unit(distribution: BaseDistribution, value: Any) -> float:
-    """A number on [-1, 1] over its range, evenly on the scale on which it counts: see :func:`half_folds`."""
+    """A number on [-1, 1] over its range, evenly on the scale on which it counts."""
     return coder(distribution)(value)[0]
-
-
-def half_folds(distribution: BaseDistribution) -> float:
-    """Half of a range in e-folds, of the value where it is searched on a log scale, of a decay's horizon; else 0."""
-    if not isinstance(distribution, FloatDistribution | IntDistribution):
-        return 0.0
-    if not (distribution.log or _is_decay(distribution)):
-        return 0.0
-    return 0.5 * (_place(distribution, distribution.high) - _place(distribution, distribution.low))
 
 
 def is_ordered(distribution: BaseDistribution) -> bool:
