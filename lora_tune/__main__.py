@@ -16,7 +16,6 @@ COMMANDS = {
     "sweep": "tune a study, or go on with it",
     "confirm": "more seeds of the leading trials, until one is shown to be better",
     "serve": "drive all studies of a database, as a service",
-    "move": "a sweep's records into another database",
     "status": "where a sweep stands",
     "steer": "ask something of a sweep that runs: try, stop, pause, change its budget",
     "export": "the best trial as a config that runs by hand",

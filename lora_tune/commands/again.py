@@ -32,7 +32,7 @@ def python(near: Callable[[Path], str] = near) -> str:
     return "python" if same else shlex.quote(near(Path(sys.executable)))
 
 
-def again(command: str, study: str, *more: str, storage: bool = True) -> str:
+def again(command: str, study: str, *more: str) -> str:
     """The line that runs ``command`` on the sweep of the command that runs now.
 
     A database URL with a password is left out: it came by a variable, which is still set where this is pasted.
@@ -45,15 +45,13 @@ def again(command: str, study: str, *more: str, storage: bool = True) -> str:
         The study's name, where the command that runs was given none.
     *more : str
         Further words.
-    storage : bool
-        Whether it works on the same database.
     """
     context = click.get_current_context(silent=True)
     options = {} if context is None else context.params
     argv = [f"lora_tune.{command}"]
     for name, option in _OPTIONS if command not in _OF_A_STUDY else _OPTIONS[:1]:
         value = options.get(name) or (study if name == "study_name" else None)
-        if value is not None and not (name == "storage" and (not storage or stores.has_password(str(value)))):
+        if value is not None and not (name == "storage" and stores.has_password(str(value))):
             argv += [option, str(value)]
     return f"{python()} -m {shlex.join([*argv, *more])}"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
-
 import sqlalchemy as sa
 
 from lora_tune.base.errors import KeyTakenError, RemarkChangedError
@@ -30,13 +27,6 @@ class Remarks:
         with self._store._reading() as connection:
             rows = connection.execute(wanted).mappings().all()
         return [Remark(**{k: v for k, v in row.items() if k != "sweep"}) for row in rows]
-
-    def copy_in(self, remarks: Iterable[Remark]) -> None:
-        """Take over what was written in another database. Raises StoreError."""
-        rows = [{"sweep": self._sweep, **asdict(remark)} for remark in remarks]
-        if rows:
-            with self._store._writing() as connection:
-                connection.execute(sa.insert(schema.remarks), rows)
 
     def write(self, remark: Remark) -> None:
         """Add a version. Raises RemarkChangedError where somebody was quicker, StoreError."""

@@ -44,7 +44,7 @@ def with_a_study(command: str) -> bool:
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if with_a_study(name)])
 def test_the_study_is_an_option_or_the_first_word(command: str) -> None:
-    more = {"move": ["--to", "sqlite:///other.db"], "interchange": ["--csv", "trials.csv"]}.get(command, [])
+    more = {"interchange": ["--csv", "trials.csv"]}.get(command, [])
     by_option = CliRunner().invoke(main, [command, "--study", "tinny", *more])
     by_word = CliRunner().invoke(main, [command, "tinny", *more])
     assert "did you mean tiny?" in by_option.output

@@ -10,15 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from lora_tune.__main__ import main
-from lora_tune.commands.again import again
 from lora_tune.commands.dashboard import application
 from lora_tune.commands.options import load_review
-from lora_tune.commands.sweep import main as sweep
 from tests.builders import ACTIVE_ENVIRONMENT
 from tests.commands.test_api import STUDY
 from tests.commands.test_dashboard import noted
@@ -129,11 +126,3 @@ def test_a_shell_runs_the_line_as_it_stands(swept: Path, tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert "run it: source" in done.stdout
-
-
-def test_what_goes_on_in_another_database_names_the_folder_and_not_the_old_database() -> None:
-    context = click.Context(sweep, info_name="move")
-    context.params = {"study_name": "mine.toml", "output": Path("the sweep"), "storage": "sqlite:///old.db"}
-    with context:
-        line = again("sweep", "mine", storage=False)
-    assert line.endswith("-m lora_tune.sweep --study mine.toml --output 'the sweep'")
