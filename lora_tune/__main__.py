@@ -25,7 +25,6 @@ COMMANDS = {
     "replay": "what a sweep would have made of logs that exist already",
     "score": "result folders of MLPerf submissions, judged as MLPerf judges them",
     "ingest": "old MLLOG logs teach the search before it spends",
-    "interchange": "all trials as CSV, Parquet, MLflow runs or TensorBoard events",
     "explain": "which knobs matter, why a trial ended, what to try next",
     "doctor": "what a study needs on this cluster, and how to fix what is missing",
 }

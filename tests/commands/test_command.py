@@ -44,13 +44,12 @@ def with_a_study(command: str) -> bool:
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if with_a_study(name)])
 def test_the_study_is_an_option_or_the_first_word(command: str) -> None:
-    more = {"interchange": ["--csv", "trials.csv"]}.get(command, [])
-    by_option = CliRunner().invoke(main, [command, "--study", "tinny", *more])
-    by_word = CliRunner().invoke(main, [command, "tinny", *more])
+    by_option = CliRunner().invoke(main, [command, "--study", "tinny"])
+    by_word = CliRunner().invoke(main, [command, "tinny"])
     assert "did you mean tiny?" in by_option.output
     assert (by_word.exit_code, by_word.output) == (by_option.exit_code, by_option.output)
 
-    twice = CliRunner().invoke(main, [command, "tinny", "--study", "tiny", *more])
+    twice = CliRunner().invoke(main, [command, "tinny", "--study", "tiny"])
     assert twice.exit_code == 2
     assert "the study is given twice: tiny by --study, and tinny" in twice.output
 

@@ -43,7 +43,6 @@ def told(folder: Path, trials: int, unit: str) -> dict[str, str]:
         "explain": ["explain", *where],
         "trial": ["explain", *where, "--trial", "0"],
         "report": ["report", *where, "--to", str(folder / "report.html")],
-        "interchange": ["interchange", *where, "--csv", str(folder / "trials.csv")],
     }
     printed = {}
     for name, words in commands.items():
@@ -90,7 +89,6 @@ def test_what_a_program_reads_names_the_unit(here: Path) -> None:
     told(here, 3, "epochs")
     done = CliRunner().invoke(main, ["status", "--study", "built", "--output", str(here / "built"), "--json"])
     assert json.loads(done.output)["progress_unit"] == "epochs"
-    assert "epochs" in (here / "trials.csv").read_text(encoding="utf-8")
 
 
 def test_a_note_says_a_million_samples_to_the_last_one() -> None:

@@ -6,7 +6,6 @@ draw, link, break a line where lines count, or leave its folder.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -24,7 +23,7 @@ from rich.console import Console
 from lora_tune.analysis.summary import overview
 from lora_tune.base.errors import StudyError
 from lora_tune.base.paths import SweepPaths
-from lora_tune.commands import interchange, report, status
+from lora_tune.commands import report, status
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.driver import Dependencies, Driver
@@ -153,22 +152,6 @@ def test_notes_hold_no_markup(text: str) -> None:
         for markup in ("<script", "<img", "<a ", "](javascript", "![x]"):
             assert markup not in bare
         assert no_controls(note)
-
-
-def test_tables_hold_cells(text: str, tmp_path: Path) -> None:
-    study, sweep = attacked(text)
-    rows = interchange.trial_rows(study, sweep, NOW)
-    interchange.write_csv(tmp_path / "trials.csv", rows)
-    with (tmp_path / "trials.csv").open(newline="", encoding="utf-8") as file:
-        read = list(csv.DictReader(file))
-    assert len(read) == len(sweep.trials)
-    cells = [cell for row in read for cell in row.values()]
-    assert not [cell for cell in cells if cell[:1] in ("=", "@", "\t", "\r")]
-    assert all(no_controls(cell, "\n\r\t") for cell in cells)
-    parquet = pytest.importorskip("pyarrow.parquet")
-    evals = {n: [e._asdict() for e in sweep.last_evals(n)] for n in sweep.trials}
-    interchange.write_parquet(tmp_path / "trials.parquet", rows, evals)
-    assert parquet.read_table(tmp_path / "trials.parquet").num_rows == len(sweep.trials)
 
 
 def test_bash_reads_back_the_value_and_runs_nothing(text: str) -> None:
