@@ -176,7 +176,6 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
         "eval-curves",
         "samples-to-target",
         "parallel",
-        "importance",
         "time",
         "throughput",
         "spending",

@@ -5,7 +5,7 @@ which :mod:`lora_tune.review.plots.svg` and :mod:`lora_tune.review.plots.figures
 from __future__ import annotations
 
 from lora_tune.config.study import Study
-from lora_tune.review.plots import curves, parallel, pareto, shares, speed, spending
+from lora_tune.review.plots import curves, parallel, pareto, speed, spending
 from lora_tune.review.plots.chart import Chart
 from lora_tune.store.records import StudyRecords
 
@@ -19,7 +19,6 @@ def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
         "parallel": parallel.parallel_coordinates(study, sweep),
-        "importance": shares.importance(study, sweep),
         "time": speed.time_decomposition(study, sweep),
         "throughput": speed.throughput(study, sweep),
         "spending": spending.spending(study, sweep),
