@@ -10,6 +10,7 @@ from lora_tune.analysis.describe import parameters_text
 from lora_tune.base import errors
 from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.commands.plan import mark_left
+from lora_tune.config.holding import study_holding
 from lora_tune.config.study import Study
 from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
@@ -35,6 +36,7 @@ def print_proposals(plan: DrivePlan) -> None:
         remarks = [f"no trial would run: {mark}", *remarks]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     begin = start(workload)
+    study = study_holding(study, begin.tuned if begin else None)
     session = Session(study, start=begin)
     if isinstance(workload, Prepares) and (preparation := workload.preparation(paths.preparation(0).folder)):
         click.echo("# before the first trial, once\n" + _shown(study, preparation))

@@ -22,6 +22,7 @@ from lora_tune.base.terminal import print_anything
 from lora_tune.commands.again import as_typed
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
+from lora_tune.controller.base_watch import with_base
 from lora_tune.store.records import StudyRecords
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -186,7 +187,8 @@ def recorded_study(sweep: StudyRecords, file: Path) -> Study:
     Works where the study file itself is not, such as on another machine that knows the database's URL.
     """
     study = with_secrets_of(parse_study(sweep.study_toml, file), file)
-    return study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
+    named = study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
+    return with_base(named, sweep)
 
 
 @dataclass(frozen=True, slots=True)

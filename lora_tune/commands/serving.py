@@ -18,6 +18,7 @@ from lora_tune.commands.metrics import Metrics
 from lora_tune.commands.people import people_if_known
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, parse_study
+from lora_tune.controller.base_watch import with_base
 from lora_tune.controller.dependencies import RealClock
 from lora_tune.controller.driver import Driver, Proposer
 from lora_tune.controller.quota import NodeQuota, demand
@@ -216,8 +217,9 @@ class Server:
             store.finish(lease, outcome.reason)
         from lora_tune.commands import report
 
-        export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-        report.write_report(plan.study, driving.sweep, plan.paths.report, people_if_known(store, plan.study.name))
+        study = with_base(plan.study, driving.sweep)
+        export.export_best(study, driving.sweep, plan.workload, plan.paths.best)
+        report.write_report(study, driving.sweep, plan.paths.report, people_if_known(store, study.name))
         return f"{outcome.reason}; report {plan.paths.report}"
 
     def _leave_alone(self, name: str, error: Exception) -> None:

@@ -37,6 +37,7 @@ from lora_tune.config.checks import closed_violations
 from lora_tune.config.kept_study import secrets_written_in
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.config.tables import replaced_in
+from lora_tune.controller.base_watch import with_base
 from lora_tune.controller.driver import Outcome
 from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
@@ -176,7 +177,9 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
     with writing_results(again("sweep", study.name)):
-        code = _hand_over(study, driving.sweep, plan.workload, paths, outcome, store, say=how.say)
+        code = _hand_over(
+            with_base(study, driving.sweep), driving.sweep, plan.workload, paths, outcome, store, say=how.say
+        )
     still_there(store, driving.sweep, driving.requests, paths.rescued, time.time())
     return code
 

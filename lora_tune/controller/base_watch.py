@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lora_tune.base.errors import InputError, SetupError
+from lora_tune.config.holding import study_holding
+from lora_tune.config.study import Study
 from lora_tune.store.records import StudyRecords, Trial
-from lora_tune.workloads.base import Starts, Workload, start
+from lora_tune.workloads.base import Start, Starts, Workload, start
 from lora_tune.workloads.base_config import differences
 
 REMEDY = "put it back, use another --output, or resume with --accept-changes"
@@ -21,6 +23,16 @@ SHOWN = 4
 def base_trial(sweep: StudyRecords) -> Trial | None:
     """The trial that measured the machine's own config as it stands; None where the study names none."""
     return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
+
+
+def with_base(study: Study, sweep: StudyRecords, begin: Start | None = None) -> Study:
+    """The study with a space that holds the machine's own config as the sweep's records have it.
+
+    begin: that config as trial 0 will measure it, for a sweep that has no trial yet.
+    """
+    measured = base_trial(sweep)
+    first = begin.tuned if begin is not None and not sweep.trials else None
+    return study_holding(study, first if measured is None else measured.tuned)
 
 
 def edited(workload: Workload) -> str:

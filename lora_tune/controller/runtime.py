@@ -16,7 +16,7 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study
-from lora_tune.controller.base_watch import refuse_departed
+from lora_tune.controller.base_watch import refuse_departed, with_base
 from lora_tune.controller.changed_study import changes_since, lasting, remedy
 from lora_tune.controller.dependencies import Projects
 from lora_tune.controller.doubts import doubts
@@ -150,6 +150,8 @@ def driver(
 
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
+        if (sweep := store.load(plan.study.name)) is not None:
+            plan = replace(plan, study=with_base(plan.study, sweep, start(plan.workload)))
         requests = stores.Requests(store, plan.study.name, lease)
 
         def search() -> Proposer:
@@ -245,13 +247,15 @@ def at_work(
 def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
     """The sweep's search, made from its records."""
     from lora_tune.search import priors
-    from lora_tune.search.samplers import make_sampler
+    from lora_tune.search.samplers import make_sampler, start_of
     from lora_tune.search.session import Session
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
     records = store.load(study.name)
     begun, stands = len(records.trials) if records else 0, start(plan.workload)
-    sampler = make_sampler(study, known, begun=begun, start=stands.tuned if stands else None)
+    first = None if stands is None else stands.tuned
+    point = start_of(records) if records is not None and begun else first
+    sampler = make_sampler(study, known, begun=begun, start=point)
     return Session(study, records, sampler, stands)
 
 

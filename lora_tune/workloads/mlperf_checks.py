@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
+from lora_tune.config.holding import holding
 from lora_tune.config.objective import goal_of
+from lora_tune.config.parameters import FloatParameter, IntParameter
+from lora_tune.config.space import Space
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.workloads import mlperf_evals
-from lora_tune.workloads.base import some_proposal
+from lora_tune.workloads.base import Start, some_proposal
 from lora_tune.workloads.base_config import BaseConfig, as_value, computed_from, equal, fitting_configs
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.mlperf_names import ALIASES, spelled
@@ -128,9 +131,28 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     ]
     if start.outside:
         sentences.append(f"trial 0 is {start.why}")
+    sentences += _widening(workload.study.search_space, start)
     schedule = _other_schedule(workload, base)
     sentences += filter(None, (schedule, _shorter_limit(workload, base), _left_behind(workload, base)))
     return sentences + _by_the_rules(workload, base, evals=not schedule)
+
+
+def _widening(space: Space, start: Start) -> list[str]:
+    """What of the space grows so that the config is a point of it, and how far; a sentence each."""
+    wider, sentences = holding(space, start.tuned or {}).parameters, []
+    for name, parameter in space.parameters.items():
+        grown, there = wider[name], f"{start.name} sets {name}={start.parameters.get(name)}"
+        if grown == parameter or not isinstance(parameter, IntParameter | FloatParameter):
+            continue
+        assert isinstance(grown, IntParameter | FloatParameter)
+        if (grown.low, grown.high) != (parameter.low, parameter.high):
+            there += (
+                f", outside {parameter.low:g} to {parameter.high:g}: the range is now {grown.low:g} to {grown.high:g}"
+            )
+        if isinstance(parameter, IntParameter) and isinstance(grown, IntParameter) and grown.step != parameter.step:
+            there += f", between steps of {parameter.step}: steps are now {grown.step}"
+        sentences.append(f"{there}, so that the search learns from trial 0")
+    return sentences
 
 
 def _left_behind(workload: MlperfWorkload, base: BaseConfig) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import SetupError
+from lora_tune.config.holding import holding
 from lora_tune.config.layout import Layout
 from lora_tune.config.parameters import (
     CategoricalParameter,
@@ -30,6 +31,9 @@ TRAINING = ("LR", "MAX_STEPS", "WARMUP_STEPS")
 """What a record should hold of every training, tuned or not."""
 
 LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
+
+SIZES = frozenset({*LAYOUT, "VP", "MINIBS", "GBS", "NODES"})
+"""Whose ranges say what fits and what the rules allow: a config outside them widens none."""
 
 NULLS = ("null", "None")
 """How a config writes YAML's null."""
@@ -192,18 +196,20 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
         return choice
     assert isinstance(parameter, FloatParameter | IntParameter)
     number = _number(value)
-    if number is None or not parameter.low <= number <= parameter.high:
+    widens = _usual(name) not in SIZES
+    drawn = number is not None and math.isfinite(number) and (number > 0 or not parameter.log)
+    if number is None or not drawn or not (widens or parameter.low <= number <= parameter.high):
         raise OutsideError(f"{name}={value} is not in {parameter.low:g} to {parameter.high:g}")
     if isinstance(parameter, FloatParameter):
         return number
-    if (number - parameter.low) % parameter.step:
+    if (number - parameter.low) % (1 if widens else parameter.step):
         raise OutsideError(f"{name}={value} is not a step of {parameter.step} from {parameter.low}")
     return int(number)
 
 
 def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mapping[str, Value]) -> None:
     """Raise OutsideError where the study fixes or derives another value for every trial."""
-    resolved = space.resolve(tuned)
+    resolved = holding(space, tuned).resolve(tuned)
     for name, parameter in space.parameters.items():
         if not _searched(parameter) and name in resolved and not equal(parameters.get(name), resolved[name]):
             there = parameters.get(name, "not set")

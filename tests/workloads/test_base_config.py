@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
 from lora_tune.base.paths import SweepPaths
+from lora_tune.config.holding import study_holding
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
+from lora_tune.controller.base_watch import with_base
+from lora_tune.search.recorded import in_memory
+from lora_tune.search.session import Session
+from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import as_value, computed_from, equal, read_base, stated_defaults
@@ -103,8 +109,7 @@ class TestTrialZero:
     @pytest.mark.parametrize(
         ("change", "why"),
         [
-            ({"LR": {"type": "float", "low": 5e-4, "high": 1e-3}}, "LR=0.0004 is not in 0.0005 to 0.001"),
-            ({"MAX_STEPS": {"type": "int", "low": 610, "high": 900, "step": 50}}, "not a step of 50 from 610"),
+            ({"MINIBS": {"type": "int", "low": 5, "high": 8}}, "MINIBS=4 is not in 5 to 8"),
             ({"layout": {"type": "layout", "tp": [2], "gbs": [8]}}, "does not offer its layout TP=4"),
             ({"FP8_DPA": {"type": "categorical", "choices": [0]}}, "FP8_DPA=1 is none of 0"),
             ({"FP8_DPA": 0}, "FP8_DPA is 1 there and 0 in every other trial"),
@@ -119,6 +124,42 @@ class TestTrialZero:
         assert start.tuned is None
         assert why in start.outside
         assert workload.job(as_it_stands(workload), tmp_path / "a").environment["LR"] == "0.0004"
+
+    @pytest.mark.parametrize(
+        ("name", "spread", "numbers", "sentence"),
+        [
+            ("LR", {"type": "float", "low": 5e-4, "high": 1e-3}, (4e-4, 1e-3), "outside 0.0005 to 0.001"),
+            ("MAX_STEPS", {"type": "int", "low": 610, "high": 900, "step": 50}, (610, 900, 10), "steps are now 10"),
+            ("MAX_STEPS", {"type": "int", "low": 100, "high": 500, "step": 50}, (100, 800, 50), "is now 100 to 800"),
+            ("MAX_STEPS", {"type": "int", "low": 810, "high": 900, "step": 50}, (800, 900, 10), "is now 800 to 900"),
+        ],
+    )
+    def test_the_space_grows_until_it_is_a_point_of_it(
+        self, tree: Path, name: str, spread: dict[str, Any], numbers: tuple[float, ...], sentence: str
+    ) -> None:
+        workload = made(tree, {**SPACE, name: spread})
+        start, study = start_of(workload), workload.study
+        assert start.tuned is not None, start.outside
+        assert any(
+            sentence in told and "so that the search learns from trial 0" in told for told in about_base(workload)
+        )
+        wider = study_holding(study, start.tuned)
+        parameter = wider.search_space.parameters[name]
+        assert tuple(getattr(parameter, end) for end in ("low", "high", "step")[: len(numbers)]) == numbers
+        assert wider.digest == study.digest
+        assert wider.with_options({"budget": {"trials": 9}}).search_space == wider.search_space
+        session = Session(wider, start=start)
+        first = session.ask()
+        assert not isinstance(first, str)
+        record = Trial(
+            number=0, seed=1, tuned=first.tuned, parameters=start.parameters, verdict=Verdict.REACHED, finished_at=1.0,
+            metrics=TrialMetrics(base=start.name, objective=10.0),
+        )  # fmt: skip
+        records = StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0, trials={0: record})
+        assert with_base(study, records) == wider
+        again = in_memory(with_base(study, records), records)
+        assert again.best_trial.params[name] == start.tuned[name]
+        assert not isinstance(Session(wider, records, start=start).ask(), str)
 
     @pytest.mark.parametrize("division", ["closed", "open"])
     def test_one_that_cannot_win_or_converge_is_told_so_before_it_runs(self, tree: Path, division: str) -> None:

@@ -1,0 +1,60 @@
+"""A study whose space holds a configuration that was there before it: ranges grow and steps shrink to its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from lora_tune.config.parameters import FloatParameter, IntParameter, Parameter, Value
+from lora_tune.config.space import Space
+from lora_tune.config.study import Study
+
+
+def holding(space: Space, tuned: Mapping[str, Value]) -> Space:
+    """The space with every number of ``tuned``, a point of its names, within its range and on its steps.
+
+    What lies outside a range widens it; what lies between two steps makes them the largest that reach it.
+    """
+    parameters = {n: _holding(p, tuned[n]) if n in tuned else p for n, p in space.parameters.items()}
+    return replace(space, parameters=parameters)
+
+
+def _holding(parameter: Parameter, value: Value) -> Parameter:
+    if isinstance(parameter, IntParameter):
+        number = int(value)
+        step = math.gcd(parameter.step, number - parameter.low)
+        ends = {"low": min(parameter.low, number), "high": max(parameter.high, number)}
+        return parameter.model_copy(update={**ends, "step": step})
+    if isinstance(parameter, FloatParameter):
+        real = float(value)
+        return parameter.model_copy(update={"low": min(parameter.low, real), "high": max(parameter.high, real)})
+    return parameter
+
+
+class _Holding(Study):
+    """A study, with the same content and hash, whose space holds a point."""
+
+    _point: Mapping[str, Value] = PrivateAttr(default_factory=dict)
+
+    @property
+    def search_space(self) -> Space:
+        """The study's space, with the point in it."""
+        return holding(super().search_space, self._point)
+
+    def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
+        """As of any study; the copy's space holds the point, too."""
+        return study_holding(super().with_options(options), self._point)
+
+
+def study_holding(study: Study, tuned: Mapping[str, Value] | None) -> Study:
+    """The same study, hash and all, with a space that holds the point ``tuned``; None: the study itself."""
+    if not tuned or holding(study.search_space, tuned) == study.search_space:
+        return study
+    fields = {name: getattr(study, name) for name in Study.model_fields}
+    held = _Holding.model_construct(study.model_fields_set, **fields)
+    held._point = dict(tuned)
+    return held
