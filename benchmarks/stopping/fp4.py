@@ -20,12 +20,13 @@ from benchmarks.stopping.belief import BATCH, STUDY, ended, stopped_at
 from benchmarks.stopping.envelope import EARLY, HEALING, HEALING_STEPS, RATES, never_healing
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import healing
+from lora_tune.controller.policy import Stop
 from lora_tune.controller.pruning import judge_curve
 from lora_tune.curves.conformal import supported
 from lora_tune.curves.stopping import FEWEST
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.store.records import StopKind, StudyRecords, Trial
 
 MANY = 20
 """Good runs of a longer sweep: they support 4.8%."""
@@ -51,6 +52,11 @@ def main() -> None:
         shares = [_shares(_study(curves, rate), before, words, others, winners) for rate in RATES]
         cells = " | ".join(f"{stopped:.0%}" for stopped, _ in shares)
         print(f"| {curves} | {before} | {words} | {cells} | {shares[0][1]:.0%} |", flush=True)
+    print("\n| said | winners capped beside eight FP8 leaders that need as long |")
+    print("|---|---|")
+    for words in SAID:
+        capped = [_capped(words, run, i, others) for i, run in enumerate(winners)]
+        print(f"| {words} | {sum(capped)} of {len(capped)} |", flush=True)
     for count in (FEWEST, MANY):
         print(f"{count} references of its own support {', '.join(f'{supported(r, count):.1%}' for r in RATES)}")
 
@@ -94,6 +100,34 @@ def _judged(
     trial = _trial(sweep, run.max_steps, known)
     good, never = (_stop(study, sweep, trial, evals) for evals in (run.run.evals, never_healing(run)))
     return good is not None, never is not None and never <= EARLY * run.max_steps * run.gbs
+
+
+def _capped(said: str, run: PublicRun, seed: int, others: Sequence[PublicRun]) -> bool:
+    """Whether the cap ends the run after any of its evals, though it comes to the target as soon as the leaders did."""
+    study = _study("llama2_70b_lora", RATES[0]).with_options({"pruning": {"cap": True}})
+    known, of_others = SAID[said]
+    stop = next(e for e in run.run.evals if e.loss <= study.target)
+    sweep = StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
+    for place, i in enumerate(np.random.default_rng(seed).permutation(len(others))[:FEWEST]):
+        sweep = _after(sweep, others[i].run.evals, run.max_steps, of_others)
+        leader = sweep.trials[len(sweep.trials) - 1]
+        seconds = stop.seconds * (1 + 0.002 * place)
+        timed = replace(leader, seconds=seconds, metrics=replace(leader.metrics, objective=seconds))
+        sweep = replace(sweep, trials={**sweep.trials, timed.number: timed})
+    trial = _trial(sweep, run.max_steps, known)
+    now = replace(sweep, trials={**sweep.trials, trial.number: trial})
+    return any(_ends(study, now, trial, run, count) for count in range(1, run.run.evals.index(stop) + 1))
+
+
+def _ends(study: Study, sweep: StudyRecords, trial: Trial, run: PublicRun, count: int) -> bool:
+    """Whether the driver stops the run as it is after ``count`` evals."""
+    evals = run.run.evals[:count]
+    log = RunLog(
+        run_start_ms=0, last_ms=int(1000 * evals[-1].seconds), evals=evals,
+        throughput=run.run.throughput[:count], eval_seconds=run.run.eval_seconds[:count],
+    )  # fmt: skip
+    judged = judge_curve(study, sweep, trial, log)
+    return isinstance(judged, Stop) and judged.kind is StopKind.CAPPED
 
 
 def _bad(count: int) -> Iterator[Sequence[Eval]]:
