@@ -22,7 +22,6 @@ from lora_tune.base.terminal import print_anything
 from lora_tune.commands.again import as_typed
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
-from lora_tune.controller.base_watch import with_base
 from lora_tune.store.records import StudyRecords
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -186,6 +185,8 @@ def recorded_study(sweep: StudyRecords, file: Path) -> Study:
 
     Works where the study file itself is not, such as on another machine that knows the database's URL.
     """
+    from lora_tune.controller.base_watch import with_base  # 0.1 s that --help need not wait
+
     study = with_secrets_of(parse_study(sweep.study_toml, file), file)
     named = study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
     return with_base(named, sweep)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.search.grey_box.features import RATE, STEPS, WARMUP
+from lora_tune.search.usual_names import RATE, STEPS, WARMUP
 from lora_tune.store.records import StudyRecords, Trial
 
 SAME_WORK = frozenset({*RATE, *STEPS, *WARMUP, "MIN_LR", "WARMUP_RATIO", "WEIGHT_DECAY", "SEED"})

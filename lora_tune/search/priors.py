@@ -16,8 +16,8 @@ from pathlib import Path
 from lora_tune import curves
 from lora_tune.base.errors import InputError
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.search.grey_box.features import BATCH, RATE, STEPS, WARMUP
 from lora_tune.search.observations import Observation
+from lora_tune.search.usual_names import BATCH, RATE, STEPS, WARMUP
 from lora_tune.store.records import PriorRun, Value
 
 ANNOUNCED: Mapping[str, tuple[str, ...]] = {

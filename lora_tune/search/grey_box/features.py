@@ -22,12 +22,8 @@ from lora_tune.config.layout import parse_layout
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.grey_box.layout_features import layout_features, layout_labels
 from lora_tune.search.grey_box.unit_range import coder, from_unit, is_ordered
+from lora_tune.search.usual_names import BATCH, INTERVAL, RATE, STEPS, WARMUP
 
-RATE = ("LR", "LEARNING_RATE")
-STEPS = ("MAX_STEPS", "STEPS", "TRAIN_STEPS")
-WARMUP = ("WARMUP_STEPS",)
-BATCH = ("GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE")
-INTERVAL = ("VAL_CHECK_INTERVAL",)
 _SPELLED = {name: (name, name.lower()) for name in (*STEPS, *BATCH, *INTERVAL)}
 SPEED = re.compile(
     r"TP$|PP$|CP$|VP$|SP$|MBS$|^TP_|^MC_TP|^NCCL|^NVTE|^CUDA|CUDA_GRAPH|^FP8_(?!$)|VBOOST|COMM_|WORKERS|OFFLOAD|"

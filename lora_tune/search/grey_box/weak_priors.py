@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from optuna.distributions import FloatDistribution
 
-from lora_tune.search.grey_box.features import LONGEST_WARMUP, RATE, Coordinates
+from lora_tune.search.grey_box.features import LONGEST_WARMUP, Coordinates
 from lora_tune.search.grey_box.gaussian import Belief, Prior
 from lora_tune.search.grey_box.unit_range import unit
+from lora_tune.search.usual_names import RATE
 
 OCTAVES = math.log(4)
 """The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
