@@ -106,7 +106,6 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Sto
         return None
     change = healing.healing_samples(trial, run, sweep)
     known = None if healing.own_shape(trial, run) else believed(study, sweep, trial)
-    forecasts = known is not None and _says_how_it_goes_on(known, sweep, trial, run)
     verdict = cap(
         run.evals,
         curves.timing(run, change),
@@ -114,7 +113,7 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Sto
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
         target=study.target,
-        family=known.family if known and forecasts else None,
+        family=known.family if known and _says_how_it_goes_on(known, sweep, trial, run) else None,
         healing=change,
     )
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
@@ -125,8 +124,10 @@ def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog,
 
     Without an eval nothing is known of the trial: it is run again.
     """
-    slower = slowdown(study, sweep, trial, run) if run.evals or run.train else 1.0
-    if stop.kind is not StopKind.TIME_LIMIT or slower < MUCH_SLOWER:
+    if stop.kind is not StopKind.TIME_LIMIT or not (run.evals or run.train):
+        return stop
+    slower = slowdown(study, sweep, trial, run)
+    if slower < MUCH_SLOWER:
         return stop
     sentence = f"{stop.sentence} on a machine {slower:.1f} times slower than for trials of equal work"
     kind = stop.diagnosis.kind if run.evals else FailureKind.INFRASTRUCTURE

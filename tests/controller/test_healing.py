@@ -37,20 +37,6 @@ FP4_RUNS = (
 """Eval losses as FP4 submissions of v5.1 have them: every 384 samples from 1,536 on, healed after 2,800."""
 
 
-FP4_BESIDE_FP8 = """
-[workload]
-kind = "command"
-argv = ["train"]
-[space]
-LR = { type = "float", low = 1e-4, high = 1e-3, log = true }
-[objective]
-target = 0.925
-curves = "llama2_70b_lora"
-[budget]
-trials = 9
-"""
-
-
 def fp4_run(losses: tuple[float, ...], *, healed_pace: float = 3.6) -> RunLog:
     """7.7 samples/s and 9.4 s an eval in FP4; ``healed_pace`` and 19 s after it, and 20 s for the change."""
     samples = [1536 + 384 * i for i in range(len(losses))]
@@ -245,7 +231,7 @@ def test_no_winner_in_fp4_is_capped_beside_a_leader_in_fp8(
     losses: tuple[float, ...], stated: dict[str, Any], by: str
 ) -> None:
     """Its curve lies high until it heals, then comes to the target within the leader's time."""
-    public = study_of(FP4_BESIDE_FP8)
+    public = study()
     done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, "finished_at": 1.0}
     whole = fp4_run(losses)
     leaders = {}
