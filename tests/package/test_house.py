@@ -56,8 +56,8 @@ def test_no_module_knows_two_of_the_big_libraries(house: list[Module]) -> None:
 
 
 def test_no_module_and_no_function_outgrows_a_reader(house: list[Module]) -> None:
-    """300 lines a module, 45 a function."""
-    assert max(m.lines for m in house) <= 300
+    """A module is as large as one idea, 600 lines at most; a function 45."""
+    assert max(m.lines for m in house) <= 600
     assert max(lines for m in house for _, lines in m.functions) <= 45
 
 
