@@ -20,7 +20,7 @@ import numpy as np
 
 from lora_tune.mlperf.submission import read_submission
 from lora_tune.mlperf.verdict import sentences
-from lora_tune.recipes import packed_data
+from lora_tune_recipes import packed_data
 from tests.recipes.served import Served, interpreter, served
 
 SEQ = 32
@@ -36,10 +36,10 @@ MEGATRON = {"LR": 4e-4, "TARGET": None, "VAL_CHECK_INTERVAL": None}
 """Target and schedule as the recipe takes them from the rules."""
 
 RECIPES: dict[str, tuple[str, str, str, dict[str, object]]] = {
-    "peft": ("", "lora_tune.recipes.peft_lora", "lora_tune.recipes.training",
+    "peft": ("", "lora_tune_recipes.peft_lora", "lora_tune_recipes.training",
              {"LR": 5e-3, "TARGET": 0.925, "VAL_CHECK_INTERVAL": 384}),
-    "nemo": ("nemo", "tests.recipes.cpu_shim", "lora_tune.recipes.nemo.trial", MEGATRON),
-    "bridge": ("bridge", "tests.recipes.bridge_shim", "lora_tune.recipes.bridge.trial",
+    "nemo": ("nemo", "tests.recipes.cpu_shim", "lora_tune_recipes.nemo.trial", MEGATRON),
+    "bridge": ("bridge", "tests.recipes.bridge_shim", "lora_tune_recipes.bridge.trial",
                {**MEGATRON, "FP8": 0, "USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}),
 }  # fmt: skip
 """Name -> its environment, the module that is its program, one that is imported ahead, and its own variables."""

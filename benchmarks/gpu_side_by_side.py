@@ -27,9 +27,9 @@ import torch
 
 from benchmarks.gpu.probes import row
 from benchmarks.gpu.trials import NEMO, run_trial
-from lora_tune.recipes.megatron.shapes import SHAPES, Shape
+from lora_tune_recipes.megatron.shapes import SHAPES, Shape
 
-PROGRAMS = {"nemo": NEMO, "peft": "lora_tune.recipes.peft_lora", "trainer": "benchmarks.plain_trainer"}
+PROGRAMS = {"nemo": NEMO, "peft": "lora_tune_recipes.peft_lora", "trainer": "benchmarks.plain_trainer"}
 
 
 def make_checkpoint(folder: Path, shape: Shape, seq: int) -> None:

@@ -23,8 +23,11 @@ ORDER = (
 )  # fmt: skip
 """Rooms in the order of import: a room knows only those before it."""
 
-OF_RECIPES = ("base", "mlperf", "launchers")
+TRAINERS = "lora_tune_recipes"
+OF_TRAINERS = ("base", "mlperf", "launchers")
 """What programs inside a trial may know: errors, what MLPerf's logs disclose, a pack's folder. Nobody knows them."""
+KINDS_OF_TRAINERS = ("workloads.py", "pack_gain.py", "peft_refusals.py")
+"""Where the trainers are workloads of the tuner, reached by entry points: they know the rooms up to the workloads."""
 
 LIBRARIES = ("optuna", "sqlalchemy", "submitit", "torch")
 LONG_FUNCTION = 45
@@ -57,9 +60,12 @@ class Module:
 
 
 def modules(root: Path) -> list[Module]:
-    """Every module of the package below ``root``."""
-    package = root / "lora_tune"
-    return [_module(path, package) for path in sorted(package.rglob("*.py"))]
+    """Every module of the tuner below ``root``, and of the trainers beside it, whose room is their package."""
+    return [
+        _module(path, root / package)
+        for package in ("lora_tune", TRAINERS)
+        for path in sorted((root / package).rglob("*.py"))
+    ]
 
 
 def _module(path: Path, package: Path) -> Module:
@@ -74,7 +80,8 @@ def _module(path: Path, package: Path) -> Module:
     libraries = frozenset(n.split(".")[0] for n in named) & frozenset(LIBRARIES)
     classes = tuple(n.name for n in tree.body if isinstance(n, ast.ClassDef))
     parameters = frozenset(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))
-    room, lines = parts[0] if len(parts) > 1 else "", text.count("\n")
+    room = TRAINERS if package.name == TRAINERS else parts[0] if len(parts) > 1 else ""
+    lines = text.count("\n")
     return Module(path, room, lines, ours, libraries, functions, classes, parameters)
 
 
@@ -119,8 +126,10 @@ def against_the_order(found: list[Module]) -> list[str]:
         for other in module.imports:
             if module.room in ("", other) or module.path.name == "__main__.py":
                 continue
-            if module.room == "recipes":
-                allowed = other in OF_RECIPES
+            if module.path.name in KINDS_OF_TRAINERS and module.room == TRAINERS:
+                allowed = other in ORDER[: ORDER.index("launchers")]
+            elif module.room == TRAINERS:
+                allowed = other in OF_TRAINERS
             else:
                 allowed = other in ORDER and ORDER.index(other) < ORDER.index(module.room)
             if not allowed:
@@ -134,8 +143,9 @@ def figures(root: Path) -> dict[str, object]:
     largest = max(found, key=lambda m: m.lines)
     long = [f"{m.path.name}:{name} {lines}" for m in found for name, lines in m.functions if lines > LONG_FUNCTION]
     return {
-        "modules": len(found),
-        "rooms": len({m.path.parent for m in found if m.room}),
+        "modules of the tuner": sum(m.room != TRAINERS for m in found),
+        "modules of the trainers": sum(m.room == TRAINERS for m in found),
+        "rooms of the tuner": len({m.room for m in found} - {"", TRAINERS}),
         "modules at the root": sum(not m.room and not m.path.name.startswith("__") for m in found),
         "import edges between rooms": len(edges(found)),
         "largest module": f"{largest.path.name} {largest.lines}",
@@ -144,7 +154,8 @@ def figures(root: Path) -> dict[str, object]:
         "modules that know two of " + ", ".join(LIBRARIES): len(of_two_libraries(found)),
         "class names that stand for two things": len(shared_class_names(found)),
         "parameters called by what happened to them": len(unnamed_parameters(found)),
-        "lines": sum(m.lines for m in found),
+        "lines of the tuner": sum(m.lines for m in found if m.room != TRAINERS),
+        "lines of the trainers": sum(m.lines for m in found if m.room == TRAINERS),
     }
 
 

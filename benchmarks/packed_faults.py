@@ -25,9 +25,9 @@ from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.launchers.job_records import alive, read_records
-from lora_tune.recipes.settings import TINY
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords, TrialState
+from lora_tune_recipes.settings import TINY
 from tests.cluster import Cluster, wait_until
 
 STUDY = """
@@ -134,7 +134,7 @@ class Run:
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):  # it ended meanwhile
                 words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-                if words[1:3] == [b"-m", b"lora_tune.recipes.packed_lora"] and words[3].startswith(folder):
+                if words[1:3] == [b"-m", b"lora_tune_recipes.packed_lora"] and words[3].startswith(folder):
                     victims.append(("pack", int(entry.name), signal.SIGKILL))
                     victims.append(("pack, asked to end", int(entry.name), signal.SIGTERM))
         return victims

@@ -20,16 +20,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-TINY = Path(__file__).parents[1] / "lora_tune" / "recipes" / "tiny"
+TINY = Path(__file__).parents[1] / "lora_tune_recipes" / "tiny"
 BATCH, SEQ, RANK, ALPHA, DROPOUT = 4, 64, 16, 32, 0.1
 
 
 def ours(adapters: int, steps: int) -> float:
     """Processor seconds of the steps in one pack."""
-    from lora_tune.recipes import settings as knobs
-    from lora_tune.recipes.packed.base import PackedBase
-    from lora_tune.recipes.packed.pack import Pack
-    from lora_tune.recipes.packed.slot import Slot
+    from lora_tune_recipes import settings as knobs
+    from lora_tune_recipes.packed.base import PackedBase
+    from lora_tune_recipes.packed.pack import Pack
+    from lora_tune_recipes.packed.slot import Slot
 
     common = {"MINIBS": BATCH, "SEQ": SEQ, "LORA_RANK": RANK, "LORA_ALPHA": ALPHA, "LORA_DROPOUT": DROPOUT}
     every = [

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu.trials_of_pack import LARGE, PEAK, SMALL, peak_share
 from lora_tune.base.llama import SHAPES
-from lora_tune.recipes import settings
+from lora_tune_recipes import settings
 
 RECORDS = Path(__file__).parent / "records"
 

@@ -15,12 +15,12 @@ from mlperf_logging.mllog import constants
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes import text
-from lora_tune.recipes.lora_model import tokenizer
-from lora_tune.recipes.settings import ATTENTION, Settings
-from lora_tune.recipes.text import Sequences
-from lora_tune.recipes.trial_log import TrialLog
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes import text
+from lora_tune_recipes.lora_model import tokenizer
+from lora_tune_recipes.settings import ATTENTION, Settings
+from lora_tune_recipes.text import Sequences
+from lora_tune_recipes.trial_log import TrialLog
 
 
 class Blocks(TrainerCallback):  # type: ignore[misc]

@@ -30,7 +30,7 @@ from lora_tune.store.records import StudyRecords
 def by_hand(config: Path, target: float) -> Eval | None:
     """``source config_X.sh`` and the recipe, in an otherwise empty environment; the eval that met the target."""
     done = subprocess.run(
-        ["bash", "-euc", f"source ./{config.name} && exec {sys.executable} -m lora_tune.recipes.peft_lora"],
+        ["bash", "-euc", f"source ./{config.name} && exec {sys.executable} -m lora_tune_recipes.peft_lora"],
         cwd=config.parent,
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
         capture_output=True,

@@ -1,7 +1,7 @@
 """Tables of real trials, shipped as surfaces or kept here: ``python -m benchmarks.tables [NAME...]`` shows them.
 
 ``python -m benchmarks.tables --ship TABLE.npz NAME`` makes the compact file from what
-``python -m lora_tune.recipes.many_adapters`` wrote: losses rounded to 0.0001, columns of text and folders left out.
+``python -m lora_tune_recipes.many_adapters`` wrote: losses rounded to 0.0001, columns of text and folders left out.
 
 Printed: how many of the grid's points reach a target with every seed, and how far apart those are, for a range of
 targets. A surface's target is the loss that a quarter of the points reach with every seed, rounded down to 0.01: good

@@ -24,7 +24,7 @@ from statistics import median
 
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
-from lora_tune.recipes.settings import TINY_TARGET
+from lora_tune_recipes.settings import TINY_TARGET
 
 UNREACHABLE = "0.01"
 
@@ -72,7 +72,7 @@ def measure(point: Point, fixed: dict[str, str]) -> Result:
     }
     began = time.monotonic()
     with tempfile.TemporaryFile() as log:
-        trial = subprocess.Popen([sys.executable, "-m", "lora_tune.recipes.peft_lora"], env=environment, stdout=log)
+        trial = subprocess.Popen([sys.executable, "-m", "lora_tune_recipes.peft_lora"], env=environment, stdout=log)
         _, trial.returncode, usage = os.wait4(trial.pid, 0)
         wall = time.monotonic() - began
         log.seek(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
-from lora_tune.recipes.hand_over import VARIABLE
+from lora_tune_recipes.hand_over import VARIABLE
 from tests.recipes.served import warm_worker
 from tests.waiting import wait_for
 
@@ -24,7 +24,7 @@ def peft_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     """Variables with which a PEFT trial begins in a process that has its libraries: importing them takes longer than
     most trials of the tests."""
     socket = tmp_path_factory.mktemp("peft") / "worker.sock"
-    with warm_worker(sys.executable, socket, ["lora_tune.recipes.training"]):
+    with warm_worker(sys.executable, socket, ["lora_tune_recipes.training"]):
         # Trials that may use the same GPUs would wait for each other.
         yield {VARIABLE: str(socket), "CUDA_VISIBLE_DEVICES": ""}
 

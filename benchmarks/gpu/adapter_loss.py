@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from lora_tune.recipes import text
+from lora_tune_recipes import text
 
 
 def loss(base: Path, adapter: Path, sequences: text.Sequences, dtype: torch.dtype, device: str) -> float:

@@ -28,11 +28,11 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 from benchmarks.gpu.probes import row
 from benchmarks.gpu.trials import Outcome, run_trial
-from lora_tune.recipes import packed_data
-from lora_tune.recipes.megatron.shapes import SHAPES
+from lora_tune_recipes import packed_data
+from lora_tune_recipes.megatron.shapes import SHAPES
 
-MODULES = {name: f"lora_tune.recipes.{name}_lora" for name in ("bridge", "nemo", "peft")}
-DATA = "lora_tune/recipes/tiny"
+MODULES = {name: f"lora_tune_recipes.{name}_lora" for name in ("bridge", "nemo", "peft")}
+DATA = "lora_tune_recipes/tiny"
 PLAIN: dict[str, object] = {"USE_TE_OPS": 0, "FUSED_SINGLE_QKV_ROPE": 0}
 BF16: dict[str, object] = {"FP8": 0, **PLAIN}
 SLICE: list[tuple[str, str, dict[str, object]]] = [

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.gpu.bridge import BF16, DATA, MODULES, NO_DPA, PLAIN, small_trial, worker_of
 from benchmarks.gpu.probes import row
 from benchmarks.gpu.trials import Outcome, run_trial
-from lora_tune.recipes.megatron.shapes import SHAPES
+from lora_tune_recipes.megatron.shapes import SHAPES
 
 Variant = tuple[str, str, dict[str, object]]
 """Recipe, name, variables."""

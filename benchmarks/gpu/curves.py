@@ -35,7 +35,7 @@ def main() -> None:
         name = f"lr{lr:g}_gbs{batch}"
         variables = {
             "MODEL": options.base,
-            "DATADIR": "lora_tune/recipes/tiny",
+            "DATADIR": "lora_tune_recipes/tiny",
             "SEQ": options.seq,
             "LR": lr,
             "MINIBS": batch,

@@ -1,7 +1,7 @@
 """Train a small Llama over bytes on one GPU, as the base that trials adapt.
 
 ``python -m benchmarks.gpu.make_base FOLDER``. The text is the source code of Python's standard library. The trials
-adapt it to the English of the language reference (``lora_tune/recipes/tiny``), so there is something to learn and a
+adapt it to the English of the language reference (``lora_tune_recipes/tiny``), so there is something to learn and a
 wrong learning rate shows. The result is a Hugging Face folder in bfloat16, which both recipes read.
 """
 
@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.make_tiny_base import code
-from lora_tune.recipes.megatron.shapes import SHAPES
+from lora_tune_recipes.megatron.shapes import SHAPES
 
 
 def train(shape_name: str, seq: int, batch: int, steps: int, peak: float) -> tuple[LlamaForCausalLM, float]:

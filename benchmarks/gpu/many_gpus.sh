@@ -20,7 +20,7 @@ study=${STUDY:-nemo_small_h200x$GPUS}
 [ "$GPUS" -lt 8 ] || study=${STUDY:-h200x8}
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 case " $* " in *" base "*) start_base ;; esac
-case " $* " in *" probes "* | *" layouts "* | *" sweep "* | *" confirm "* | *" overlap "*) start_worker lora_tune.recipes.nemo.trial ;; esac
+case " $* " in *" probes "* | *" layouts "* | *" sweep "* | *" confirm "* | *" overlap "*) start_worker lora_tune_recipes.nemo.trial ;; esac
 
 for stage in "$@"; do
     echo "== $stage $(date +%T)"

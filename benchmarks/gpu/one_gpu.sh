@@ -26,7 +26,7 @@ BASE=$LT/base
 study=${STUDY:-nemo_h100x1}
 nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 case " $* " in *" base "*) start_base ;; esac
-case " $* " in *" sweep "* | *" curves "* | *" probes "* | *" confirm "*) start_worker lora_tune.recipes.nemo.trial ;; esac
+case " $* " in *" sweep "* | *" curves "* | *" probes "* | *" confirm "*) start_worker lora_tune_recipes.nemo.trial ;; esac
 
 for stage in "$@"; do
     echo "== $stage $(date +%T)"
@@ -47,7 +47,7 @@ for stage in "$@"; do
         # Another worker, at the address that this study names: each has one set of imports.
         (
             export PYTHONPATH=$PEFT_PATH LORA_TUNE_WORKER=$LT/peft.sock
-            setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" lora_tune.recipes.training >"$LT/peft.log" 2>&1 </dev/null &
+            setsid python3 -m lora_tune_recipes.warm_worker --socket "$LORA_TUNE_WORKER" lora_tune_recipes.training >"$LT/peft.log" 2>&1 </dev/null &
             until_true 90 grep -q ready "$LT/peft.log" && tail -n 1 "$LT/peft.log"
             under_slurm peft_h100x1 "${SECONDS_PEFT:-120}" sweep --trials "${TRIALS_PEFT:-6}"
         )
@@ -61,7 +61,7 @@ for stage in "$@"; do
         unpack_nemo
         unpack_bridge
         start_workers_of_megatron
-        start_worker_of peft "$PEFT_PATH" lora_tune.recipes.training
+        start_worker_of peft "$PEFT_PATH" lora_tune_recipes.training
         workers_ready bridge nemo peft
         base_ready
         timeout "${SECONDS_BRIDGE:-460}" python3 -m benchmarks.gpu.bridge --base "$BASE" --workers "$LT/workers" --out "$OUT/bridge.json" \
@@ -80,7 +80,7 @@ for stage in "$@"; do
         ;;
     tables)
         for grid in ${GRIDS:-tiny small}; do
-            PYTHONPATH=$PEFT_PATH timeout "$((${SECONDS_TABLE:-240} + 60))" python3 -m lora_tune.recipes.many_adapters --grid "benchmarks/gpu/grid_$grid.json" \
+            PYTHONPATH=$PEFT_PATH timeout "$((${SECONDS_TABLE:-240} + 60))" python3 -m lora_tune_recipes.many_adapters --grid "benchmarks/gpu/grid_$grid.json" \
                 --seconds "${SECONDS_TABLE:-240}" --tokens "${TOKENS:-262144}" --out "$OUT/$grid.npz"
         done
         ;;

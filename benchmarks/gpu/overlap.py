@@ -28,7 +28,7 @@ def main() -> None:
         name = f"fp8_{fp8}_overlap_{overlap}"
         variables = {
             "MODEL": options.base,
-            "DATADIR": "lora_tune/recipes/tiny",
+            "DATADIR": "lora_tune_recipes/tiny",
             "SEQ": 512,
             "TP": 2,
             "CP": options.gpus // 2,

@@ -35,15 +35,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.gpu.trials_of_pack import LARGE, PEAK, SMALL, peak_share
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.megatron.shapes import SHAPES, Shape
-from lora_tune.recipes.packed.base import PackedBase
-from lora_tune.recipes.packed.pack import Pack
-from lora_tune.recipes.packed.slot import Slot, Texts
-from lora_tune.recipes.settings import Settings
-from lora_tune.recipes.text import Sequences
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import SlotTerms as JobSlot
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes.megatron.shapes import SHAPES, Shape
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.pack import Pack
+from lora_tune_recipes.packed.slot import Slot, Texts
+from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.text import Sequences
 
 Knobs = dict[str, object]
 WARM_UP, ROUNDS = 3, 8
@@ -93,7 +93,7 @@ def random_llama(shape: Shape, positions: int) -> Any:
 
 def random_base(name: str, positions: int) -> PackedBase:
     model = random_llama(SHAPES[name], positions)
-    with mock.patch("lora_tune.recipes.packed.base.load_base", return_value=model):
+    with mock.patch("lora_tune_recipes.packed.base.load_base", return_value=model):
         return PackedBase(settings_of())
 
 
@@ -258,7 +258,7 @@ def packed_seconds(common: Knobs, count: int) -> float:
             slot = JobSlot(argv=(), knobs=variables(common, i))
             folder.ask(Job(name=f"t-{i}-0", folder=place, argv=(), log=AttemptPaths(place).log, slot=slot))
         began = time.perf_counter()
-        command = [sys.executable, "-m", "lora_tune.recipes.packed_lora", str(folder.paths.folder), "--idle", "0"]
+        command = [sys.executable, "-m", "lora_tune_recipes.packed_lora", str(folder.paths.folder), "--idle", "0"]
         subprocess.run(command, check=True)
         seconds = time.perf_counter() - began
         codes = [json.loads((Path(root) / f"{i}" / "ended.json").read_text())["exit_code"] for i in range(count)]
@@ -280,7 +280,7 @@ def one_at_a_time(common: Knobs, count: int, environment: dict[str, str] | None 
     """Mean seconds of a trial of the PEFT recipe in a process of its own."""
     began = time.perf_counter()
     for i in range(count):
-        assert process("lora_tune.recipes.peft_lora", common, i, environment).wait() == 0
+        assert process("lora_tune_recipes.peft_lora", common, i, environment).wait() == 0
     return (time.perf_counter() - began) / count
 
 
@@ -289,8 +289,8 @@ def warm_worker() -> Iterator[dict[str, str]]:
     """The environment of trials that a worker serves."""
     with tempfile.TemporaryDirectory() as root:
         socket = Path(root) / "socket"
-        command = [sys.executable, "-m", "lora_tune.recipes.warm_worker", "--socket", str(socket)]
-        worker = subprocess.Popen([*command, "lora_tune.recipes.training"], stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "lora_tune_recipes.warm_worker", "--socket", str(socket)]
+        worker = subprocess.Popen([*command, "lora_tune_recipes.training"], stdout=subprocess.DEVNULL)
         try:
             end = time.monotonic() + 120
             while not socket.exists() and worker.poll() is None and time.monotonic() < end:

@@ -19,8 +19,8 @@ from benchmarks.gpu.packed import LARGE, Knobs, variables
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.recipes.settings import TINY
 from lora_tune.workloads.base import Job, SlotTerms
+from lora_tune_recipes.settings import TINY
 
 
 def losses(common: Knobs, packs: int, trials: int) -> list[float]:
@@ -34,7 +34,7 @@ def losses(common: Knobs, packs: int, trials: int) -> list[float]:
             slot = SlotTerms(argv=(), knobs=variables(common, number))
             folder.ask(Job(name=f"t-{number}-0", folder=attempt.folder, argv=(), log=attempt.log, slot=slot))
         options = ["--packs", str(packs), "--slots", str(-(-trials // packs)), "--idle", "1"]
-        command = [sys.executable, "-m", "lora_tune.recipes.packed_lora", str(folder.paths.folder), *options]
+        command = [sys.executable, "-m", "lora_tune_recipes.packed_lora", str(folder.paths.folder), *options]
         began = time.perf_counter()
         subprocess.run(command, check=True)
         seconds = time.perf_counter() - began

@@ -36,9 +36,9 @@ from benchmarks.tables import chosen_target, path_of
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.recipes import settings as knobs
 from lora_tune.simulation.tabular import read_table
 from lora_tune.workloads.base import Job, SlotTerms
+from lora_tune_recipes import settings as knobs
 
 GPU: dict[str, object] = {"SEQ": 256, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
 CPU: dict[str, object] = {"SEQ": 64, "EVAL_SAMPLES": 8, "VAL_CHECK_INTERVAL": 32}
@@ -80,7 +80,7 @@ def pack(order: Sequence[Configured], slots: int, *, refill: bool) -> Iterator[E
         folder = PackFolder(Path(root) / "pack")
         folder.make()
         began = time.monotonic()
-        command = [sys.executable, "-m", "lora_tune.recipes.packed_lora", str(folder.paths.folder), "--idle", "600"]
+        command = [sys.executable, "-m", "lora_tune_recipes.packed_lora", str(folder.paths.folder), "--idle", "600"]
         host = subprocess.Popen(command)
         waiting = list(enumerate(order))[::-1]
         present: dict[Path, Configured] = {}
@@ -119,7 +119,7 @@ def worker(order: Sequence[Configured]) -> Iterator[Ended]:
         for number, (configuration, own) in enumerate(order):
             variables = {**own, **environment}
             one = run_trial(
-                f"{number}", variables, module="lora_tune.recipes.peft_lora", limit=120, folder=Path(root) / "logs"
+                f"{number}", variables, module="lora_tune_recipes.peft_lora", limit=120, folder=Path(root) / "logs"
             )
             if not one.evals:
                 raise RuntimeError(one.failure or "a trial without an evaluation")

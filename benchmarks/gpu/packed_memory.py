@@ -27,7 +27,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
-from lora_tune.recipes import settings as knobs
+from lora_tune_recipes import settings as knobs
 
 TRIAL: dict[str, object] = {"SEQ": 512, "MINIBS": 8, "EVAL_SAMPLES": 64, "VAL_CHECK_INTERVAL": 128}
 CPU: dict[str, object] = {"SEQ": 64, "MINIBS": 8, "EVAL_SAMPLES": 8, "VAL_CHECK_INTERVAL": 128}
@@ -77,7 +77,7 @@ def train(common: dict[str, object], trials: int, left: float | None) -> tuple[l
         said = Path(root) / "pack.log"
         began = time.monotonic()
         with said.open("wb") as output:
-            command = [sys.executable, "-m", "lora_tune.recipes.packed_lora", str(folder.paths.folder), "--idle", "15"]
+            command = [sys.executable, "-m", "lora_tune_recipes.packed_lora", str(folder.paths.folder), "--idle", "15"]
             host = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             ask(folder, places[0], variables(common, 0))

@@ -30,9 +30,9 @@ from benchmarks.packed_faults import recorded
 from lora_tune.base.llama import Shape
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands.confirm.command import SUFFIX
-from lora_tune.recipes import settings as knobs
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords
+from lora_tune_recipes import settings as knobs
 
 WITHIN = 0.03
 LEADERS = 3

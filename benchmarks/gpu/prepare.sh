@@ -96,7 +96,7 @@ bridge_sweep_stage() { # $1: study
     start_base
     unpack_te
     unpack_bridge
-    [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
+    [ -S "$LT/workers/bridge.sock" ] || start_worker_of bridge "$BRIDGE_PATH" lora_tune_recipes.bridge.trial
     start_slurm
     workers_ready bridge
     base_ready
@@ -138,8 +138,8 @@ start_worker() { # $@: modules to import. Every trial is forked from it
     [ -e "$LT/worker.log" ] && return
     touch "$LT/worker.log"
     (
-        [ "$1" != lora_tune.recipes.nemo.trial ] || unpack_nemo
-        exec setsid python3 -m lora_tune.recipes.warm_worker --socket "$LORA_TUNE_WORKER" "$@" >"$LT/worker.log" 2>&1 </dev/null
+        [ "$1" != lora_tune_recipes.nemo.trial ] || unpack_nemo
+        exec setsid python3 -m lora_tune_recipes.warm_worker --socket "$LORA_TUNE_WORKER" "$@" >"$LT/worker.log" 2>&1 </dev/null
     ) &
     WORKER_PROCESS=$!
 }
@@ -147,14 +147,14 @@ start_worker() { # $@: modules to import. Every trial is forked from it
 start_worker_of() { # $1: recipe, peft, nemo or bridge. $2: its PYTHONPATH. $3: module to import. Many may run side by side
     mkdir -p "$LT/workers"
     # shellcheck disable=SC2086
-    PYTHONPATH=$2 setsid python3 -m lora_tune.recipes.warm_worker ${WORKER_OPTIONS-} --socket "$LT/workers/$1.sock" "$3" \
+    PYTHONPATH=$2 setsid python3 -m lora_tune_recipes.warm_worker ${WORKER_OPTIONS-} --socket "$LT/workers/$1.sock" "$3" \
         >"$LT/workers/$1.log" 2>&1 </dev/null &
     echo $! >"$LT/workers/$1.pid"
 }
 
 start_workers_of_megatron() { # one for each of the two libraries
-    start_worker_of bridge "$BRIDGE_PATH" lora_tune.recipes.bridge.trial
-    start_worker_of nemo "$NEMO_PATH" lora_tune.recipes.nemo.trial
+    start_worker_of bridge "$BRIDGE_PATH" lora_tune_recipes.bridge.trial
+    start_worker_of nemo "$NEMO_PATH" lora_tune_recipes.nemo.trial
 }
 
 workers_ready() { # $@: recipes

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.gpu.trials import Outcome, run_trial
-from lora_tune.recipes.megatron.shapes import SHAPES
+from lora_tune_recipes.megatron.shapes import SHAPES
 
 PEAK_TFLOPS = 790.0
 """What a large bf16 product reaches on one H100 or H200 (8192 cubed, random data); FP8 runs can pass it."""
@@ -101,7 +101,7 @@ def main() -> None:
         "WARMUP_TRAIN_STEPS": 1,
         "WARMUP_VALIDATION_STEPS": 1,
         "PROBE": 1,
-        "DATADIR": "lora_tune/recipes/tiny",
+        "DATADIR": "lora_tune_recipes/tiny",
         "DIST_TIMEOUT": 60,
     }
     records = []

@@ -6,16 +6,16 @@ import cProfile
 import pstats
 import sys
 
-from lora_tune.recipes import bridge_lora
-from lora_tune.recipes.ending import end_with
-from lora_tune.recipes.hand_over import hand_over
+from lora_tune_recipes import bridge_lora
+from lora_tune_recipes.ending import end_with
+from lora_tune_recipes.hand_over import hand_over
 
 rehearse = bridge_lora.rehearse
 
 
 def main() -> int:
     """Run the trial that the environment describes; returns its exit code."""
-    from lora_tune.recipes.bridge import run
+    from lora_tune_recipes.bridge import run
 
     profile, wait = cProfile.Profile(), run.alone_on_gpu
 

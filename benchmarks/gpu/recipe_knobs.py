@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.gpu.packed import random_llama
 from benchmarks.gpu.trials import Outcome, run_trial
-from lora_tune.recipes.megatron.shapes import SHAPES
+from lora_tune_recipes.megatron.shapes import SHAPES
 
 COMMON: dict[str, object] = {
     "SEQ": 512,
@@ -79,7 +79,7 @@ def main() -> None:
                     name.replace(" ", "_"),
                     {**COMMON, "MODEL": folder, **own},
                     ranks=ranks,
-                    module="lora_tune.recipes.peft_lora",
+                    module="lora_tune_recipes.peft_lora",
                     limit=options.limit,
                     folder=options.out.parent / "logs",
                 )

@@ -30,7 +30,7 @@ def worker(mode: str, module: str, folder: Path) -> tuple[subprocess.Popen[bytes
     """Start a warm worker that preloads ``module``; its log is ``folder/worker_MODE.log``."""
     socket = folder / f"{mode}.sock"
     with (folder / f"worker_{mode}.log").open("wb") as log:
-        command = [sys.executable, "-m", "lora_tune.recipes.warm_worker", *MODES[mode], "--socket", str(socket), module]
+        command = [sys.executable, "-m", "lora_tune_recipes.warm_worker", *MODES[mode], "--socket", str(socket), module]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True), socket
 
 
@@ -84,7 +84,7 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.out.parent
     folder.mkdir(parents=True, exist_ok=True)
-    started = {mode: worker(mode, "lora_tune.recipes.bridge.trial", folder) for mode in MODES}
+    started = {mode: worker(mode, "lora_tune_recipes.bridge.trial", folder) for mode in MODES}
     processes = {mode: process for mode, (process, _) in started.items()}
     until_ready(processes, folder)
     variables = {**small_trial(options.base), **BF16, "MCORE_CUDA_GRAPH": 1, "VAL_MBS": 16, "WARMUP_TRAIN_STEPS": 3}
@@ -94,7 +94,7 @@ def main() -> int:
         for mode, (_, socket) in started.items():
             os.environ["LORA_TUNE_WORKER"] = str(socket)
             trial = {**variables, "MINIBS": batch, "MBS": batch, "SEED": 1 + i // 2}
-            outcome = run_trial(f"{mode}_{i}", trial, module="lora_tune.recipes.bridge_lora", limit=60, folder=folder)
+            outcome = run_trial(f"{mode}_{i}", trial, module="lora_tune_recipes.bridge_lora", limit=60, folder=folder)
             rows.append(row(mode, batch, outcome))
             print(json.dumps(rows[-1]), flush=True)
             options.out.write_text(json.dumps({"trials": rows}, indent=1))

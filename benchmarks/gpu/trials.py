@@ -20,7 +20,7 @@ from typing import Any
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 
-NEMO = "lora_tune.recipes.nemo_lora"
+NEMO = "lora_tune_recipes.nemo_lora"
 PORTS = range(10_000, 30_000)
 """Below those that a kernel gives out: a trial may wait for its worker for minutes before it listens."""
 _count = itertools.count()

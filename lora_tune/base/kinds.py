@@ -26,16 +26,14 @@ WORKLOADS = Registry(
     "lora_tune.workloads",
     "workload",
     {
-        "peft": "lora_tune.workloads.recipe:PeftWorkload",
-        "nemo": "lora_tune.workloads.recipe:NemoWorkload",
-        "bridge": "lora_tune.workloads.recipe:BridgeWorkload",
         "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
         "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
         "command": "lora_tune.workloads.command:CommandWorkload",
         "surface": "lora_tune.simulation.workload:SurfaceWorkload",
     },
 )
-"""``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings)."""
+"""``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings). The trainers of
+``lora_tune_recipes`` (peft, nemo, bridge) come by entry points, as anybody's do."""
 
 SAMPLERS = Registry(
     "lora_tune.samplers",

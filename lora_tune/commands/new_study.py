@@ -14,7 +14,7 @@ from lora_tune.logs.unmatched import TELL_APART
 from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose
 from lora_tune.workloads.script_options import Option
 
-RELAY = ("python", "-m", "lora_tune.recipes.relay")
+RELAY = ("python", "-m", "lora_tune.logs.relay")
 UNREAD = "EDIT: not known without a log; run the script once and give init its output (--log FILE)"
 NOTHING = "EDIT: nothing in {source} looks like an eval; write the pattern that reads yours"
 

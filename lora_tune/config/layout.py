@@ -11,6 +11,7 @@ import functools
 import itertools
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -61,6 +62,12 @@ def parse_layout(text: str) -> Layout:
     if not pairs or " ".join(f"{k}{v}" for k, v in pairs) != text:
         raise ValueError(f"{text!r} is not a layout such as 'tp4 pp1 cp1 minibs4 mbs1'")
     return Layout(**{key: int(value) for key, value in pairs})
+
+
+def layout_of(parameters: Mapping[str, str | int | float | bool]) -> Layout:
+    """The layout within resolved parameters; degrees that are absent count as 1."""
+    degree = {k: int(parameters.get(k.upper(), 1)) for k in ("tp", "pp", "vp", "cp", "ep", "mbs", "minibs")}
+    return Layout(**degree, sp=int(parameters.get("SP", 0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Tables of real LoRA trials as surfaces: ``surface = "lora_tiny"`` or ``"lora_small"`` in a study.
 
-Measured, on one GPU by ``python -m lora_tune.recipes.many_adapters`` with ``benchmarks/gpu/grid_tiny.json`` and
+Measured, on one GPU by ``python -m lora_tune_recipes.many_adapters`` with ``benchmarks/gpu/grid_tiny.json`` and
 ``grid_small.json``: every eval loss. ``python -m benchmarks.tables`` made the shipped files from what it wrote and
 prints how the targets were chosen.
 

@@ -1,6 +1,6 @@
 """A surface from a table of real trials: measured curves of every point of a grid, on a machine's speeds.
 
-The table is what ``python -m lora_tune.recipes.many_adapters`` writes, an .npz with one row a trial, a full grid:
+The table is what ``python -m lora_tune_recipes.many_adapters`` writes, an .npz with one row a trial, a full grid:
 
     <KNOB>     [trials] for each knob of the grid, SEED among them, with at least two seeds; text is not read
     batch      [trials] sequences per optimizer step

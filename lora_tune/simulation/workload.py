@@ -10,14 +10,13 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.config.layout import config_file_name
+from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.simulation import SHIPPED
 from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render
-from lora_tune.workloads.recipe import layout_of
 
 PROBE_BLOCK = 384
 """Samples of each of a probe's blocks where VAL_CHECK_INTERVAL does not say; the second is warm."""

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.kinds import LOG_READERS, on_this_machine
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.config.layout import config_file_name
+from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.secrets import Variables
 from lora_tune.config.study import Study
 from lora_tune.logs.line_reader import SCALES
@@ -26,7 +26,6 @@ from lora_tune.workloads.command_words import one_word, script_of, shell_variabl
 from lora_tune.workloads.config_file import needs, render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
-from lora_tune.workloads.recipe import layout_of
 
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")

@@ -16,7 +16,7 @@ from pathlib import Path
 from lora_tune.base.errors import InputError, LoraTuneError, StudyError
 from lora_tune.base.findings import Finding
 from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.config.layout import Layout, config_file_name
+from lora_tune.config.layout import Layout, config_file_name, layout_of
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
@@ -32,7 +32,6 @@ from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.mlperf_names import ALIASES, probe_values, refuse_illegal, spelled
 from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.places import ALSO, given_by_site, places
-from lora_tune.workloads.recipe import layout_of
 from lora_tune.workloads.tree import TreeWorkload
 
 

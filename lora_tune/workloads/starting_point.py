@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import SetupError
 from lora_tune.config.holding import holding
-from lora_tune.config.layout import Layout
+from lora_tune.config.layout import Layout, layout_of
 from lora_tune.config.parameters import (
     CategoricalParameter,
     DerivedParameter,
@@ -22,7 +22,6 @@ from lora_tune.config.space import Space
 from lora_tune.workloads.base import Start, Value
 from lora_tune.workloads.base_config import as_value, equal
 from lora_tune.workloads.mlperf_names import ALIASES, NEUTRAL
-from lora_tune.workloads.recipe import layout_of
 
 EVALS = ("VAL_CHECK_INTERVAL", "SKIP_EVALS")
 """A config's own eval schedule: trial 0 keeps it, whatever the rules say."""

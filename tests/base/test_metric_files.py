@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.metric_files import MetricFiles, TableFile, TensorBoardFile
-from lora_tune.recipes import relay
+from lora_tune.logs import relay
 
 
 def events(folder: Path, scalars: list[tuple[str, float, int]]) -> bytes:

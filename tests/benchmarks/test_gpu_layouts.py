@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu.bridge_layouts import ALONE, LARGE, LARGE_TRIAL, SMALL, Variant, small_layout
-from lora_tune.recipes.bridge import settings as bridge
-from lora_tune.recipes.nemo import settings as nemo
+from lora_tune_recipes.bridge import settings as bridge
+from lora_tune_recipes.nemo import settings as nemo
 from tests.conftest import REPOSITORY
 
-BASE = REPOSITORY / "lora_tune" / "recipes" / "tiny"
+BASE = REPOSITORY / "lora_tune_recipes" / "tiny"
 READ = {"bridge": bridge.read, "nemo": nemo.read}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from lora_tune.base.small_files import create_json, write_json
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackFolder, PackRequest
-from lora_tune.recipes.packed import side_by_side
+from lora_tune_recipes.packed import side_by_side
 
 IDLE_SECONDS = 2.0
 

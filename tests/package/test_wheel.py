@@ -20,10 +20,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
-    package = REPOSITORY / "lora_tune"
     there = {
         str(path.relative_to(REPOSITORY))
-        for path in package.rglob("*")
+        for package in ("lora_tune", "lora_tune_recipes")
+        for path in (REPOSITORY / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     shipped = {f"lora_tune/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "studies").rglob("*.toml")}

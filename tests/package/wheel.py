@@ -19,7 +19,8 @@ def build_wheel(folder: Path) -> Path:
     source.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    shutil.copytree(REPOSITORY / "lora_tune", source / "lora_tune", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("lora_tune", "lora_tune_recipes"):
+        shutil.copytree(REPOSITORY / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("lora_tune-*.whl")

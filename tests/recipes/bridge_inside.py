@@ -15,8 +15,8 @@ def main() -> int:
 
 
 def _model() -> int:
-    from lora_tune.recipes.bridge.model import build_model
-    from lora_tune.recipes.bridge.settings import read
+    from lora_tune_recipes.bridge.model import build_model
+    from lora_tune_recipes.bridge.settings import read
 
     model = build_model(read(os.environ, 2), cuda=False)
     print(json.dumps({name: getattr(model, name) for name in os.environ["FIELDS"].split(",")}), flush=True)
@@ -24,7 +24,7 @@ def _model() -> int:
 
 
 def _convert() -> int:
-    from lora_tune.recipes.bridge import convert, imports
+    from lora_tune_recipes.bridge import convert, imports
 
     imports.prepare()
     bridge_shim.install_states()

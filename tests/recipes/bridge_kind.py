@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lora_tune.workloads.recipe import BridgeWorkload
+from lora_tune_recipes.workloads import BridgeWorkload
 
 
 class BridgeOnCpu(BridgeWorkload):

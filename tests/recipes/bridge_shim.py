@@ -16,8 +16,8 @@ import torch
 
 from tests.recipes import cpu_shim  # noqa: F401 - first: Megatron looks for CUDA while it is imported
 
-from lora_tune.recipes.bridge import imports  # isort: skip
-from lora_tune.recipes.ending import end_with  # isort: skip
+from lora_tune_recipes.bridge import imports  # isort: skip
+from lora_tune_recipes.ending import end_with  # isort: skip
 
 
 rehearsals: list[str] = []
@@ -64,7 +64,7 @@ def install_states() -> None:
 
 def main() -> int:
     """The Bridge recipe under the shim; the environment holds its knobs."""
-    from lora_tune.recipes import bridge_lora
+    from lora_tune_recipes import bridge_lora
 
     torch.set_num_threads(1)
     imports.prepare()
@@ -77,7 +77,7 @@ def rehearse() -> None:
     """The recipe's rehearsal under the shim, where ``REHEARSE`` is set: most tests need none."""
     if not os.environ.get("REHEARSE"):
         return
-    from lora_tune.recipes import bridge_lora
+    from lora_tune_recipes import bridge_lora
 
     torch.set_num_threads(1)
     imports.prepare()

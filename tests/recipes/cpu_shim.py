@@ -90,7 +90,7 @@ def install_states(seed: int) -> None:
 
 def main() -> int:
     """The NeMo recipe under the shim; the environment holds its knobs."""
-    from lora_tune.recipes import nemo_lora
+    from lora_tune_recipes import nemo_lora
 
     torch.set_num_threads(1)
     install_states(int(os.environ.get("SEED") or "1"))
@@ -102,7 +102,7 @@ def rehearse() -> None:
     """The recipe's rehearsal under the shim, where ``REHEARSE`` is set: most tests need none."""
     if not os.environ.get("REHEARSE"):
         return
-    from lora_tune.recipes import nemo_lora
+    from lora_tune_recipes import nemo_lora
 
     torch.set_num_threads(1)
     install_states(int(os.environ.get("SEED") or "1"))

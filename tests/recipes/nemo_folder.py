@@ -11,11 +11,11 @@ from tests.recipes import cpu_shim  # first: NeMo looks for CUDA while it is imp
 
 import lightning.pytorch as pl  # isort: skip
 
-from lora_tune.recipes.megatron.processes import read_processes
-from lora_tune.recipes.nemo import settings as knobs
-from lora_tune.recipes.nemo.callbacks import Base
-from lora_tune.recipes.nemo.data import PackedData
-from lora_tune.recipes.nemo.model import build_model, build_optimizer, build_trainer
+from lora_tune_recipes.megatron.processes import read_processes
+from lora_tune_recipes.nemo import settings as knobs
+from lora_tune_recipes.nemo.callbacks import Base
+from lora_tune_recipes.nemo.data import PackedData
+from lora_tune_recipes.nemo.model import build_model, build_optimizer, build_trainer
 
 
 class Save(pl.Callback):

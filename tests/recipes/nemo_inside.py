@@ -20,8 +20,8 @@ def _moves() -> int:
 
 
 def _overlap() -> int:
-    from lora_tune.recipes.nemo.model import build_model
-    from lora_tune.recipes.nemo.settings import read
+    from lora_tune_recipes.nemo.model import build_model
+    from lora_tune_recipes.nemo.settings import read
 
     config = build_model(read(os.environ, 2), cuda=False).config
     for name in ("bulk_wgrad", "bulk_dgrad", "overlap_rs_dgrad", "overlap_disable_qkv"):

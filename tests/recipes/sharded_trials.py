@@ -9,10 +9,10 @@ import itertools
 import json
 import sys
 
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes import text
-from lora_tune.recipes.ranks import connect
-from lora_tune.recipes.trainer import Trainer
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes import text
+from lora_tune_recipes.ranks import connect
+from lora_tune_recipes.trainer import Trainer
 
 
 def loss_of(variables: dict[str, str], steps: int) -> float:

@@ -12,18 +12,18 @@ from peft import PeftModel
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes import text
-from lora_tune.recipes.batch import Batch, weighted_losses
-from lora_tune.recipes.lora_model import load_base
-from lora_tune.recipes.packed import adapter_file
-from lora_tune.recipes.packed.base import PackedBase
-from lora_tune.recipes.packed.pack import Pack
-from lora_tune.recipes.packed.slot import Slot
-from lora_tune.recipes.ranks import connect
-from lora_tune.recipes.settings import Settings
-from lora_tune.recipes.text import Sequences
-from lora_tune.recipes.trainer import Trainer
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes import text
+from lora_tune_recipes.batch import Batch, weighted_losses
+from lora_tune_recipes.lora_model import load_base
+from lora_tune_recipes.packed import adapter_file
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.pack import Pack
+from lora_tune_recipes.packed.slot import Slot
+from lora_tune_recipes.ranks import connect
+from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.text import Sequences
+from lora_tune_recipes.trainer import Trainer
 from tests.recipes.test_many_adapters import single_trial
 
 FEW: dict[str, object] = {"MAX_STEPS": 3, "SEQ": 32, "EVAL_SAMPLES": 3, "VAL_CHECK_INTERVAL": 1000, "LORA_DROPOUT": 0}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes import packed_data
-from lora_tune.recipes.bridge import settings
-from lora_tune.recipes.bridge.imports import StandIns, present
-from lora_tune.recipes.megatron.data import load
+from lora_tune_recipes import packed_data
+from lora_tune_recipes.bridge import settings
+from lora_tune_recipes.bridge.imports import StandIns, present
+from lora_tune_recipes.megatron.data import load
 
 
 def test_a_stand_in_is_imported_and_never_called() -> None:

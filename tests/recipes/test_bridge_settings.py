@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes.bridge.healing import heal
-from lora_tune.recipes.bridge.settings import REFUSED, SPELLINGS, BridgeSettings, read
-from lora_tune.recipes.megatron.description import description
-from lora_tune.recipes.megatron.shapes import SHAPES
+from lora_tune_recipes.bridge.healing import heal
+from lora_tune_recipes.bridge.settings import REFUSED, SPELLINGS, BridgeSettings, read
+from lora_tune_recipes.megatron.description import description
+from lora_tune_recipes.megatron.shapes import SHAPES
 
 OVERLAP = {"TP_COMM_OVERLAP": 1, "TP": 2, "SP": 1}
-TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
+TINY = Path(__file__).resolve().parents[2] / "lora_tune_recipes" / "tiny"
 
 
 def settings(world: int = 8, **variables: object) -> BridgeSettings:

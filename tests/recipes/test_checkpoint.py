@@ -16,12 +16,12 @@ from torch.distributed import checkpoint as torch_dist
 
 from lora_tune.base.errors import InputError
 from lora_tune.base.llama import SHAPES
-from lora_tune.recipes.megatron import hf
-from lora_tune.recipes.megatron.checkpoint import check, expected, is_nemo, weights_folder
+from lora_tune_recipes.megatron import hf
+from lora_tune_recipes.megatron.checkpoint import check, expected, is_nemo, weights_folder
 from tests.conftest import REPOSITORY
 
 SHAPE = SHAPES["tiny"]
-BASE = REPOSITORY / "lora_tune" / "recipes" / "tiny"
+BASE = REPOSITORY / "lora_tune_recipes" / "tiny"
 Damage = Callable[[Path], object]
 
 

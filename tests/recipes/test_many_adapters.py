@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes import many_adapters, text
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.ranks import connect
-from lora_tune.recipes.schedule import learning_rate
-from lora_tune.recipes.settings import Settings
-from lora_tune.recipes.trainer import DROPOUT_SEEDS, Trainer
+from lora_tune_recipes import many_adapters, text
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes.ranks import connect
+from lora_tune_recipes.schedule import learning_rate
+from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.trainer import DROPOUT_SEEDS, Trainer
 
 FIXED: dict[str, object] = {"MAX_STEPS": 12, "VAL_CHECK_INTERVAL": 20, "EVAL_SAMPLES": 4, "SEQ": 64, "LORA_DROPOUT": 0}
 

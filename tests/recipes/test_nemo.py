@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lora_tune.recipes import packed_data
+from lora_tune_recipes import packed_data
 from tests.recipes.served import (
     TINY_SIZES,
     Served,

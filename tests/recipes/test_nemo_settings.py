@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes import packed_data, text
-from lora_tune.recipes.megatron.processes import Processes, first_host, read_processes
-from lora_tune.recipes.megatron.schedule import rule_schedule
-from lora_tune.recipes.megatron.shapes import SHAPES
-from lora_tune.recipes.nemo.settings import NemoSettings, read
+from lora_tune_recipes import packed_data, text
+from lora_tune_recipes.megatron.processes import Processes, first_host, read_processes
+from lora_tune_recipes.megatron.schedule import rule_schedule
+from lora_tune_recipes.megatron.shapes import SHAPES
+from lora_tune_recipes.nemo.settings import NemoSettings, read
 
-TINY = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
+TINY = Path(__file__).resolve().parents[2] / "lora_tune_recipes" / "tiny"
 
 
 def settings(world: int = 8, **variables: object) -> NemoSettings:

@@ -23,23 +23,23 @@ from lora_tune.base.small_files import write_json
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed import host as host_module
-from lora_tune.recipes.packed import tenant as tenant_module
-from lora_tune.recipes.packed.admission import Admission
-from lora_tune.recipes.packed.alone import SpeedAlone, Speeds
-from lora_tune.recipes.packed.base import PackedBase
-from lora_tune.recipes.packed.dropout import mixed
-from lora_tune.recipes.packed.group import Group
-from lora_tune.recipes.packed.head import FrozenHeadLoss
-from lora_tune.recipes.packed.host import Host
-from lora_tune.recipes.packed.norms import fuse_norms
-from lora_tune.recipes.packed.pack import Pack
-from lora_tune.recipes.packed.slot import Slot
-from lora_tune.recipes.packed.tenant import Tenant
-from lora_tune.recipes.settings import Settings
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import SlotTerms as JobSlot
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes.packed import host as host_module
+from lora_tune_recipes.packed import tenant as tenant_module
+from lora_tune_recipes.packed.admission import Admission
+from lora_tune_recipes.packed.alone import SpeedAlone, Speeds
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.dropout import mixed
+from lora_tune_recipes.packed.group import Group
+from lora_tune_recipes.packed.head import FrozenHeadLoss
+from lora_tune_recipes.packed.host import Host
+from lora_tune_recipes.packed.norms import fuse_norms
+from lora_tune_recipes.packed.pack import Pack
+from lora_tune_recipes.packed.slot import Slot
+from lora_tune_recipes.packed.tenant import Tenant
+from lora_tune_recipes.settings import Settings
 from tests.recipes.test_many_adapters import single_trial
 
 FEW: dict[str, object] = {"MAX_STEPS": 6, "SEQ": 32, "EVAL_SAMPLES": 3, "VAL_CHECK_INTERVAL": 8}
@@ -59,7 +59,7 @@ def base() -> Iterator[PackedBase]:
 @pytest.fixture(autouse=True)
 def _company_always_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the measured gain of a pair is noise, which must not decide who trains beside whom."""
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.LEAST_GAIN", 0.0)
 
 
 Curve = list[float]
@@ -186,7 +186,7 @@ def test_a_trial_in_a_pack_trains_what_the_recipe_trains(base: PackedBase, chang
 
 
 def test_what_is_dropped_has_the_asked_rate_and_keeps_the_mean(base: PackedBase) -> None:
-    from lora_tune.recipes.packed.dropout import SlotDropout
+    from lora_tune_recipes.packed.dropout import SlotDropout
 
     drop = SlotDropout.of([0.0, 0.25], [mixed(1), mixed(2)], torch.device("cpu"))
     assert drop is not None
@@ -206,7 +206,7 @@ def test_a_base_that_computes_activations_again_trains_the_same_and_is_seen_to_w
 
 
 def test_the_chunked_loss_is_the_cross_entropy_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_tune.recipes.packed.head.CHUNK", 3)
+    monkeypatch.setattr("lora_tune_recipes.packed.head.CHUNK", 3)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(8, 5), torch.randn(11, 5), torch.randn(11)
     predict, counts = torch.randint(0, 11, (8,)), torch.rand(8)
@@ -357,7 +357,7 @@ def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the
         return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be counted, too.
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", count)
     assert Host(sweep.folder, idle=0.0, packs=2, slots=2).serve()
     assert left[0] == for_others
@@ -379,7 +379,7 @@ def test_a_trial_whose_job_was_killed_trains_in_small_company_and_what_does_not_
         seen.add("".join(sorted(place.name for place in claimed if not AttemptPaths(place).ended.exists())))
         return rounds(pack, *done)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", count)
     sweep.serve()
     assert seen == {"ab", "cd", "e", "f"}
@@ -396,7 +396,7 @@ def test_beside_other_packs_one_that_cannot_record_an_end_hands_its_trials_over(
             raise OSError(errno.ENOSPC, "No space left on device")
         end(tenant, code)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Tenant, "end", no_room_for_the_first)
     assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
     assert not lost.ended.exists()
@@ -418,8 +418,8 @@ def test_beside_other_packs_one_that_cannot_claim_a_trial_hands_its_trials_over(
             raise OSError(errno.ENOSPC, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
-    monkeypatch.setattr("lora_tune.recipes.packed.tenant.write_json", no_room_for_its_end)
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.tenant.write_json", no_room_for_its_end)
     assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
     assert not lost.ended.exists()
     assert other.checkpoint.exists()
@@ -452,12 +452,12 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
         return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be stopped instead.
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", asked_in_the_middle)
     assert not host.serve()
     assert not any(attempt.ended.exists() for attempt in interrupted)
     monkeypatch.setattr(Pack, "round", rounds)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(9.0, 9.0, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(9.0, 9.0, 0))
     going_on = second.ask("1/attempt-1", SEED=1, **few)
     changed = second.ask("2/attempt-1", SEED=2, **{**few, "LR": 1e-4})
     second.serve()
@@ -484,8 +484,8 @@ def test_a_pack_whose_folder_is_removed_hands_its_trials_over(tmp_path: Path, mo
         return rounds(pack, *done)
 
     monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("lora_tune.recipes.packed.shares.TELL_SECONDS", 0.0)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.shares.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", removed_in_the_middle)
     assert not Host(first.folder, idle=0.0).serve()
     assert not attempt.ended.exists()
@@ -553,7 +553,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_trial(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     training, new = sweep.ask("a", MAX_STEPS=4), sweep.ask("b", SEED=2, MAX_STEPS=4)
-    monkeypatch.setattr("lora_tune.recipes.packed.shares.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.shares.TELL_SECONDS", 0.0)
     if what == "state":
         monkeypatch.setattr(PackFolder, "tell", full_disk)
     else:
@@ -576,7 +576,7 @@ def test_a_trial_that_cannot_be_saved_keeps_no_other_from_it(sweep: Sweep, monke
         host.stop()
         return rounds(pack, *done)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", asked_to_end)
     assert not host.serve()
     assert (first.checkpoint.exists(), second.checkpoint.exists()) == (False, True)
@@ -626,7 +626,7 @@ def test_a_trial_that_made_room_for_the_evaluation_of_another_is_evaluated_when_
             raise torch.OutOfMemoryError("CUDA out of memory")
         return evaluate(pack, slots)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "evaluate", only_alone)
     monkeypatch.setattr(Admission, "fits", lambda self, present, new: self.limit is None or not present)
     sweep.serve()
@@ -743,7 +743,7 @@ def test_a_step_for_which_memory_is_short_is_made_again_as_if_for_the_first_time
                 return steps(group, due)
         return steps(group, due)
 
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     monkeypatch.setattr(Group, "step", short_once)
     sweep.serve()
     assert -1 in calls
@@ -773,7 +773,7 @@ def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeyp
 
     attempts = [sweep.ask("a"), sweep.ask("b", SEED=2)]
     monkeypatch.setattr(Pack, "round", broken)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0))
     with pytest.raises(RuntimeError):
         sweep.serve()
     for attempt in attempts:
@@ -788,8 +788,8 @@ def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, m
         return rounds(pack, *done)
 
     attempts = [sweep.ask("a", MAX_STEPS=2), sweep.ask("b", SEED=2, MAX_STEPS=2)]
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0, 1.0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.LEAST_GAIN", 1.05)
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0, 1.0))
     monkeypatch.setattr(Pack, "round", counted)
     sweep.serve()
     assert set(widths) == {1}
@@ -799,7 +799,7 @@ def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, m
 def test_whether_two_gain_by_company_is_measured_before_they_train(
     base: PackedBase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.LEAST_GAIN", 1.05)
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.LEAST_GAIN", 1.05)
     clock = iter([float(n) for n in range(1000)])
     monkeypatch.setattr("time.process_time", lambda: next(clock))  # every step lasts a second, of one and of two
     settings = trial()

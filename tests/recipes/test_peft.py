@@ -31,23 +31,23 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf.log_check import complaints
 from lora_tune.mlperf.log_check import parse as parse_log
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes import text
-from lora_tune.recipes.batch import Batch, weighted_losses
-from lora_tune.recipes.fsdp_settings import Sharding
-from lora_tune.recipes.hand_over import VARIABLE
-from lora_tune.recipes.lora_model import adapters_fit_shares, build, load_base
-from lora_tune.recipes.ranks import connect, refuse
-from lora_tune.recipes.schedule import learning_rate
-from lora_tune.recipes.settings import TINY
-from lora_tune.recipes.text import Sequences, byte_tokens
-from lora_tune.recipes.trainer import Trainer, clip
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes import text
+from lora_tune_recipes.batch import Batch, weighted_losses
+from lora_tune_recipes.fsdp_settings import Sharding
+from lora_tune_recipes.hand_over import VARIABLE
+from lora_tune_recipes.lora_model import adapters_fit_shares, build, load_base
+from lora_tune_recipes.ranks import connect, refuse
+from lora_tune_recipes.schedule import learning_rate
+from lora_tune_recipes.settings import TINY
+from lora_tune_recipes.text import Sequences, byte_tokens
+from lora_tune_recipes.trainer import Trainer, clip
 from tests.conftest import REPOSITORY
 from tests.recipes.sharded_trials import loss_of
 from tests.waiting import wait_for
 
 SHORT = {"MAX_STEPS": "20", "VAL_CHECK_INTERVAL": "40", "EVAL_SAMPLES": "8", "TARGET": "0.01"}
-MODULE = "lora_tune.recipes.peft_lora"
+MODULE = "lora_tune_recipes.peft_lora"
 IMPORTED = (VARIABLE, "CUDA_VISIBLE_DEVICES")
 """Set while a worker has imported for these trials."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -274,7 +274,7 @@ def test_parallelism_that_cannot_train_is_refused(
 
 def test_tensor_parallelism_that_adapters_do_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers 5.17 gives a rank's layer its share of the width, and peft an adapter of the whole."""
-    monkeypatch.setattr("lora_tune.recipes.lora_model.installed", "5.17.0")
+    monkeypatch.setattr("lora_tune_recipes.lora_model.installed", "5.17.0")
     with pytest.raises(SetupError, match=r"TP=2: transformers 5\.17\.0 is here; allowed is TP=1, or"):
         load_base(knobs.read({"TP": "2", "SEQ": "128"}))
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_tune.base.errors import InputError
-from lora_tune.recipes.bridge.peft_format import CONFIG, WEIGHTS, check
-from lora_tune.recipes.bridge.settings import BridgeSettings, read
+from lora_tune_recipes.bridge.peft_format import CONFIG, WEIGHTS, check
+from lora_tune_recipes.bridge.settings import BridgeSettings, read
 from tests.recipes.served import TINY
 
 SIZES = {"HIDDEN": 64, "FFN": 96, "HEADS": 4, "KV_GROUPS": 2, "VOCAB": 256, "LAYERS": 2, "NORM_EPS": 1e-6}

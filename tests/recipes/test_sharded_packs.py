@@ -19,15 +19,15 @@ import torch
 
 from lora_tune.base.errors import InputError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.recipes import packed_lora
-from lora_tune.recipes import settings as knobs
-from lora_tune.recipes.packed.alone import SpeedAlone, Speeds
-from lora_tune.recipes.packed.base import PackedBase
-from lora_tune.recipes.packed.host import Host
-from lora_tune.recipes.packed.pack import Pack
-from lora_tune.recipes.packed.sharded import ShardedBase
-from lora_tune.recipes.packed.slot import Slot
-from lora_tune.recipes.packed.together import Together, meeting_place
+from lora_tune_recipes import packed_lora
+from lora_tune_recipes import settings as knobs
+from lora_tune_recipes.packed.alone import SpeedAlone, Speeds
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.host import Host
+from lora_tune_recipes.packed.pack import Pack
+from lora_tune_recipes.packed.sharded import ShardedBase
+from lora_tune_recipes.packed.slot import Slot
+from lora_tune_recipes.packed.together import Together, meeting_place
 from tests.recipes.test_packed import Sweep, end_of, read, trial
 
 ENDLESS = 10**6
@@ -182,7 +182,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseExceptio
         return losses(base, sequences)
 
     monkeypatch.setattr(PackedBase, "losses", some_fail)
-    monkeypatch.setattr("lora_tune.recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
     return passes
 
 
@@ -286,7 +286,7 @@ def test_what_is_over_when_a_pass_is_lost_ends_and_what_was_to_be_evaluated_is(
         with pack.base.turn(training=False):
             raise RuntimeError("[gloo/pair.cc] Connection closed by peer")
 
-    monkeypatch.setattr("lora_tune.recipes.packed.trial.TRAIN_LOSS_EVERY", 4)
+    monkeypatch.setattr("lora_tune_recipes.packed.trial.TRAIN_LOSS_EVERY", 4)
     monkeypatch.setattr(Pack, "evaluate", lost)
     assert not serve(first, alone_together())
     assert end_of(over)["exit_code"] == 0
@@ -320,7 +320,7 @@ def test_a_base_that_cannot_be_loaded_is_the_last_line_of_every_log(
 ) -> None:
     sweep = Sweep(tmp_path)
     attempts = [sweep.ask(name, FSDP=1) for name in "ab"]
-    monkeypatch.setattr("lora_tune.recipes.packed.base.load_base", unreadable)
+    monkeypatch.setattr("lora_tune_recipes.packed.base.load_base", unreadable)
     assert serve(sweep, alone_together())
     for attempt in attempts:
         assert "no usable config.json" in attempt.log.read_text().splitlines()[-1]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import SetupError
-from lora_tune.recipes import hand_over
-from lora_tune.recipes.spares import overlap, read_once
+from lora_tune_recipes import hand_over
+from lora_tune_recipes.spares import overlap, read_once
 from tests.recipes.test_warm_worker import BOUND, Client, started
 from tests.waiting import wait_for
 

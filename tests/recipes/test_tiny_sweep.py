@@ -14,7 +14,7 @@ from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.recommendation import recommended
 from lora_tune.store.records import StudyRecords, TrialState, Verdict
-from lora_tune.workloads.recipe import TINY_UNTRAINED
+from lora_tune_recipes.workloads import TINY_UNTRAINED
 from tests.recorded import recorded
 from tests.tiny import STUDY
 
@@ -46,7 +46,7 @@ def test_a_target_that_is_met_before_training_is_refused(tmp_path: Path) -> None
 
 def test_the_untrained_base_has_the_loss_that_is_written_down() -> None:
     variables = {**os.environ, "LR": "1e-12", "MAX_STEPS": "1", "TARGET": "0.1"}
-    command = [sys.executable, "-m", "lora_tune.recipes.peft_lora"]
+    command = [sys.executable, "-m", "lora_tune_recipes.peft_lora"]
     reader = MllogReader()
     reader.feed(subprocess.run(command, env=variables, capture_output=True, timeout=120, check=True).stdout)
     assert reader.run().evals[-1].loss == pytest.approx(TINY_UNTRAINED, abs=1e-3)
@@ -71,7 +71,7 @@ def test_the_exported_config_by_hand_reproduces_the_trial(sweep: StudyRecords, t
     best = handed_over.trial
     (config,) = (tiny_sweep / "best").glob("config_*.sh")
     done = subprocess.run(
-        ["bash", "-euc", f"source {config.name} && exec {sys.executable} -m lora_tune.recipes.peft_lora"],
+        ["bash", "-euc", f"source {config.name} && exec {sys.executable} -m lora_tune_recipes.peft_lora"],
         cwd=config.parent,
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
         capture_output=True,

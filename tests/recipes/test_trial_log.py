@@ -6,7 +6,7 @@ import io
 
 from lora_tune.base.identity import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.recipes.trial_log import TrialLog
+from lora_tune_recipes.trial_log import TrialLog
 
 
 def announced(environment: dict[str, str]) -> dict[str, object]:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.recipes.hand_over import VARIABLE
-from lora_tune.recipes.spares import gpus
+from lora_tune_recipes.hand_over import VARIABLE
+from lora_tune_recipes.spares import gpus
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRIAL = "tests.recipes.worker_trials"
-CLIENT = f"import sys; from lora_tune.recipes.hand_over import hand_over; sys.exit(hand_over({TRIAL!r}) or 0)"
+CLIENT = f"import sys; from lora_tune_recipes.hand_over import hand_over; sys.exit(hand_over({TRIAL!r}) or 0)"
 BOUND = 20.0
 
 
@@ -51,7 +51,7 @@ class Client:
 def started(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A worker at ``path``, which outlives its trials."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "lora_tune.recipes.warm_worker", *options, "--socket", str(path), TRIAL],
+        [sys.executable, "-m", "lora_tune_recipes.warm_worker", *options, "--socket", str(path), TRIAL],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from lora_tune.recipes.hand_over import alone_on_gpu
+from lora_tune_recipes.hand_over import alone_on_gpu
 
 seen: list[str] = []
 rehearsed: list[int] = []

@@ -124,7 +124,7 @@ def tiny_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> Ite
         "WARMUP_STEPS": str(int(float(values["WARMUP_RATIO"]) * int(values["MAX_STEPS"]))),
         "WARMUP": "0",
     }
-    command = [sys.executable, "-m", "lora_tune.recipes.peft_lora"]
+    command = [sys.executable, "-m", "lora_tune_recipes.peft_lora"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
         try:

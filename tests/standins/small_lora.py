@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-TEXTS = Path(__file__).resolve().parents[2] / "lora_tune" / "recipes" / "tiny"
+TEXTS = Path(__file__).resolve().parents[2] / "lora_tune_recipes" / "tiny"
 SEQUENCE = 32
 """Bytes that a sample holds."""
 

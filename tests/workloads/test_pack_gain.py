@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lora_tune.base.llama import SHAPES, Shape
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
-from lora_tune.workloads.pack_gain import pair_gain
+from lora_tune_recipes.pack_gain import pair_gain
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "records" / "packed_h200.json"
 

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.commands.sweep import main
 from lora_tune.config.study import Study, load_study
-from lora_tune.recipes import settings as peft
-from lora_tune.recipes.bridge import settings as bridge
-from lora_tune.recipes.nemo import settings as nemo
 from lora_tune.workloads import load
 from lora_tune.workloads.base import ChecksBeforehand, Proposal
+from lora_tune_recipes import settings as peft
+from lora_tune_recipes.bridge import settings as bridge
+from lora_tune_recipes.nemo import settings as nemo
 from tests.conftest import REPOSITORY
 
 
@@ -106,7 +106,7 @@ def test_the_dry_run_of_a_study_of_two_gpus_shows_what_each_trial_is(tmp_path: P
         exports = dict(re.findall(r"^export (\w+)=(.*)$", shown, re.MULTILINE))
         accepted = bridge.read({**exports, "MODEL": "", "LLAMA": "small"}, 2)
         assert (accepted.lr, accepted.layout.tp) == (float(exports["LR"]), int(exports["TP"]))
-        runs = "torch.distributed.run --standalone --nproc-per-node=2 -m lora_tune.recipes.bridge_lora"
+        runs = "torch.distributed.run --standalone --nproc-per-node=2 -m lora_tune_recipes.bridge_lora"
         assert re.search(rf"^# FILE runs: bash .*{runs}$", shown, re.MULTILINE)
         assert re.search(r"sbatch .*--gres=gpu:2 .*--nodes=1 .*--time=2 FILE$", shown, re.MULTILINE)
     assert not (tmp_path / "sweep").exists()

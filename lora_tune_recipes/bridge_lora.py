@@ -1,0 +1,49 @@
+"""LoRA fine-tuning with NVIDIA Megatron-Bridge: ``python -m lora_tune_recipes.bridge_lora``.
+
+Knobs come from the environment under the names of MLPerf v6.0's configuration files, those of v5.1 being understood
+too (``docs/bridge.md``); progress goes to standard output as MLLOG lines. One process runs as it is; several run under
+``torchrun``, or as the tasks of one ``srun`` step. Exit codes are those of ``nemo_lora``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lora_tune_recipes.bridge.settings import read
+from lora_tune_recipes.ending import end_with
+from lora_tune_recipes.hand_over import hand_over
+from lora_tune_recipes.megatron.program import rehearse_program, run_program
+
+
+def main(*, cuda: bool = True) -> int:
+    """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests."""
+
+    def trial() -> Callable[..., Any]:
+        from lora_tune_recipes.bridge import trial
+
+        return partial(trial.run, cuda=cuda)
+
+    return run_program("bridge_lora", read, trial, cuda=cuda)
+
+
+def rehearse(*, cuda: bool = True) -> None:
+    """Go through the start of such a trial, so that the next one in this process has it behind it."""
+
+    def rehearsal() -> Callable[..., Any]:
+        from lora_tune_recipes.bridge import rehearsal
+
+        return partial(rehearsal.run, cuda=cuda)
+
+    rehearse_program(read, rehearsal)
+
+
+def started() -> int:
+    """The trial, in a warm worker where one listens; returns the exit code."""
+    handed_over = hand_over("lora_tune_recipes.bridge_lora")
+    return main() if handed_over is None else handed_over
+
+
+if __name__ == "__main__":
+    end_with(started)

@@ -1,0 +1,79 @@
+"""The frame of a recipe's program: settings, refusals in one line, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from lora_tune.base.errors import SetupError
+from lora_tune_recipes.ending import say_why
+from lora_tune_recipes.megatron.processes import Processes, read_processes
+from lora_tune_recipes.megatron.settings import CommonSettings
+
+Knobs = TypeVar("Knobs", bound=CommonSettings)
+
+QUIET = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "UB_SKIPMC": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Set unless the caller sets them: NVLink multicast stays off, and kernels queue in order. A site whose nodes are its
+own may set NCCL_NVLS_ENABLE=1."""
+
+
+def run_program(
+    name: str,
+    read: Callable[[Mapping[str, str], int], Knobs],
+    trial: Callable[[], Callable[[Knobs, Processes], Any]],
+    *,
+    cuda: bool,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run the trial that the environment describes; returns the exit code.
+
+    name: of the program, in messages. read: environment and number of processes -> settings. trial: imports the
+    library and gives what trains; it is called only for settings that are allowed, for it takes seconds.
+    environment: more variables to set unless the caller sets them.
+    """
+    processes = Processes()
+    # The libraries hold SIGTERM back until a step ends, to save what they have, but call a handler that is there
+    # before. A trial has nothing to save, and its GPUs are wanted.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    try:
+        _set_defaults(environment)
+        processes = read_processes(os.environ)
+        settings = read(os.environ, processes.world)
+        import torch
+
+        if cuda and not torch.cuda.is_available():
+            raise SetupError(f"no CUDA device is visible; {name} trains on NVIDIA GPUs only")
+        trial()(settings, processes)
+    except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
+        return say_why(name, error, str(processes.rank))
+    return 0
+
+
+def rehearse_program(
+    read: Callable[[Mapping[str, str], int], Knobs],
+    rehearsal: Callable[[], Callable[[Knobs, Processes], None]],
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Go through the part of a trial's start that passes to the next trial in this process (``spares``).
+
+    The arguments are those of ``run_program``. Raises what it comes upon: a trial will say it in its own words.
+    """
+    _set_defaults(environment)
+    processes = read_processes(os.environ)
+    settings = read(os.environ, processes.world)
+    rehearsal()(settings, processes)
+
+
+def _set_defaults(environment: Mapping[str, str] | None) -> None:
+    for variable, value in {**QUIET, **(environment or {})}.items():
+        os.environ.setdefault(variable, value)

@@ -1,0 +1,55 @@
+"""LoRA fine-tuning with NVIDIA NeMo: ``python -m lora_tune_recipes.nemo_lora``.
+
+Knobs come from the environment under MLPerf's names (``docs/nemo.md``), progress goes to standard output as MLLOG
+lines. One process runs as it is; several run under ``torchrun``, or as the tasks of one ``srun`` step.
+
+Exit codes: 0 the run ended, and the log says whether at its target; 2 a knob, the data or the checkpoint cannot be
+used; 3 the machine cannot do what was asked; 1 the training itself failed. A process that fails ends at once, without
+waiting for the others: they must not hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lora_tune_recipes.ending import end_with
+from lora_tune_recipes.hand_over import hand_over
+from lora_tune_recipes.megatron.program import rehearse_program, run_program
+from lora_tune_recipes.nemo.settings import read
+
+VARIABLES = {"NEMO_LOG_TRAIN_LOSS": "0"}
+"""NeMo would copy the loss to the host at every step."""
+
+
+def main(*, cuda: bool = True) -> int:
+    """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests."""
+
+    def trial() -> Callable[..., Any]:
+        from lora_tune_recipes.nemo import trial
+
+        return partial(trial.run, cuda=cuda)
+
+    return run_program("nemo_lora", read, trial, cuda=cuda, environment=VARIABLES)
+
+
+def rehearse(*, cuda: bool = True) -> None:
+    """Go through the start of such a trial, so that the next one in this process has it behind it."""
+
+    def rehearsal() -> Callable[..., Any]:
+        from lora_tune_recipes.nemo import rehearsal
+
+        return partial(rehearsal.run, cuda=cuda)
+
+    rehearse_program(read, rehearsal, environment=VARIABLES)
+
+
+def started() -> int:
+    """The trial, in a warm worker where one listens; returns the exit code."""
+    handed_over = hand_over("lora_tune_recipes.nemo_lora")
+    return main() if handed_over is None else handed_over
+
+
+if __name__ == "__main__":
+    end_with(started)

@@ -1,0 +1,118 @@
+"""How fast a trial would be alone, what it takes of the memory, and whether two of it gain anything side by side.
+
+A short run of one slot, and one of two, once for each shape of trial.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.pack import EVAL_TOKENS, Pack
+from lora_tune_recipes.packed.slot import Slot, Texts
+from lora_tune_recipes.settings import Settings
+
+WARM_UP, STEPS = 2, 5
+SECONDS = 2.0
+"""After this long no further step is timed, once one is."""
+LEAST_GAIN = 1.05
+"""Below this, two trials side by side are not worth their memory: each trains alone."""
+UNMEASURED = 2.0
+"""The gain of two where it is not measured: as if the second cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedAlone:
+    """Of a trial alone: seconds of an optimizer step and of an evaluation; most bytes that it takes on the device.
+
+    pair_gain: steps a second of two such trials side by side, over those of one.
+    """
+
+    step_seconds: float
+    eval_seconds: float
+    bytes: int
+    pair_gain: float = UNMEASURED
+
+    @property
+    def packs(self) -> bool:
+        """Whether such trials gain by company."""
+        return self.pair_gain >= LEAST_GAIN
+
+
+class Speeds:
+    """Measures each shape of trial once. The pack that calls it waits meanwhile."""
+
+    def __init__(self, base: PackedBase) -> None:
+        self._base = base
+        self._known: dict[tuple[object, ...], SpeedAlone] = {}
+        # One thread's processor time is its wall time on an idle core, and what else runs there does not count.
+        single = base.device.type == "cpu" and base.settings.threads == 1
+        self._clock = time.process_time if single else time.perf_counter
+
+    def of(self, slot: Slot) -> SpeedAlone:
+        """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
+        settings = slot.settings
+        adapters = settings.adapters
+        shape = (settings.seq, settings.mbs, settings.minibs, adapters.rank, adapters.rank_pattern, adapters.targets)
+        key = (
+            *shape,
+            adapters.modules_to_save,
+            adapters.dora,
+            adapters.dropout > 0,
+            settings.packing,
+            len(slot.texts.validation),
+        )
+        if key not in self._known:
+            with self._base.measuring():
+                self._known[key] = self._measure(settings, slot.texts)
+        return self._known[key]
+
+    def _measure(self, settings: Settings, texts: Texts) -> SpeedAlone:
+        cuda = self._base.device.type == "cuda"
+        before = torch.cuda.memory_allocated() if cuda else 0
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        evaluated = max(settings.mbs, EVAL_TOKENS // settings.seq if cuda else 1)
+        some = Texts(texts.train, texts.validation.spread(evaluated))
+        pack, slot = Pack(self._base), Slot(settings, some)
+        pack.join(slot)
+        step_seconds = self._step_seconds(pack, settings.accumulation)
+        pack.evaluate([slot])
+        began = self._clock()
+        pack.evaluate([slot])
+        eval_seconds = (self._clock() - began) * len(texts.validation) / len(some.validation)
+        peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+        gain = self._pair_gain(pack, Slot(settings, some), step_seconds)
+        speed = SpeedAlone(step_seconds, eval_seconds, peak, gain)
+        if not speed.packs:
+            shape = f"{settings.minibs} x {settings.seq} tokens, rank {settings.adapters.rank}"
+            print(f"trials of {shape} gain nothing side by side ({gain:.2f} x one): each trains alone", flush=True)
+        return speed
+
+    def _pair_gain(self, pack: Pack, second: Slot, step_seconds: float) -> float:
+        if not self._base.recovers:  # two may not fit where one does
+            return UNMEASURED
+        pack.join(second)
+        try:
+            return 2 * step_seconds / self._step_seconds(pack, second.settings.accumulation)
+        except torch.OutOfMemoryError:
+            return 1.0
+
+    def _step_seconds(self, pack: Pack, accumulation: int) -> float:
+        """The median time of an optimizer step of all slots of the pack."""
+        times: list[float] = []
+        while len(times) < WARM_UP + STEPS and (len(times) <= WARM_UP or sum(times) < SECONDS):
+            began = self._clock()
+            for _ in range(accumulation):
+                pack.round()
+            self._wait()
+            times.append(self._clock() - began)
+        return statistics.median(times[WARM_UP:])
+
+    def _wait(self) -> None:
+        if self._base.device.type == "cuda":
+            torch.cuda.synchronize()

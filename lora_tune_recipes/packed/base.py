@@ -1,0 +1,246 @@
+"""The frozen model under all slots of a pack, and the data that they read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from lora_tune.base.errors import InputError
+from lora_tune_recipes import text
+from lora_tune_recipes.batch import weighted_losses
+from lora_tune_recipes.lora_model import (
+    check_modules_to_save,
+    check_positions,
+    leaf_names,
+    linear_names,
+    load_base,
+    target_names,
+    tokenizer,
+)
+from lora_tune_recipes.packed.group import Module
+from lora_tune_recipes.packed.head import FrozenHeadLoss
+from lora_tune_recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
+from lora_tune_recipes.packed.norms import fuse_norms
+from lora_tune_recipes.packed.packable import check_packable, refuse_own_dropout
+from lora_tune_recipes.packed.slot import Texts
+from lora_tune_recipes.settings import AdapterSettings, Settings
+from lora_tune_recipes.text import Sequences
+
+OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
+"""Knobs that all slots of a pack have in common."""
+
+
+class Meeting(NamedTuple):
+    """What packs agreed on. passes: another one made some meanwhile. ending: all of them are to end now."""
+
+    passes: bool
+    ending: bool
+
+
+class PackedBase:
+    """The model of ``settings.model`` on this process's device, frozen.
+
+    Every linear layer and the input embeddings can take adapters; any module that holds no others can be trained whole.
+
+    recovers: other passes can follow one that has failed. Raises InputError where the model cannot be used.
+    """
+
+    recovers = True
+
+    def __init__(self, settings: Settings) -> None:
+        torch.set_num_threads(settings.threads)
+        self.settings = settings
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device_name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
+        self.model = self._placed(lambda: load_base(settings).requires_grad_(False))
+        refuse_own_dropout(self.model, settings)
+        if settings.recompute:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train(settings.recompute)
+        self._tokenize = tokenizer(settings.model)
+        self._texts: dict[tuple[object, ...], Texts] = {}
+        self._layers, self._leaves = _adaptable(self.model), leaf_names(self.model)
+        self._packed: dict[str, PackedLayer] = {}
+        self._parts: list[Part] = []
+        self._head = self._frozen_head()
+        self._head_name = _name_of(self.model, self.model.get_output_embeddings())
+
+    def _placed(self, load: Callable[[], Any]) -> Any:
+        """The frozen model on this process's device."""
+        model = load().to(self.device)
+        if self.device.type == "cuda":
+            fuse_norms(model)
+        return model
+
+    def check(self, settings: Settings) -> None:
+        """Raise InputError for a trial that does not go with this base, or that no pack can train."""
+        check_packable(settings)
+        self._check_shared(settings)
+
+    def _check_shared(self, settings: Settings) -> None:
+        for name in OF_BASE:
+            if getattr(settings, name) != getattr(self.settings, name):
+                raise InputError(
+                    f"{name.upper()}={getattr(settings, name)!s}: this pack has "
+                    f"{getattr(self.settings, name) or 'nothing'!s}; trials of one pack share it: fix it in [space], "
+                    "or take site.slots out"
+                )
+        check_positions(self.model.config, settings)
+
+    def turn(self, *, training: bool) -> AbstractContextManager[None]:
+        """In it a pass goes through this base. training: a backward pass belongs to it."""
+        return contextlib.nullcontext()
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """In it a trial is measured alone: nobody else's pass goes through this base."""
+        return contextlib.nullcontext()
+
+    def meet(self, *, ending: bool) -> Meeting:
+        """After each round of this pack: what the packs over this base agree on. ending: this one is to end."""
+        return Meeting(passes=False, ending=ending)
+
+    def texts(self, settings: Settings) -> Texts:
+        """The data of a trial, read once. Raises InputError where it cannot be used."""
+        key = settings.datadir, settings.seq, settings.eval_samples, settings.packing
+        if key not in self._texts:
+            where, seq = settings.datadir, settings.seq
+            train = text.load(where, "train", seq, self._tokenize, pack=settings.packing)
+            validation = text.load(where, "validation", seq, self._tokenize)
+            if settings.eval_samples:
+                validation = validation.spread(settings.eval_samples)
+            text.check(train, validation, self.model.config.get_text_config().vocab_size, settings.datadir)
+            self._texts[key] = Texts(train, validation)
+        return self._texts[key]
+
+    def modules(self, settings: Settings) -> dict[str, Module]:
+        """The modules that the trial adapts; each is made ready to take adapters."""
+        modules = {}
+        for name in target_names(list(self._layers), settings.adapters.targets):
+            layer = self._ready(name)
+            norms = layer.norms() if settings.adapters.dora else None
+            modules[name] = Module(layer.width_in, layer.width_out, isinstance(layer, PackedEmbedding), norms)
+        return modules
+
+    def whole(self, settings: Settings) -> dict[str, dict[str, torch.Tensor]]:
+        """The modules that the trial trains whole, with their frozen parameters; each is made ready for copies.
+
+        Raises InputError for one that the model lacks, or whose parameters are no numbers of their own.
+        """
+        check_modules_to_save(self._leaves, settings)
+        whole = {}
+        # As in peft, which looks at the ends of names: "norm" is every input_layernorm, too.
+        for name in [name for name in self._leaves if name.endswith(settings.adapters.modules_to_save)]:
+            module = self._packed[name].base if name in self._packed else self.model.get_submodule(name)
+            parameters = dict(module.named_parameters())
+            if not all(parameter.is_floating_point() for parameter in parameters.values()):
+                raise InputError(f"MODULES_TO_SAVE: {name} has weights of 4 bits; allowed are modules that have none")
+            if parameters:
+                self._ready(name)
+                whole[name] = parameters
+        return whole
+
+    def _ready(self, name: str) -> PackedLayer:
+        """The module of this name, made ready for adapters and copies of its parameters."""
+        if name not in self._packed:
+            owner, _, child = name.rpartition(".")
+            adaptable = list(self._layers)
+            # Its number seeds what it drops: its place in the model, whatever was adapted here before.
+            number = adaptable.index(name) if name in adaptable else len(adaptable)
+            kind = self._layers.get(name, PackedLayer)
+            layer = kind(self.model.get_submodule(name), name, number, self._parts)
+            setattr(self.model.get_submodule(owner), child, layer)
+            self._packed[name] = layer
+        return self._packed[name]
+
+    def makes_logits(self, adapters: AdapterSettings) -> bool:
+        """Whether a pass of trials with such adapters makes all its logits at once, which takes memory."""
+        own = self._head_name.rpartition(".")[2] in adapters.targets
+        return self._head is None or own or self._head_name.endswith(adapters.modules_to_save)
+
+    @contextlib.contextmanager
+    def through(self, parts: Sequence[Part], *, training: bool) -> Iterator[None]:
+        """A pass through the adapters of ``parts``; to ``training`` belongs its backward pass, which may recompute."""
+        with self.turn(training=training):
+            self._parts[:] = parts
+            try:
+                yield
+            finally:
+                self._parts.clear()
+
+    def losses(self, sequences: Sequence[Sequences]) -> torch.Tensor:
+        """The mean loss of each sequence [n], of as many as the parts of this pass share; one list item a slot."""
+        tokens = np.concatenate([s.tokens for s in sequences])
+        mask = np.concatenate([s.mask for s in sequences])
+        counts = mask / np.maximum(1, mask.sum(axis=1, keepdims=True))
+        on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
+        weight = torch.from_numpy(counts.astype(np.float32)).to(self.device, non_blocking=True)
+        read, predict = on_device[:, :-1], on_device[:, 1:]
+        positions = self._positions(sequences)
+        if self._head is None or any(self._head_name in (*part.pairs, *part.copies) for part in self._parts):
+            logits = self.model(input_ids=read, use_cache=False, **positions).logits
+            return weighted_losses(logits, predict, weight).sum(1)
+        hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **positions).last_hidden_state
+        flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
+        losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
+        return losses.view_as(weight).sum(1)
+
+    def _positions(self, sequences: Sequence[Sequences]) -> dict[str, torch.Tensor]:
+        """Where samples begin, of rows that hold several: all slots of a pass have such rows, or none."""
+        if any(s.positions is None for s in sequences):
+            return {}
+        positions = np.concatenate([s.positions for s in sequences if s.positions is not None])
+        return {"position_ids": torch.from_numpy(positions).to(self.device, non_blocking=True)}
+
+    @torch.no_grad()
+    def works(self) -> bool:
+        """Whether the base by itself still computes: after a fault of the device it does not."""
+        try:
+            with self.turn(training=False):
+                self.model(input_ids=self._probe(), use_cache=False).logits.sum().item()
+        except RuntimeError:
+            return False
+        return True
+
+    def _probe(self) -> torch.Tensor:
+        """The shortest pass that shows what the base computes."""
+        return torch.arange(4, device=self.device)[None]
+
+    @torch.no_grad()
+    def _frozen_head(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Weight and bias of the output layer, where it is all that turns hidden states into logits; else None.
+
+        Some models scale or cap their logits: then the loss goes through the model's own forward pass.
+        """
+        head = self.model.get_output_embeddings()
+        if head is None or not isinstance(head, torch.nn.Linear):
+            return None
+        probe = self._probe()
+        hidden = self.model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state
+        same = torch.equal(head(hidden), self.model(input_ids=probe, use_cache=False).logits)
+        return (head.weight, head.bias) if same else None
+
+
+def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
+    """The layers that can take adapters, by name, in the model's order.
+
+    Of embeddings only those of the tokens, and only plain ones: some families scale theirs.
+    """
+    tokens = model.get_input_embeddings()
+    linear = set(linear_names(model))
+    layers: dict[str, type[PackedLayer]] = {}
+    for name, module in model.named_modules():
+        if name in linear:
+            layers[name] = PackedLinear
+        elif module is tokens and type(module) is torch.nn.Embedding:
+            layers[name] = PackedEmbedding
+    return layers
+
+
+def _name_of(model: Any, searched: Any) -> str:
+    """The full name of a module of the model; "" of None."""
+    return next((name for name, module in model.named_modules() if module is searched), "")

@@ -1,0 +1,100 @@
+"""Where a trial was when its pack was asked to end: what the next pack goes on from."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from lora_tune.base.identity import ATTEMPT_KEY, SWEEP_KEY
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.launchers.pack_folder import PackRequest
+from lora_tune_recipes.packed.group import Rows
+
+OF_ATTEMPT = frozenset({"SAVE_ADAPTER"})
+"""Knobs that differ from one attempt of a trial to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogClock:
+    """The time of a trial's log. began: epoch seconds of its start. alone: seconds since then, were it alone.
+
+    spent: seconds in packs. block: samples and time at the start of the block that it is in. step_seconds,
+    eval_seconds: of the trial alone.
+    """
+
+    began: float
+    alone: float
+    spent: float
+    block: tuple[int, float]
+    step_seconds: float
+    eval_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a trial is between two steps. step: optimizer steps made.
+
+    evaluates: its log has begun an evaluation that is not made. company: trials that train side by side at most,
+    itself counted, since more could not; 0 where nothing is known.
+    """
+
+    step: int
+    clock: LogClock
+    evaluates: bool
+    company: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What an interrupted attempt has left. log: what it says so far."""
+
+    progress: Progress
+    rows: Rows
+    log: str
+
+
+def save(request: PackRequest, device: str, rows: Rows, progress: Progress) -> None:
+    """Write it into the attempt's folder, whole or not at all. Raises OSError."""
+    path = request.attempt.checkpoint
+    partial = path.with_suffix(".partial")
+    known = {"knobs": _of_trial(request), "device": device, "rows": tuple(rows), **asdict(progress)}
+    torch.save(known, partial)
+    partial.replace(path)
+
+
+def of_earlier_attempt(request: PackRequest, device: str) -> Checkpoint | None:
+    """What the newest earlier attempt of the same trial, on the same kind of device, has left; None where nothing."""
+    earlier = request.attempt.previous
+    while earlier is not None:
+        if earlier.checkpoint.exists():
+            return _read(earlier, _of_trial(request), device)
+        earlier = earlier.previous
+    return None
+
+
+def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Checkpoint | None:
+    """A checkpoint that cannot be read, or is of other knobs, is none: the trial begins anew."""
+    try:
+        saved: dict[str, Any] = torch.load(attempt.checkpoint, weights_only=True)
+        if saved["knobs"] != knobs or saved["device"] != device:
+            return None
+        lines = attempt.log.read_text(encoding="utf-8").splitlines(keepends=True)
+        clock = LogClock(**{**saved["clock"], "block": tuple(saved["clock"]["block"])})
+        progress = Progress(
+            step=saved["step"], clock=clock, evaluates=saved.get("evaluates", False), company=saved.get("company", 0)
+        )
+        rows = Rows(*saved["rows"])
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)
+        return None
+    # The log that goes on is the next attempt's, and says so itself.
+    own = [line for line in lines if ATTEMPT_KEY not in line and SWEEP_KEY not in line]
+    return Checkpoint(progress=progress, rows=rows, log="".join(own))
+
+
+def _of_trial(request: PackRequest) -> dict[str, str]:
+    return {name: value for name, value in request.knobs.items() if name not in OF_ATTEMPT}

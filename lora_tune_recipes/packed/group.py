@@ -1,0 +1,254 @@
+"""Slots of one shape: their adapters as one matrix with a row each, and AdamW over its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from lora_tune_recipes.lora_model import initial_embedding, initial_weights
+from lora_tune_recipes.packed.slot import Slot
+from lora_tune_recipes.settings import AdapterSettings
+
+EPSILON = 1e-8
+
+
+class Module(NamedTuple):
+    """A module with adapters. norms: of the rows of its frozen weight [width out], where magnitudes are learnt, too."""
+
+    width_in: int
+    width_out: int
+    embedding: bool = False
+    norms: torch.Tensor | None = None
+
+    def weights(self, rank: int) -> int:
+        """How many weights its adapter of this rank has."""
+        return rank * (self.width_in + self.width_out) + (0 if self.norms is None else self.width_out)
+
+
+class Rows(NamedTuple):
+    """What training changes, one row a slot: weights, and AdamW's two moments. Each [k, all weights of an adapter]."""
+
+    weights: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+Copies = Mapping[str, Mapping[str, torch.Tensor]]
+"""Of modules that are trained whole, by name: their parameters, by name, as slots have them. Each [k, *shape]."""
+
+
+class AdapterPair(NamedTuple):
+    """The adapters of one module. a: [k, rank, width in]. b: [k, width out, rank]. magnitude (DoRA): [k, width out]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    magnitude: torch.Tensor | None = None
+
+
+class AdapterColumns(NamedTuple):
+    """The columns of the matrix in which the parts of a module's adapter lie."""
+
+    a: slice
+    b: slice
+    magnitude: slice | None
+
+
+class Group:
+    """Slots that share every product: alike in modules, rank and micro-batch; anything else is each slot's own.
+
+    modules: with adapters, by name, in the order of the model. whole: those that are trained whole, each slot its own
+    copy, with the frozen parameters that copies begin with. rank: of the products; a slot of a lower rank is filled
+    up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, Module],
+        rank: int,
+        device: torch.device,
+        whole: Mapping[str, Mapping[str, torch.Tensor]],
+    ) -> None:
+        self.slots: list[Slot] = []
+        self.modules, self._rank, self._device, self._whole = modules, rank, device, whole
+        self._places: dict[str, AdapterColumns] = {}
+        place = 0
+        for name, module in modules.items():
+            middle, last = place + rank * module.width_in, place + rank * (module.width_in + module.width_out)
+            end = place + module.weights(rank)
+            magnitude = slice(last, end) if module.norms is not None else None
+            self._places[name] = AdapterColumns(slice(place, middle), slice(middle, last), magnitude)
+            place = end
+        self._copied: dict[tuple[str, str], slice] = {}
+        for name, parameters in whole.items():
+            for part, start in parameters.items():
+                self._copied[name, part] = slice(place, place + start.numel())
+                place += start.numel()
+        self.size = place
+        self._rows = Rows(*(torch.zeros(0, place, device=device) for _ in range(3)))
+        self._gradients = torch.zeros(0, place, device=device)
+        self.losses = torch.zeros(0, device=device)
+        self._second_factors = torch.zeros(place, device=device)
+        for place_of in self._places.values():
+            self._second_factors[place_of.b] = 1.0
+        self._share_out()
+
+    def join(self, slot: Slot, state: Rows | None = None) -> None:
+        """Give the slot a row: ``state`` where it trained before, else the adapter that its seed makes."""
+        new = state or self._fresh(slot)
+        # All is made before anything is changed: where memory is short, the others' rows stay as they are.
+        rows = Rows(*(torch.cat([old, row.to(self._device)]) for old, row in zip(self._rows, new, strict=True)))
+        gradients = torch.cat([self._gradients, self._gradients.new_zeros(1, self.size)])
+        losses = torch.cat([self.losses, self.losses.new_zeros(1)])
+        self._rows, self._gradients, self.losses = rows, gradients, losses
+        self.slots.append(slot)
+        self._share_out()
+
+    def leave(self, slot: Slot) -> Rows:
+        """Take the slot's row out and return it."""
+        at = self.slots.index(slot)
+        taken = Rows(*(rows[at : at + 1].clone() for rows in self._rows))
+        self._rows = Rows(*(torch.cat([rows[:at], rows[at + 1 :]]) for rows in self._rows))
+        self._gradients = torch.cat([self._gradients[:at], self._gradients[at + 1 :]])
+        self.losses = torch.cat([self.losses[:at], self.losses[at + 1 :]])
+        del self.slots[at]
+        self._share_out()
+        return taken
+
+    def state(self, slot: Slot) -> Rows:
+        """A copy of the slot's row in the host's memory."""
+        at = self.slots.index(slot)
+        return Rows(*(rows[at : at + 1].to("cpu", copy=True) for rows in self._rows))
+
+    def pairs(self, chosen: Sequence[int]) -> dict[str, AdapterPair]:
+        """The adapters of slots ``chosen`` by module, for passes that learn nothing."""
+        index = torch.tensor(chosen, device=self._device)
+        pairs = {}
+        for name, (a, b, magnitude) in self.leaves.items():
+            own = None if magnitude is None else magnitude.detach()[index]
+            pairs[name] = AdapterPair(a.detach()[index], b.detach()[index], own)
+        return pairs
+
+    def copies_of(self, chosen: Sequence[int]) -> Copies:
+        """As :meth:`pairs`, of the modules that are trained whole."""
+        index = torch.tensor(chosen, device=self._device)
+        return {n: {part: leaf.detach()[index] for part, leaf in own.items()} for n, own in self.copies.items()}
+
+    def adapter(self, slot: Slot) -> dict[str, AdapterPair]:
+        """The slot's own adapter by module, without what fills its rank up."""
+        at, adapter = self.slots.index(slot), {}
+        for name, (a, b, magnitude) in self.leaves.items():
+            rank = slot.settings.adapters.rank_of(name)
+            own = None if magnitude is None else magnitude.detach()[at]
+            adapter[name] = AdapterPair(a.detach()[at, :rank], b.detach()[at, :, :rank], own)
+        return adapter
+
+    def _fresh(self, slot: Slot) -> Rows:
+        row = torch.zeros(1, self.size)
+        adapters, seed = slot.settings.adapters, slot.settings.seed
+        linear = {name: module for name, module in self.modules.items() if not module.embedding}
+        shapes = [(adapters.rank_of(name), module.width_in) for name, module in linear.items()]
+        first = dict(zip(linear, initial_weights(shapes, seed), strict=True))
+        for name, place in self._places.items():
+            module, rank = self.modules[name], adapters.rank_of(name)
+            if module.embedding:
+                drawn = initial_embedding((module.width_out, rank), seed)
+                row[0, place.b].view(module.width_out, self._rank)[:, :rank] = drawn
+            else:
+                row[0, place.a].view(self._rank, module.width_in)[:rank] = first[name]
+            if module.norms is not None:
+                row[0, place.magnitude] = module.norms.cpu()
+        for (name, part), columns in self._copied.items():
+            row[0, columns] = self._whole[name][part].detach().float().flatten().cpu()
+        return Rows(row, torch.zeros_like(row), torch.zeros_like(row))
+
+    def _share_out(self) -> None:
+        """After every join and leave: the matrix's columns as leaves whose gradients gather in one matrix, too."""
+        self.leaves: dict[str, AdapterPair] = {}
+        for name, module in self.modules.items():
+            place = self._places[name]
+            self.leaves[name] = AdapterPair(
+                self._leaf(place.a, (self._rank, module.width_in)),
+                self._leaf(place.b, (module.width_out, self._rank)),
+                None if place.magnitude is None else self._leaf(place.magnitude, (module.width_out,)),
+            )
+        copies: dict[str, dict[str, torch.Tensor]] = {}
+        for (name, part), columns in self._copied.items():
+            copies.setdefault(name, {})[part] = self._leaf(columns, tuple(self._whole[name][part].shape))
+        self.copies: Copies = copies
+        every = [slot.settings for slot in self.slots]
+        self.scales = self._scales([settings.adapters for settings in every])
+        self._decay = self._column([s.weight_decay for s in every])
+        # Without clipping the limit is infinite.
+        self._limit = self._column([s.grad_clip or math.inf for s in every])
+        self._beta1 = self._column([s.adam_beta1 for s in every])
+        self._beta2 = self._column([s.adam_beta2 for s in every])
+        ratios = [s.lora_plus_ratio for s in every]
+        # LoRA+ (Hayou et al. 2024): the second factor learns faster.
+        self._faster = 1 + (self._column(ratios) - 1) * self._second_factors if any(r != 1 for r in ratios) else None
+
+    def _scales(self, every: Sequence[AdapterSettings]) -> dict[str, torch.Tensor]:
+        """[k, 1, 1] by module; one tensor for all modules whose scales are the same."""
+        columns: dict[tuple[float, ...], torch.Tensor] = {}
+        scales = {}
+        for name in self.modules:
+            values = tuple(adapters.scale_of(name) for adapters in every)
+            if values not in columns:
+                columns[values] = self._column(values)[:, :, None]
+            scales[name] = columns[values]
+        return scales
+
+    def _leaf(self, columns: slice, shape: tuple[int, ...]) -> torch.Tensor:
+        leaf = self._rows.weights[:, columns].unflatten(1, shape).requires_grad_()
+        leaf.grad = self._gradients[:, columns].unflatten(1, shape)
+        return leaf
+
+    def _column(self, values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32).to(self._device, non_blocking=True).view(-1, 1)
+
+    def forget(self) -> None:
+        """Drop the gradients and losses of steps that are not whole yet."""
+        self._gradients.zero_()
+        self.losses.zero_()
+
+    @torch.no_grad()
+    def step(self, due: Sequence[int]) -> torch.Tensor:
+        """One optimizer step of the slots ``due``; returns their losses [due] and clears their gradients.
+
+        AdamW (Loshchilov and Hutter 2019, algorithm 2), after clipping each slot's gradient to its own norm.
+        """
+        slots = [self.slots[i] for i in due]
+        numbers = self._column([x for slot in slots for x in (slot.rate(), slot.step + 1.0)]).view(-1, 2)
+        whole = len(due) == len(self.slots)
+        index = None if whole else torch.tensor(due, device=self._device)
+
+        def own(rows: torch.Tensor) -> torch.Tensor:
+            return rows if index is None else rows[index]
+
+        weights, first, second = (own(rows) for rows in self._rows)
+        gradients, losses = own(self._gradients), own(self.losses).clone()
+        rate, taken = numbers[:, :1], numbers[:, 1:]
+        if self._faster is not None:
+            rate = rate * own(self._faster)
+        norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+        gradients.mul_(torch.clamp(own(self._limit) / (norm + 1e-6), max=1.0))
+        beta1, beta2 = own(self._beta1), own(self._beta2)
+        # All memory is taken before anything is changed: a step that finds none left is made again as if for the
+        # first time.
+        squares, change = gradients * gradients, torch.empty_like(weights)
+        faster, kept = rate / (1 - beta1**taken), 1 - rate * own(self._decay)
+        first.lerp_(gradients, 1 - beta1)
+        second.lerp_(squares, 1 - beta2)
+        weights.mul_(kept)
+        spread = torch.div(second, 1 - beta2**taken, out=squares).sqrt_().add_(EPSILON)
+        weights.sub_(torch.div(first, spread, out=change).mul_(faster))
+        gradients.zero_()
+        if index is None:
+            self.losses.zero_()
+        else:
+            for rows, changed in zip((*self._rows, self._gradients), (weights, first, second, gradients), strict=True):
+                rows.index_copy_(0, index, changed)
+            self.losses.index_fill_(0, index, 0.0)
+        return losses

@@ -1,0 +1,55 @@
+"""FSDP2 over the data-parallel ranks: torch's own, so that it shards on GPUs and, for tests, on CPUs alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+from lora_tune_recipes.fsdp_settings import Sharding
+
+
+def shard(model: Any, sharding: Sharding, device: torch.device, world: int) -> Any:
+    """Lay ``model`` over ``world`` ranks, in place; its parameters are other objects from now on.
+
+    Each unit of ``sharding.wrap`` is gathered and freed by itself, and what is in none of them with the whole model.
+    The model may lie on the CPU: each rank's shards alone go to ``device``.
+    """
+    mesh = _mesh(sharding, device, world)
+    policy = CPUOffloadPolicy() if sharding.offload else OffloadPolicy()
+    freed = sharding.strategy == "full_shard"
+    for unit in (*_units(model, sharding.wrap), model):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=freed, offload_policy=policy)
+    return model
+
+
+def free_gathered(model: Any) -> None:
+    """Free what a forward pass without a backward pass has left gathered: it would outlive a change of the shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _mesh(sharding: Sharding, device: torch.device, world: int) -> DeviceMesh:
+    shards = sharding.shards or world
+    if shards == world:
+        return init_device_mesh(device.type, (world,))
+    # Hybrid: neighbours share a copy, for they have the faster links.
+    return init_device_mesh(device.type, (world // shards, shards), mesh_dim_names=("copies", "shards"))
+
+
+def _units(model: Any, wrap: str) -> Iterator[Any]:
+    """The modules that are gathered by themselves."""
+    layers = set(model.get_base_model()._no_split_modules or ())
+    adapted = {
+        id(inner) for m in model.modules() if isinstance(m, LoraLayer) for inner in m.modules() if inner is not m
+    }
+    for module in model.modules():
+        is_layer = type(module).__name__ in layers
+        is_module = isinstance(module, LoraLayer | torch.nn.Linear) and id(module) not in adapted
+        if (wrap == "layer" and is_layer) or (wrap == "module" and is_module):
+            yield module

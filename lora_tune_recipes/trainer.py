@@ -1,0 +1,137 @@
+"""The steps of a LoRA training on this rank: forward, backward, optimizer, evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from lora_tune_recipes.batch import Batch, weighted_losses
+from lora_tune_recipes.lora_model import build
+from lora_tune_recipes.ranks import Ranks
+from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.text import Sequences
+
+DROPOUT_SEEDS = 7919
+"""Apart from one rank to the next, so that neighbouring seeds share no stream of random numbers."""
+WARM_UP_STEPS = 2
+"""The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
+
+
+def _groups(model: torch.nn.Module, ratio: float) -> list[dict[str, object]]:
+    """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together.
+
+    factor: of the group's learning rate. It is ``ratio`` for the B matrices (LoRA+, Hayou et al. 2024).
+    """
+    kinds: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = ratio if "lora_B" in name or "lora_embedding_B" in name else 1.0
+            kinds.setdefault((isinstance(parameter, DTensor), factor), []).append(parameter)
+    return [{"params": kind, "factor": factor} for (_, factor), kind in sorted(kinds.items(), key=lambda k: k[0])]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may lie in parts on several ranks; each of them must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
+    """Scale all gradients so that their joint 2-norm is at most ``limit``; whole and sharded ones may be mixed."""
+    norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack([whole(n) for n in norms]))
+    # As torch's clip_grad_norm_: no branch on the norm, so that no device has to wait for it.
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+class Trainer:
+    """The model with its adapter and the optimizer, on this rank."""
+
+    def __init__(self, settings: Settings, ranks: Ranks) -> None:
+        self._settings = settings
+        self._ranks = ranks
+        model = ranks.shard(build(settings))
+        groups = _groups(model, settings.lora_plus_ratio)
+        optimizer = torch.optim.AdamW(
+            groups,
+            lr=settings.lr,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self.vocabulary = model.config.vocab_size
+        self._model, self._optimizer = ranks.prepare(model, optimizer)
+        # accelerate's sharding replaces the parameters.
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._model.train()
+
+    def step(self, sequences: Sequences, lr: float) -> torch.Tensor:
+        """One optimizer step on this rank's ``minibs`` sequences; returns their mean loss, still on the device."""
+        batch = Batch.of(sequences, self._ranks.device)
+        passes = batch._replace(weight=batch.weight / len(sequences)).split(self._settings.mbs)
+        total = torch.zeros((), device=self._ranks.device)
+        for i, part in enumerate(passes):
+            with self._ranks.exchange(self._model, now=i == len(passes) - 1), self._ranks.parts(*part) as own:
+                loss = self._loss(*own)
+                # The ranks' gradients are averaged, but the parts of one sequence add up.
+                self._ranks.backward(loss * self._ranks.parts_per_sequence)
+            total += loss.detach()
+        if self._settings.grad_clip:
+            clip(self._parameters, self._settings.grad_clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return total
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter into ``folder``, in peft's format. Every rank calls it, and the first one writes."""
+        unwrapped = self._ranks.unwrap(self._model)
+        learned = {n: whole(p.detach()) for n, p in unwrapped.named_parameters() if p.requires_grad}
+        if self._ranks.rank == 0:
+            unwrapped.save_pretrained(folder, safe_serialization=True, state_dict=learned)
+
+    @torch.no_grad()
+    def evaluate(self, validation: Sequences) -> float:
+        """The mean over all validation sequences of their mean loss, the same on every rank."""
+        self._model.eval()
+        total = torch.zeros((), device=self._ranks.device)
+        for rows in self._ranks.shares(len(validation), self._settings.mbs):
+            with self._ranks.parts(*Batch.of(validation.rows(rows), self._ranks.device)) as own:
+                total += self._loss(*own)
+        self._ranks.evaluated(self._model)
+        self._model.train()
+        return self._ranks.sum(total) / len(validation)
+
+    def _loss(
+        self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """The weighted sum of the cross entropies."""
+        # A part of a sequence does not begin at 0, nor does a later sample of a row; else transformers knows them.
+        explicit = self._ranks.parts_per_sequence > 1 or self._settings.packing
+        positions = {"position_ids": position} if explicit else {}
+        with self._ranks.autocast():
+            logits = self._model(input_ids=read, use_cache=False, **positions).logits
+        return weighted_losses(logits, predict, weight).sum()
+
+    def warm_up(self) -> None:
+        """Load and tune the kernels on random tokens, and leave weights, optimizer and random state as they were."""
+        settings = self._settings
+        before = [p.detach().clone() for p in self._parameters]
+        devices = [self._ranks.device] if self._ranks.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            tokens = np.random.default_rng(0).integers(0, self.vocabulary, (settings.minibs, settings.seq + 1))
+            synthetic = Sequences(tokens, np.ones((settings.minibs, settings.seq), np.bool_))
+            for _ in range(WARM_UP_STEPS):
+                self.step(synthetic, settings.lr)
+            self.evaluate(synthetic)
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, before, strict=True):
+                parameter.copy_(value)
+        self._optimizer.state.clear()
+        self._ranks.synchronize()

@@ -1,0 +1,294 @@
+"""A process that has imported everything, and forks one trial after another.
+
+Importing NeMo takes 25 to 35 seconds, which a short trial should not pay each time. Start one worker on each node:
+
+    python -m lora_tune_recipes.warm_worker --socket /tmp/worker.sock lora_tune_recipes.nemo.trial &
+    export LORA_TUNE_WORKER=/tmp/worker.sock
+
+A recipe that finds ``LORA_TUNE_WORKER`` hands itself over: its whole environment, folder and open output go to the
+worker, which forks, takes them on and runs the recipe's ``main``. The recipe's own process stays as the job that the
+scheduler knows, passes signals on, and ends with the trial's exit code; when it is killed, the trial is killed. Every
+trial starts from the state just after the imports. A trial that crashes leaves the worker as it was.
+
+Trials of different jobs never share a GPU (``CUDA_VISIBLE_DEVICES``): the later one waits. The ranks of one job run
+together. What libraries read from the environment while they are imported is the worker's own.
+
+With ``--spare`` the worker keeps a process ready in which a trial's start has been rehearsed on its GPU (``spares``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import inspect
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lora_tune.base.errors import LoraTuneError, SetupError
+from lora_tune.base.process import send_signal
+from lora_tune_recipes.hand_over import HEADER, TrialRequest, receive
+from lora_tune_recipes.spares import Spare, Spares, become, leave_worker, overlap
+
+
+@dataclass(slots=True)
+class WorkerTrial:
+    """One request: ``pid`` is 0 while it waits for its GPUs.
+
+    spare: the process that was given it, if that was there before. signalled: the last signal that was passed on.
+    """
+
+    connection: socket.socket
+    outputs: list[int]
+    request: TrialRequest
+    pid: int = 0
+    spare: Spare | None = None
+    signalled: int = 0
+
+    @property
+    def job(self) -> str:
+        """What the ranks of one run have in common."""
+        env = self.request.environment
+        return env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID") or f"connection {id(self)}"
+
+    def release(self) -> None:
+        """Close the worker's own copies of the job's output."""
+        while self.outputs:
+            os.close(self.outputs.pop())
+
+
+def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
+    """Whether two trials must not run at one time."""
+    return one.job != other.job and overlap(one.request.environment, other.request.environment)
+
+
+class Worker:
+    """Serves ``path`` until SIGTERM. ``modules`` are imported beforehand. spares: whether the next trial rehearses."""
+
+    def __init__(self, path: Path, modules: list[str], *, spares: bool = False) -> None:
+        self._path = path
+        self._spares, self._rehearses = Spares(), spares
+        began = time.monotonic()
+        with _gpus_hidden():
+            for module in modules:
+                importlib.import_module(module)
+        _check_cuda_untouched()
+        # An MLLOG line names the file that logs it. Whoever asks first goes through all modules' files, thousands here.
+        inspect.getmodule(inspect.currentframe())
+        # A forked process would look through all that was imported at each full collection, and copy its pages.
+        gc.collect()
+        gc.freeze()
+        self._trials: list[WorkerTrial] = []
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        path.unlink(missing_ok=True)
+        # Whoever may connect may run programs as this user: the owner alone.
+        mask = os.umask(0o177)
+        self._listener.bind(str(path))
+        os.umask(mask)
+        self._listener.listen()
+        self._wake, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._stop)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._running = True
+        print(f"warm worker: ready on {path} after {time.monotonic() - began:.1f} s", flush=True)
+
+    def serve(self) -> None:
+        """Take requests until told to stop; then end the running trials."""
+        try:
+            while self._running:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj is self._wake:
+                        self._wake.recv(4096)
+                    else:
+                        self._message(key.data)
+                self._reap()
+                self._start_waiting()
+        finally:
+            for trial in self._trials:
+                send_signal(trial.pid, signal.SIGKILL, group=True)
+            self._spares.end()
+            self._path.unlink(missing_ok=True)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._running = False
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(5.0)
+        try:
+            request, outputs = receive(connection)
+        except (OSError, ValueError) as error:
+            print(f"warm worker: request refused: {error}", flush=True)
+            connection.close()
+            return
+        trial = WorkerTrial(connection, outputs, request)
+        self._selector.register(connection, selectors.EVENT_READ, trial)
+        self._trials.append(trial)
+
+    def _message(self, trial: WorkerTrial) -> None:
+        """A signal to pass on, or the end of the job that stands for the trial."""
+        try:
+            numbers = trial.connection.recv(64)
+        except OSError:
+            numbers = b""
+        if numbers:
+            for number in numbers:
+                send_signal(trial.pid, number, group=True)
+            trial.signalled = numbers[0]
+            if trial.pid == 0:
+                self._finish(trial, 128 + numbers[0])
+            return
+        if trial.pid:
+            send_signal(trial.pid, signal.SIGKILL, group=True)
+            trial.signalled = signal.SIGKILL
+            self._selector.unregister(trial.connection)
+        else:
+            self._finish(trial, 128 + signal.SIGKILL)
+
+    def _start_waiting(self) -> None:
+        for i, trial in enumerate(self._trials):
+            # A rank whose job runs already goes ahead of jobs that wait: its fellows wait for it.
+            begun = any(other.pid and other.job == trial.job for other in self._trials)
+            before = [other for other in self._trials[:i] if other.pid or not begun]
+            if trial.pid == 0 and not any(collide(trial, other) for other in before):
+                self._start(trial)
+
+    def _start(self, trial: WorkerTrial) -> None:
+        """Let a spare become the trial, or a new process; and fork the spare of the one that follows."""
+        spare = self._spares.take(trial.request)
+        rehearsal = [self._spares.fork(trial.request, self._files())] if self._rehearses else []
+        files = [*trial.outputs, *rehearsal]
+        if spare is not None and spare.take(trial.request, files):
+            trial.pid, trial.spare = spare.pid, spare
+        else:
+            if spare is not None:
+                spare.end()
+            self._fork(trial, files)
+        for file in rehearsal:
+            os.close(file)
+
+    def _start_again(self, trial: WorkerTrial, spare: Spare) -> None:
+        """The spare died before it began: fork the trial, and let none beside it rehearse while it is timed."""
+        spare.connection.close()
+        trial.spare = None
+        if other := self._spares.take(trial.request):
+            other.end()
+        self._fork(trial, list(trial.outputs))
+
+    def _fork(self, trial: WorkerTrial, files: list[int]) -> None:
+        trial.pid = os.fork()
+        if trial.pid == 0:
+            leave_worker({*self._files(), *self._spares.files()} - {*files})
+            become(trial.request, files)
+        # Both sides set the group, so that it is there whoever runs first.
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(trial.pid, trial.pid)
+        trial.release()
+
+    def _files(self) -> list[int]:
+        """The worker's own open files, which are no business of a process that it forks."""
+        sockets = [self._listener, self._wake, self._wake_writer, *(trial.connection for trial in self._trials)]
+        return [*(one.fileno() for one in sockets), *(file for trial in self._trials for file in trial.outputs)]
+
+    def _reap(self) -> None:
+        for trial in [t for t in self._trials if t.pid]:
+            pid, status = os.waitpid(trial.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                # What the trial started (readers of data) must not outlive it on its GPU.
+                send_signal(trial.pid, signal.SIGKILL, group=True)
+                if trial.spare is not None and not trial.signalled and not trial.spare.began():
+                    self._start_again(trial, trial.spare)
+                else:
+                    self._finish(trial, code if code >= 0 else 128 - code)
+        self._spares.reap()
+
+    def _finish(self, trial: WorkerTrial, code: int) -> None:
+        self._trials.remove(trial)
+        trial.release()
+        if trial.connection in self._selector.get_map():
+            self._selector.unregister(trial.connection)
+        try:
+            trial.connection.sendall(HEADER.pack(code))
+        except OSError:
+            print(f"warm worker: the job of pid {trial.pid} is gone; its trial ended with {code}", flush=True)
+        trial.connection.close()
+        if trial.spare is not None:
+            trial.spare.connection.close()
+
+
+@contextlib.contextmanager
+def _gpus_hidden() -> Iterator[None]:
+    """No GPU within: libraries that find one while they are imported ask for its properties.
+
+    That starts CUDA, and a forked process could not use it any more. torch, too, starts CUDA to count GPUs, unless it
+    is told to ask the driver's management library.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+def _check_cuda_untouched() -> None:
+    """Raise SetupError where an import has started CUDA, or a forked process cannot use the GPUs there are."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return
+    pid = os.fork()
+    if pid == 0:
+        try:
+            torch.zeros(1, device="cuda")
+        except Exception:  # noqa: BLE001 - nothing may escape into the worker's own code
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1] or torch.cuda.is_initialized():
+        raise SetupError(
+            "an imported module starts CUDA, so forked trials cannot; preload fewer modules, or run without a worker"
+        )
+
+
+def main() -> int:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--socket", type=Path, required=True, help="path of the socket to make")
+    parser.add_argument(
+        "--spare",
+        action="store_true",
+        help="keep a process that has rehearsed a trial's start; it holds some of the GPU's memory beside each trial",
+    )
+    parser.add_argument("modules", nargs="+", help="modules to import beforehand")
+    options = parser.parse_args()
+    try:
+        Worker(options.socket, options.modules, spares=options.spare).serve()
+    except LoraTuneError as error:
+        print(f"warm_worker: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""Our own trial programs as workloads: ``peft``, ``nemo`` and ``bridge``.
+
+A trial is a config file of exports and the recipe's module. The file in the attempt's folder has the form of the
+exported one, so what was measured is what is handed over.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.base.kinds import on_this_machine
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.layout import config_file_name, layout_of
+from lora_tune.config.study import Study
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import LogReader
+from lora_tune.objectives import objective_of
+from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, SlotTerms, Value
+from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.metric import reader_of
+from lora_tune.workloads.places import unseen
+from lora_tune_recipes.pack_gain import doubts_of_packing
+from lora_tune_recipes.peft_refusals import refuse_in_packs, refuse_without_library
+
+TINY_UNTRAINED = 1.8634
+"""Eval loss of the shipped tiny base on the shipped text before any training (a test holds it to the files)."""
+
+_RUN_UNDER_CONFIG = 'source "$0" && exec "$@"'
+
+
+class RecipeSettings(BaseModel):
+    """Keys of ``[workload]`` for our own recipes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threads: int = Field(1, ge=1, description="CPU threads of one process")
+
+
+class PeftSettings(RecipeSettings):
+    """Keys of ``[workload]`` of kind ``peft``."""
+
+    save_adapter: bool = Field(
+        False, description="keep each trial's adapter, in peft's format, in the folder of its attempt"
+    )
+
+
+class RecipeWorkload:
+    """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
+
+    module: ClassVar[str]
+    packed: ClassVar[str | None] = None
+    """The module that trains several trials side by side; None where there is none."""
+    ends_probes: ClassVar[bool] = True
+    """Its trials end a short run by themselves (``PROBE``)."""
+    Settings: ClassVar[type[RecipeSettings]] = RecipeSettings
+
+    def __init__(self, study: Study, settings: RecipeSettings) -> None:
+        self._study = study
+        self._settings = settings
+        self._site = study.site
+        if (nodes := study.search_space.most_nodes) > 1:
+            problem = (
+                f'trials of {nodes} nodes, and this recipe starts its processes on one; use 1, or kind = "command"'
+            )
+            raise StudyError(f"study {study.name}", "site.nodes", problem)
+        if study.site.slots is not None and (self.packed is None or study.site.nodes * study.site.gpus_per_node > 1):
+            problem = 'allowed is workload.kind "peft" on at most one GPU a trial (site.gpus_per_node = 1); take it out'
+            raise StudyError(f"study {study.name}", "site.slots", problem)
+
+    def check(self) -> list[str]:
+        """Data, model, container and mounts that the site names and this machine does not see, one sentence each.
+
+        Raises SetupError where trials run on this machine.
+        """
+        site = self._site
+        named = {"site.data": site.data, "site.model": site.model, "site.container": site.container}
+        named |= {f"site.container_mounts.{i}": m.split(":")[0] for i, m in enumerate(site.container_mounts)}
+        # A relative path is relative to here, a container may be a registry's image.
+        places = {key: str(value) for key, value in named.items() if value}
+        doubts = unseen(places)
+        if doubts and on_this_machine(site.launcher):
+            raise SetupError(doubts[0])
+        return doubts
+
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """``bash`` sources the attempt's config file and becomes the recipe."""
+        name = self._file_name(proposal)
+        attempt = AttemptPaths(folder)
+        values = self._values(proposal) | self._of_attempt(folder)
+        return Job(
+            name=self._study.job_name(proposal.number, proposal.attempt),
+            folder=folder,
+            files={name: render(values)},
+            argv=("bash", "-euc", _RUN_UNDER_CONFIG, str(folder / name), *self._command()),
+            slot=self._slot(values),
+            environment=dict(self._site.environment),
+            secrets=self._site.secrets,
+            log=attempt.log,
+            resources=Resources(
+                gpus_per_node=self._site.gpus_per_node,
+                minutes=self._study.budget.trial_minutes,
+            ),
+        )
+
+    def knows_variable(self, name: str) -> bool:
+        """Whether a recipe reads ``name``."""
+        return name in _recipe_variables() or name in BY_THE_SITE
+
+    def readers(self, names: Iterable[str]) -> dict[str, str]:
+        """Who reads each variable, in words; "" for nobody."""
+        known = _recipe_variables()
+        return {n: "the recipe" if n in known else LAUNCH if n in BY_THE_SITE else "" for n in names}
+
+    def _of_attempt(self, folder: Path) -> dict[str, Value]:
+        """Variables that only an attempt has, and no export of its configuration."""
+        return {}
+
+    def _slot(self, values: Mapping[str, Value]) -> SlotTerms | None:
+        if self._site.slots is None or self.packed is None:
+            return None
+        knobs = {name: value_text(value) for name, value in values.items()}
+        return SlotTerms(argv=(self._site.python or sys.executable, "-m", self.packed), knobs=knobs)
+
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
+        """The recipes print MLLOG."""
+        return reader_of(self._study, MllogReader())
+
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The config file, and the line that runs it."""
+        name = self._file_name(proposal)
+        command = " ".join(self._command(python="python"))
+        text = render(self._values(proposal), comments=(*provenance, f"Run: source {name} && {command}"))
+        return Export(files={name: text}, usage=f"source {name} && {command}")
+
+    def _file_name(self, proposal: Proposal) -> str:
+        site = self._site
+        return config_file_name(site.system, 1, max(1, site.gpus_per_node), layout_of(proposal.parameters))
+
+    def _command(self, python: str | None = None) -> tuple[str, ...]:
+        interpreter = python or self._site.python or sys.executable
+        processes = self._site.gpus_per_node
+        if processes <= 1:
+            return (interpreter, "-m", self.module)
+        launch = ("torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+        return (interpreter, "-m", *launch, "-m", self.module)
+
+    def _values(self, proposal: Proposal) -> dict[str, Value]:
+        site = self._site
+        # GBS is derived: the recipes compute it from MINIBS and the layout, and read no variable of that name.
+        values: dict[str, Value] = {name: value for name, value in proposal.parameters.items() if name != "GBS"}
+        values |= {
+            "SEED": proposal.seed,
+            "TARGET": self._study.target,
+            "THREADS": self._settings.threads,
+            "CONFIG_FILENAME": self._file_name(proposal),
+            "DGXSYSTEM": site.system,
+            "DGXNNODES": 1,
+            "DGXNGPU": max(1, site.gpus_per_node),
+        }
+        if site.data is not None:
+            values["DATADIR"] = str(site.data.resolve())  # a job's working folder is its own
+        if site.model is not None:
+            values["MODEL"] = str(site.model.resolve())
+        if proposal.probe:
+            values["PROBE"] = 1
+        return values
+
+
+@functools.cache
+def _recipe_variables() -> frozenset[str]:
+    """Every capital name that our recipes' sources quote. Read as text: importing them would import torch."""
+    names: set[str] = set()
+    waiting = [resources.files("lora_tune_recipes")]
+    while waiting:
+        for entry in waiting.pop().iterdir():
+            if entry.is_dir():
+                waiting.append(entry)
+            elif entry.name.endswith(".py"):
+                names |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", entry.read_text(encoding="utf-8")))
+    return frozenset(names)
+
+
+class PeftWorkload(RecipeWorkload):
+    """transformers + peft + accelerate; without ``site.model`` and ``site.data`` the shipped tiny task."""
+
+    module = "lora_tune_recipes.peft_lora"
+    packed = "lora_tune_recipes.packed_lora"
+    Settings = PeftSettings
+
+    def __init__(self, study: Study, settings: PeftSettings) -> None:
+        super().__init__(study, settings)
+        self._save_adapter = settings.save_adapter
+        if study.site.slots is not None:
+            refuse_in_packs(study)
+        target = study.target
+        shipped = (
+            study.site.model is None and study.site.data is None and not {"SEQ", "EVAL_SAMPLES"} & set(study.space)
+        )
+        if shipped and objective_of(study).has_target and target >= TINY_UNTRAINED:
+            problem = f"{target:g} is met before training: the untrained base has {TINY_UNTRAINED:g}; give a lower one"
+            raise StudyError(f"study {study.name}", "objective.target", problem)
+
+    def check(self) -> list[str]:
+        """As of any recipe, and the libraries that the space asks for; and whether packs would gain nothing."""
+        if on_this_machine(self._site.launcher) and self._site.python is None:
+            refuse_without_library(self._study)
+        return [*super().check(), *doubts_of_packing(self._study)]
+
+    def _of_attempt(self, folder: Path) -> dict[str, Value]:
+        return {"SAVE_ADAPTER": str(folder / "adapter")} if self._save_adapter else {}
+
+
+class NemoWorkload(RecipeWorkload):
+    """NVIDIA NeMo 2."""
+
+    module = "lora_tune_recipes.nemo_lora"
+
+
+class BridgeWorkload(RecipeWorkload):
+    """NVIDIA Megatron-Bridge, which MLPerf v6.0's implementation trains with."""
+
+    module = "lora_tune_recipes.bridge_lora"
