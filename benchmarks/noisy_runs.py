@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import recommend
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
@@ -69,10 +69,10 @@ def lost(sampler: str, noise: float, runs: int) -> Lost:
         points = [at_random(rng) for _ in range(runs)]
         trials = [_ended(study, n, p, truth(p) * math.exp(rng.gauss(0, noise))) for n, p in enumerate(points)]
         sweep = StudyRecords(name="toy", digest="", study_toml="", began_at=0.0, trials={t.number: t for t in trials})
-        found, lowest = recommended(study, sweep), min(truth(p) for p in points)
+        found, lowest = recommend(study, sweep), min(truth(p) for p in points)
         assert found is not None, "every run reached the target"
         believed += truth(found.trial.tuned) / lowest - 1
-        luckiest += truth(found.luckiest.tuned) / lowest - 1
+        luckiest += truth(found.best_run.tuned) / lowest - 1
     return Lost(believed, luckiest)
 
 

@@ -12,7 +12,7 @@ import importlib
 import platform
 import time
 
-PARTS = ("crossing", "capping", "racing", "healing", "scores", "prediction", "schedule", "speed")
+PARTS = ("crossing", "capping", "racing", "healing", "scores", "prediction", "schedule", "speed", "coverage")
 
 
 def main() -> None:

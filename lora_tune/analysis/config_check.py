@@ -70,8 +70,8 @@ def _believed(recommended: Recommended) -> dict[str, Any]:
         "high": recommended.high,
         "runs": recommended.runs,
         "confirmed": recommended.confirmed,
-        "best_run": recommended.luckiest.number,
-        "best_run_objective": recommended.luckiest.objective,
+        "best_run": recommended.best_run.number,
+        "best_run_objective": recommended.best_run.objective,
     }
 
 

@@ -30,6 +30,7 @@ from lora_tune.logs.run import Eval, LogReader, RunLog
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.mlperf.rules import reaching
 from lora_tune.objectives import objective_of
+from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.metric import reader_of
@@ -225,7 +226,7 @@ class _Player:
 
     def _would_win(self, stop: policy.Stop, objective: float | None) -> bool:
         """Whether a run that was stopped, and reached the target after all, is a loss to the sweep."""
-        best = objective_of(self._study).best(self._work.sweep)
+        best = best_run(self._study, self._work.sweep)
         if stop.kind is StopKind.PRUNED or best is None or objective is None:
             return True
         return objective_of(self._study).better(objective, best.objective)

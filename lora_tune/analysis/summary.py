@@ -6,10 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
 
-from lora_tune.analysis.intervals import time_interval
-from lora_tune.analysis.nearest import Nearest, nearest
 from lora_tune.analysis.replicates import runs_words
 from lora_tune.analysis.stopping import StoppingAccount, stopping_account
 from lora_tune.base.format import duration
@@ -18,13 +15,17 @@ from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of, objectives_of
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.recommendation import UNRUN, Recommended, recommended
+from lora_tune.search.recommendation import (
+    UNRUN,
+    Nearest,
+    Recommended,
+    best_run,
+    nearest,
+    recommend,
+)
 from lora_tune.search.samplers import sampler_kind
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
-
-if TYPE_CHECKING:
-    from lora_tune.mlperf.predict import Prediction
 
 STOPPED_EARLY = (Verdict.PRUNED, Verdict.CAPPED)
 
@@ -47,9 +48,8 @@ class Overview:
 
     verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited,
     or there are more already, by ``sweep --trials``.
-    recommended: the configuration that is believed best, which is what is handed over. best, best_interval: the best
-    single run and a 90% interval for its configuration's time to the target by it alone, in seconds (None for
-    throughput studies).
+    recommended: the configuration that is believed best, which is what is handed over. best: the best single run; it
+    was picked for being the lowest, so an interval about it would promise too much, and none is kept.
     node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
     trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
@@ -62,7 +62,6 @@ class Overview:
     verdicts: Mapping[Verdict, int]
     recommended: Recommended | None
     best: Trial | None
-    best_interval: tuple[float, float] | None
     node_hours: float
     overhead_hours: float
     saved: float
@@ -74,14 +73,11 @@ class Overview:
 
 def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """Everything at a glance; ``now`` in epoch seconds counts what runs."""
-    return replace(overview_without_belief(study, sweep, now), recommended=recommended(study, sweep))
+    return replace(overview_without_belief(study, sweep, now), recommended=recommend(study, sweep))
 
 
 def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """:func:`overview` but for what is recommended, which a model of all trials must be made for."""
-    objective = objective_of(study)
-    best = objective.best(sweep)
-    timed = best is not None and objective.timed and best.seconds is not None
     verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
     return Overview(
         trials=len(sweep.trials),
@@ -89,8 +85,7 @@ def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Ov
         planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
         verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
         recommended=None,
-        best=best,
-        best_interval=time_interval(best) if timed and best is not None else None,
+        best=best_run(study, sweep),
         node_hours=sweep.node_hours(now),
         overhead_hours=sweep.overhead_hours,
         saved=saved_node_hours(study, sweep),
@@ -161,12 +156,6 @@ def ranked(study: Study, sweep: StudyRecords) -> list[Trial]:
     return objective_of(study).ranked(sweep)
 
 
-def leaders(study: Study, sweep: StudyRecords) -> list[Trial]:
-    """The same for people: before all others the one that is called best, which more seeds have not passed over."""
-    best, done = objective_of(study).best(sweep), ranked(study, sweep)
-    return done if best is None else [best, *(t for t in done if t.number != best.number)]
-
-
 def ending_word(study: Study, trial: Trial) -> str:
     """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
     if trial.metrics.confirmed is not None:
@@ -188,13 +177,14 @@ def recommended_words(study: Study, config: Recommended) -> str:
         base = f"from {runs_words(config.runs, 0)} of it and the other trials"
     else:
         base = "put together from other trials, not run as a whole"
+    base += f"; {config.why}" if config.why else ""
     return f"{objective_of(study).text(config.objective)} expected (90% interval {low} to {high}, {base})"
 
 
-def luckiest_words(study: Study, config: Recommended) -> str:
+def best_run_words(study: Study, config: Recommended) -> str:
     """The best single run, and whether it is one of the configuration that is handed over."""
-    which = "one of that configuration" if config.is_luckiest else "of another configuration, and luck is part of it"
-    return f"{objective_of(study).text(config.luckiest.objective)}, trial {config.luckiest.number}: {which}"
+    which = "one of that configuration" if config.is_best_run else "of another configuration, and luck is part of it"
+    return f"{objective_of(study).text(config.best_run.objective)}, trial {config.best_run.number}: {which}"
 
 
 def trial_name(trial: Trial) -> str:
@@ -245,22 +235,3 @@ def _normalised(study: Study, trial: Trial) -> str:
     if study.objective.score == "mlperf_score":
         return f"{duration(trial.seconds)} before RCP normalisation"
     return f"{duration(trial.metrics.mlperf_score)} RCP-normalised"
-
-
-def passing(study: Study, best: Trial | None) -> Prediction | None:
-    """What ten runs of the best configuration would score under MLPerf's rules, and whether they would pass.
-
-    None where the study is of no benchmark of MLPerf, or of one whose references count epochs.
-    Loads ``mlperf_logging``, which takes about a second.
-    """
-    benchmark = study.benchmark
-    if benchmark is None or benchmark.progress == "epoch_num":
-        return None
-    if best is None or best.seconds is None or best.samples is None:
-        return None
-    batch = best.parameters.get("GBS")
-    if not isinstance(batch, int):
-        return None
-    from lora_tune.mlperf.predict import predict
-
-    return predict(benchmark, [best.seconds / 60], [best.samples], batch)

@@ -74,7 +74,7 @@ OBJECTIVES = Registry(
         "final_value": "lora_tune.objectives.metric_value:FinalValue",
         "node_hours": "lora_tune.objectives.time_to_target:NodeHours",
     },
-    needs=("stop", "value", "best", "ranked"),
+    needs=("stop", "value", "ranked"),
 )
 """``objective.score`` and ``second``: a class made of a study, see ``lora_tune.objectives.base.Objective``."""
 

@@ -14,8 +14,8 @@ from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.config.tables import Budget
 from lora_tune.controller.runtime import Environment, driver, make_clock, open_sweep
 from lora_tune.launchers import make_launcher
-from lora_tune.objectives import objective_of
 from lora_tune.review.screen import Plain, Quiet
+from lora_tune.search.recommendation import Recommended, best_run, recommend
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import StudyRecords as Records
 from lora_tune.store.records import Trial
@@ -107,8 +107,14 @@ class Sweep:
 
     @property
     def best(self) -> Trial | None:
-        """The best trial by the study's objective; None while none counts."""
-        return objective_of(self.study).best(self.records)
+        """The best single run by the study's objective; None while none counts. Luck is part of it: take
+        :attr:`recommended`."""
+        return best_run(self.study, self.records)
+
+    @property
+    def recommended(self) -> Recommended | None:
+        """What to take, with the 90% interval of its mean and why; None while no trial counts."""
+        return recommend(self.study, self.records)
 
     def values(self) -> list[Mapping[str, Any]]:
         """A row a trial, for a table of any library: its number, its end, its objective and its parameters."""

@@ -18,20 +18,27 @@ from lora_tune.analysis.advice import Advice, advise
 from lora_tune.analysis.describe import parameters_text
 from lora_tune.analysis.importance import FEWEST, knobs
 from lora_tune.analysis.stopping import account_words, stopping_account
-from lora_tune.analysis.summary import ending_word, leaders, objective_words, prior_words, ranked
+from lora_tune.analysis.summary import (
+    ending_word,
+    objective_words,
+    prior_words,
+    ranked,
+    recommended_words,
+    trial_name,
+)
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
-from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, pruning
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.objectives import objective_of
+from lora_tune.search.recommendation import best_run, leaders, recommend
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
-    import optuna
+    pass
 
 LOGS_READ = 20
 """Logs that are read for their training losses."""
@@ -48,7 +55,7 @@ class Next:
     stop: str
     """Why the driver would propose nothing, "" when it would."""
     recommended: str = ""
-    """What a search with a model would hand over now, with expected score and regret; "" before the target is met."""
+    """What is recommended now, as every other command says it; "" before a trial has a result."""
 
 
 def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
@@ -69,20 +76,14 @@ def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
         tuned=space.conditions.present(proposal.params),
         why=why,
         stop=stop,
-        recommended=_recommended(space, sweep, known),
+        recommended=_recommended(study, sweep),
     )
 
 
-def _recommended(space: Space, sweep: StudyRecords, known: optuna.Study) -> str:
-    from lora_tune.search.abilities import Recommends
-
-    if not isinstance(known.sampler, Recommends) or not any(
-        t.verdict is Verdict.REACHED for t in sweep.trials.values()
-    ):
+def _recommended(study: Study, sweep: StudyRecords) -> str:
+    if (config := recommend(study, sweep)) is None:
         return ""
-    values, _, sentence = known.sampler.recommend(known)
-    tuned = space.conditions.present(values)
-    return f"{parameters_text(Trial(number=-1, seed=0, tuned=tuned, parameters={}))}: {sentence}"
+    return f"{trial_name(config.trial)}, {parameters_text(config.trial)}: {recommended_words(study, config)}"
 
 
 def why_proposed(study: Study, sweep: StudyRecords, trial: Trial) -> str:
@@ -236,7 +237,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(f"  {counted(done, 'trials')} {what}; the shares are meaningful from {FEWEST} on")
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
-    best = objective_of(study).best(sweep)
+    best = best_run(study, sweep)
     for line in base_changes.told(study, sweep, best) if best is not None else ():
         click.echo(visible(f"\n{line}" if line.startswith("trial") else line, keep="\n"))
     click.echo("\nAdvice")
@@ -246,7 +247,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     if not advice:
         click.echo("  none of the rules applies to what has been observed so far")
     if ahead.recommended:
-        click.echo(f"\nRecommended now, whether or not it was run as a whole\n  {visible(ahead.recommended)}")
+        click.echo(f"\nRecommended now\n  {visible(ahead.recommended)}")
     click.echo("\nNext")
     if starts := prior_words(study, sweep):
         click.echo(f"  the search starts from {starts}")

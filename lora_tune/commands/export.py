@@ -15,9 +15,8 @@ import click
 from lora_tune import __version__
 from lora_tune.analysis import base_changes, config_check
 from lora_tune.analysis.intervals import time_interval
-from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.replicates import runs_words
-from lora_tune.analysis.summary import luckiest_words, objective_words, recommended_words, trial_name
+from lora_tune.analysis.summary import best_run_words, objective_words, recommended_words, trial_name
 from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.format import visible
 from lora_tune.base.paths import near
@@ -29,7 +28,7 @@ from lora_tune.controller.base_watch import base_trial, departed, refuse_departe
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.recommendation import Recommended, recommended
+from lora_tune.search.recommendation import Recommended, nearest, nearest_words, recommend
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, SourcesConfigs, Workload
@@ -60,20 +59,23 @@ def provenance(
     if believed is not None:
         recommendation = (
             f"recommended: {recommended_words(study, believed)}",
-            f"best single run: {luckiest_words(study, believed)}",
+            f"best single run: {best_run_words(study, believed)}",
         )
     return (
         f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
         f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
         *recommendation,
-        *(() if trial.verdict is None else _results(study, trial)),
+        *(() if trial.verdict is None else _results(study, trial, selected=believed is not None)),
         *_confirmed(study, trial),
         f"{versions}, Python {platform.python_version()}",
     )
 
 
-def _results(study: Study, trial: Trial) -> Iterator[str]:
-    """What the trial measured, and its score where that is another number."""
+def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
+    """What the trial measured, and its score where that is another number.
+
+    selected: it was picked by its results, so that no interval about this run alone is printed.
+    """
     metrics, score = trial.metrics, trial.metrics.objective
     seed = f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
     objective = objective_of(study)
@@ -86,14 +88,15 @@ def _results(study: Study, trial: Trial) -> Iterator[str]:
     assert trial.seconds is not None
     assert trial.samples is not None
     low, high = time_interval(trial)
-    result = f"time to {study.goal}: {trial.seconds:.3f} s, "
-    result += f"90% interval {low:.1f} to {high:.1f} s; {study.counted(trial.samples)}; {seed}"
+    within = "" if selected else f"90% interval {low:.1f} to {high:.1f} s; "
+    result = f"time to {study.goal}: {trial.seconds:.3f} s; {within}{study.counted(trial.samples)}; {seed}"
     yield "; ".join(filter(None, (result, estimate_words(metrics))))
     if metrics.packed_seconds is not None:
         yield f"this time is that of the trial alone; beside others in a pack it took {metrics.packed_seconds:.1f} s"
     if score != trial.seconds:
         scale = score / trial.seconds
-        yield f"score, {objective_words(study)}: {score:.1f} s, 90% interval {scale * low:.1f} to {scale * high:.1f} s"
+        within = "" if selected else f", 90% interval {scale * low:.1f} to {scale * high:.1f} s"
+        yield f"score, {objective_words(study)}: {score:.1f} s{within}"
 
 
 def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
@@ -147,7 +150,7 @@ def export_trial(
 
 def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:
     """Replace what ``folder`` holds by the configuration that is believed best; None, and nothing written, without."""
-    believed = recommended(study, sweep)
+    believed = recommend(study, sweep)
     if believed is None:
         return None
     for old in folder.glob("config_*") if folder.is_dir() else ():
@@ -185,7 +188,7 @@ def chosen(
     if near_miss and number is None and closest is not None:
         return closest.trial, None
     if number is None:
-        if (believed := recommended(study, sweep)) is None:
+        if (believed := recommend(study, sweep)) is None:
             hint = ""
             if closest:
                 hint = f"; {nearest_words(closest)}; to export it: {again('export', study.name, '--nearest')}"
@@ -241,7 +244,7 @@ def main(
     written = export_trial(review.study, trial, workload, folder or review.paths.best, believed)
     if believed is not None:
         click.echo(f"recommended: {recommended_words(review.study, believed)}, {trial_name(trial)}")
-        click.echo(f"best single run: {luckiest_words(review.study, believed)}")
+        click.echo(f"best single run: {best_run_words(review.study, believed)}")
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
     if doubt := departed(review.sweep, workload):
         click.echo(f"warning: {doubt}; the export sources it: put it back before you run it", err=True)

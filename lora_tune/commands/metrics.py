@@ -15,7 +15,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.driver import Clock, View
 from lora_tune.controller.runtime import Environment
 from lora_tune.launchers.base import JobState
-from lora_tune.objectives import objective_of
+from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import StudyRecords, TrialState
 
 LOOK_SECONDS = 2.0
@@ -56,7 +56,7 @@ def standing(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
             queued.append(since)
         if newest.started_at is not None:
             started.append((newest.started_at, max(0.0, newest.started_at - since)))
-    best = objective_of(study).best(sweep)
+    best = best_run(study, sweep)
     return SweepGauges(
         states=states,
         queue_since=min(queued, default=None),

@@ -18,15 +18,13 @@ import click
 from lora_tune import __version__
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
-from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import (
     Overview,
-    luckiest_words,
+    best_run_words,
     objective_words,
     overview,
-    passing,
     prior_words,
     recommended_words,
     score_words,
@@ -55,7 +53,7 @@ from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template, write_page
 from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import chance_to_pass, nearest_words, recommend
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
@@ -101,7 +99,7 @@ def report_html(
         summary=summary,
         advice=advise(study, sweep),
         against=_against(study, sweep),
-        cards=_cards(study, summary),
+        cards=_cards(study, sweep, summary),
         best=_best(study, summary),
         confirmed=_confirmed(study, sweep),
         missed=scale_of(study).missed,
@@ -132,20 +130,19 @@ def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:
     """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
-    believed = recommended(study, sweep)
+    believed = recommend(study, sweep)
     if believed is None:
         return []
-    trial = believed.trial if believed.ran else believed.luckiest
-    return [line.strip() for line in base_changes.told(study, sweep, trial)]
+    return [line.strip() for line in base_changes.told(study, sweep, believed.shown)]
 
 
 Card = tuple[str, str, str]
 """(label, value, explanation) of the summary."""
 
 
-def _cards(study: Study, summary: Overview) -> list[Card]:
+def _cards(study: Study, sweep: StudyRecords, summary: Overview) -> list[Card]:
     cards = [*_recommended_card(study, summary), _result_card(study, summary)]
-    if expected := passing(study, summary.best):
+    if expected := chance_to_pass(study, sweep, summary.recommended):
         cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
     ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in summary.verdicts.items())
     cards.append(("Trials", str(summary.trials), ended + (f", {summary.open} open" if summary.open else "")))
@@ -177,9 +174,8 @@ def _result_card(study: Study, summary: Overview) -> Card:
     value, number = summary.best.objective, summary.best.number
     if not objective.timed:
         return (label, objective.text(value), f"trial {number}")
-    low, high = (duration(v) for v in summary.best_interval or (value, value))
     other = f"{score}; " if (score := score_words(study, summary.best)) else ""
-    return (label, duration(value), f"trial {number}; {other}90% interval {low} to {high}, from one run")
+    return (label, duration(value), f"trial {number}; {other}one run, picked for being the best: luck is part of it")
 
 
 def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
@@ -191,7 +187,7 @@ def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
     return {
         "name": trial_name(believed.trial),
         "words": recommended_words(study, believed),
-        "luckiest": luckiest_words(study, believed),
+        "luckiest": best_run_words(study, believed),
         "parameters": rows,
     }
 

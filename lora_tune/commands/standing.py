@@ -83,7 +83,7 @@ def as_json(
         "money": money(study, seen.node_hours),
         "seconds": seen.seconds,
         "recommended": None if seen.recommended is None else _recommended(seen.recommended),
-        "best": None if best is None else {**_trial(study, sweep, best, now), "interval_seconds": seen.best_interval},
+        "best": None if best is None else _trial(study, sweep, best, now),
         "nearest": None
         if seen.nearest is None
         else {**_trial(study, sweep, seen.nearest.trial, now), "missing": seen.nearest.missing},
@@ -103,7 +103,8 @@ def _recommended(believed: Recommended) -> dict[str, Any]:
         "interval": (believed.low, believed.high),
         "runs": believed.runs,
         "confirmed": believed.confirmed,
-        "best_run": believed.luckiest.number,
+        "why": believed.why,
+        "best_run": believed.best_run.number,
         "parameters": dict(believed.trial.parameters),
     }
 

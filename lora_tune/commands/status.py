@@ -16,13 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_tune.analysis.describe import parameters_text, price
-from lora_tune.analysis.nearest import nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import (
     Overview,
     confirmed_words,
-    leaders,
     overview,
     recommended_words,
     score_words,
@@ -37,6 +35,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.steering import course
 from lora_tune.objectives import objective_of
 from lora_tune.review import screen
+from lora_tune.search.recommendation import leaders, nearest_words
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
 
@@ -129,9 +128,6 @@ def _best(study: Study, summary: Overview) -> Text:
         nearest = summary.nearest
         return missing if nearest is None else missing.append(f"; {nearest_words(nearest)}", style="default")
     text = Text(objective_of(study).text(summary.best.objective), style="bold green")
-    if summary.best_interval:
-        low, high = summary.best_interval
-        text.append(f" (90% interval {duration(low)} to {duration(high)})", style="green")
     if score := score_words(study, summary.best):
         text.append(f", {score}", style="green")
     text.append(f"  trial {summary.best.number}  {parameters_text(summary.best)}", style="default")

@@ -12,7 +12,6 @@ import click
 
 from lora_tune import store as stores
 from lora_tune.analysis.describe import parameters_text
-from lora_tune.analysis.nearest import nearest, nearest_words
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import promise_words
 from lora_tune.analysis.summary import recommended_words, score_words, trial_name
@@ -52,7 +51,7 @@ from lora_tune.controller.runtime import (
 )
 from lora_tune.launchers import make_launcher
 from lora_tune.objectives import objective_of
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Verdict
@@ -249,7 +248,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
     counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     objective = objective_of(study)
     ended = ", ".join(f"{n} {objective.word(v)}" for v, n in counts.items() if n)
-    best = objective.best(sweep)
+    best = best_run(study, sweep)
     lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
     if best is None:
         lines.append(objective.nothing)
@@ -257,7 +256,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
             lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
     else:
         other = f" ({score})" if (score := score_words(study, best)) else ""
-        if believed := recommended(study, sweep):
+        if believed := recommend(study, sweep):
             sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
             lines.append(f"take     {sentence}: {parameters_text(believed.trial)}")
         lines.append(

@@ -94,13 +94,13 @@ class LastRun:
 
     def _unrun(self) -> Asked | None:
         """A trial of what is recommended; None where one has run it, or while others run."""
-        from lora_tune.search.recommendation import recommended
+        from lora_tune.search.recommendation import recommend
 
         sweep = self._records()
         if _open(sweep) or sum(t.why == WHY for t in sweep.trials.values()) >= MOST:
             return None
         study = self._study()
-        recommendation = recommended(study, sweep)
+        recommendation = recommend(study, sweep)
         if recommendation is None or recommendation.ran:
             return None
         return self._search.propose(study.search_space.conditions.complete(recommendation.trial.tuned), WHY)

@@ -98,10 +98,6 @@ class Objective(Protocol):
         """An eval as the sampler is told it while the run goes on; None where evals say nothing of the value."""
         ...
 
-    def best(self, sweep: StudyRecords) -> Trial | None:
-        """The trial with the best value, confirmed losers passed over; None without any."""
-        ...
-
     def ranked(self, sweep: StudyRecords) -> list[Trial]:
         """The trials with a value, best first."""
         ...
@@ -142,9 +138,6 @@ class Ranking:
 
     def reported(self, loss: float) -> float | None:
         return None
-
-    def best(self, sweep: StudyRecords) -> Trial | None:
-        return sweep.best(maximise=self.maximise)
 
     def ranked(self, sweep: StudyRecords) -> list[Trial]:
         done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.metrics.objective is not None]

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 
 from lora_tune.config.study import Study
-from lora_tune.search.recommendation import Recommended, is_worked_out, recommended
+from lora_tune.search.recommendation import Recommended, is_worked_out, recommend
 from lora_tune.store.records import StudyRecords
 
 GRACE_SECONDS = 0.5
@@ -33,7 +33,7 @@ class BeliefBesideRequests:
             except TimeoutError:
                 return self._newest, False
         if is_worked_out(sweep):
-            self._newest = recommended(self._study, sweep)
+            self._newest = recommend(self._study, sweep)
         return self._newest, is_worked_out(sweep)
 
     def _begun(self, sweep: StudyRecords) -> Future[Recommended | None]:
@@ -47,6 +47,6 @@ class BeliefBesideRequests:
 
     def _do(self, work: Future[Recommended | None], sweep: StudyRecords) -> None:
         try:
-            work.set_result(recommended(self._study, sweep))
+            work.set_result(recommend(self._study, sweep))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the request that waits for it raises it
             work.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))

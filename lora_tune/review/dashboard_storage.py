@@ -26,12 +26,13 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.analysis.summary import overview_without_belief
 from lora_tune.base.redact import redact
 from lora_tune.config.study import Study
-from lora_tune.objectives import objective_of, objectives_of
+from lora_tune.objectives import objectives_of
 from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
 from lora_tune.search.optuna_trials import curve_of
+from lora_tune.search.recommendation import best_run
 from lora_tune.search.recorded import space_of, trial_at
 from lora_tune.store.port import SWEEP
 from lora_tune.store.records import StudyRecords, Trial
@@ -149,7 +150,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """The best run that more seeds have not passed over. Raises ValueError where no trial has a result."""
         sweep = self._snapshot.sweep()
-        if (best := objective_of(self._snapshot.study).best(sweep)) is None:
+        if (best := best_run(self._snapshot.study, sweep)) is None:
             raise ValueError("no trial has a result")
         return self._dress(sweep, best.number)
 

@@ -229,8 +229,6 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
     rows += [("Study hash", sweep.digest)]
     if overview.best is not None:
         best = objective_of(study).text(overview.best.objective)
-        if overview.best_interval:
-            best += f" (90% interval {duration(overview.best_interval[0])} to {duration(overview.best_interval[1])})"
         rows = [("Best run", f"{best}, trial {overview.best.number}"), ("", parameters_text(overview.best)), *rows]
     if overview.nearest is not None:
         rows = [("Nearest", f"trial {overview.nearest.trial.number}: {overview.nearest.missing}"), *rows]

@@ -27,6 +27,7 @@ from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.run import Eval
 from lora_tune.objectives import Objective, objective_of
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
+from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
 _COLOURS = {
@@ -137,7 +138,7 @@ def _headline(study: Study, sweep: StudyRecords) -> Text:
     if any(t.replicate_of is not None for t in sweep.trials.values()):
         return _race(study, sweep)
     objective = objective_of(study)
-    best = objective.best(sweep)
+    best = best_run(study, sweep)
     if best is None:
         return Text(f"{objective.nothing} yet", style="dim")
     text = Text("best: ", style="bold")

@@ -1,33 +1,41 @@
-"""The configuration that a sweep hands over: the one believed best, which the luckiest single run seldom is.
+"""What a sweep hands over, and everything else that is called "the best": one place decides, the rest are views of it.
 
-The lowest of many noisy results is low by luck as much as by merit. So the export, the report and the dashboard hand
-over what the search believes of configurations, and show the luckiest run beside it.
+The lowest of many noisy results is low by luck as much as by merit. So what is handed over is what the search believes
+best of all configurations; the luckiest run, the nearest to a target that nothing reached and the choice of ``confirm``
+stand beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from lora_tune.base.format import counted, number
 from lora_tune.config.study import Study
+from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
-from lora_tune.search.samplers import sampler_kind
+from lora_tune.search.samplers import sampler_kind, sampler_of
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial, Value
+
+if TYPE_CHECKING:
+    from lora_tune.mlperf.predict import Prediction
 
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
 
 _MADE = "recommended"
-"""What :meth:`Sweep.once` keeps the recommendation as."""
+"""What :meth:`StudyRecords.once` keeps the recommendation as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
     """What a search believes of a configuration.
 
-    tuned: its values. objective: its mean, in seconds or samples/s. low, high: 90% interval of that mean. trial: one
-    that ran it as a whole, None where none did.
+    tuned: its values. objective: the mean of further runs of it, in the objective's unit. low, high: 90% interval of
+    that mean. trial: one that ran it as a whole, None where none did. why: on what that rests, a clause.
     """
 
     tuned: Mapping[str, Value]
@@ -35,15 +43,16 @@ class Belief:
     low: float
     high: float
     trial: int | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """The configuration that is believed best.
+    """The configuration that is handed over.
 
     trial: a run of it that reached the target; with number ``UNRUN`` and no results where no trial has run it as a
-    whole. runs: how many did. objective, low, high: as of :class:`Belief`. luckiest: the best single run.
-    confirmed: a race of further seeds has chosen it.
+    whole. runs: how many did. objective, low, high: as of :class:`Belief`. why: in one sentence, what was compared.
+    best_run: the best single run. confirmed: further seeds of ``confirm`` have chosen it.
     """
 
     trial: Trial
@@ -51,7 +60,8 @@ class Recommended:
     objective: float
     low: float
     high: float
-    luckiest: Trial
+    best_run: Trial
+    why: str = ""
     confirmed: bool = False
 
     @property
@@ -60,41 +70,128 @@ class Recommended:
         return self.trial.number != UNRUN
 
     @property
-    def is_luckiest(self) -> bool:
-        """Whether the luckiest run is one of this configuration."""
-        return self.trial.parameters == self.luckiest.parameters
+    def is_best_run(self) -> bool:
+        """Whether the best single run is one of this configuration."""
+        return self.trial.parameters == self.best_run.parameters
+
+    @property
+    def shown(self) -> Trial:
+        """The trial whose results stand for it: its own, else the best single run."""
+        return self.trial if self.ran else self.best_run
 
 
-def recommended(study: Study, sweep: StudyRecords) -> Recommended | None:
+def recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
     """What the sweep hands over by its finished trials; None before one has reached the target.
 
-    What a race of further seeds has chosen stays until another's interval lies wholly on its better side.
+    What ``confirm`` has chosen stays until another's interval lies wholly on its better side.
     """
-    return sweep.once(_MADE, lambda: _recommended(study, sweep))
+    return sweep.once(_MADE, lambda: _recommend(study, sweep))
 
 
 def is_worked_out(sweep: StudyRecords) -> bool:
-    """Whether :func:`recommended` has its answer and returns at once; with 2,000 trials it takes seconds otherwise."""
+    """Whether :func:`recommend` has its answer and returns at once; with 2,000 trials it takes seconds otherwise."""
     return sweep.made(_MADE)
 
 
-def _recommended(study: Study, sweep: StudyRecords) -> Recommended | None:
-    luckiest = objective_of(study).best(sweep)
+def best_run(study: Study, sweep: StudyRecords) -> Trial | None:
+    """The single run with the best value, those passed over by ``confirm`` left out; None without any. Luck is part of
+    it: it is shown, and :func:`recommend` says what to take."""
+    return sweep.best(maximise=objective_of(study).maximise)
+
+
+def leaders(study: Study, sweep: StudyRecords) -> list[Trial]:
+    """The trials that have a value, best first, and before all others the :func:`best_run`."""
+    best, done = best_run(study, sweep), objective_of(study).ranked(sweep)
+    return done if best is None else [best, *(t for t in done if t.number != best.number)]
+
+
+def chance_to_pass(study: Study, sweep: StudyRecords, config: Recommended | None) -> Prediction | None:
+    """What a submission of the recommended configuration would score under MLPerf's rules, and whether it would pass.
+
+    By all of its runs that reached the target, each moved by as much as their mean is believed to be luck: the runs of
+    a configuration that was picked for being fast needed fewer samples than further ones will.
+    None where no trial has run it, and where the study is of no benchmark of MLPerf, or of one that counts epochs.
+    Loads ``mlperf_logging``, which takes about a second.
+    """
+    benchmark = study.benchmark
+    if benchmark is None or benchmark.progress == "epoch_num" or config is None or not config.ran:
+        return None
+    batch = config.trial.parameters.get("GBS")
+    runs = [(t.seconds, t.samples) for t in _runs_of(sweep, config.trial) if t.seconds and t.samples]
+    if not isinstance(batch, int) or not runs:
+        return None
+    from lora_tune.mlperf.predict import predict
+
+    own = math.fsum(t.objective for t in _runs_of(sweep, config.trial)) / len(runs)
+    luck = config.objective / own if own > 0 and objective_of(study).timed else 1.0
+    return predict(benchmark, [s * luck / 60 for s, _ in runs], [n * luck for _, n in runs], batch)
+
+
+def _runs_of(sweep: StudyRecords, trial: Trial) -> list[Trial]:
+    """The runs of a trial's configuration that reached the target."""
+    return [t for t in sweep.reached() if t.parameters == trial.parameters and t.metrics.objective is not None]
+
+
+def _recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
+    luckiest = best_run(study, sweep)
     if luckiest is None:
         return None
-    belief = sampler_kind(study).believes(study, sweep)
-    if belief.trial is None and _over(study, sweep):
-        from lora_tune.search.shrinkage import believes
-
-        belief = believes(study, sweep)  # what nobody can run any more is not handed over: the best of what has run is
+    belief = _belief(study, sweep)
     chosen = _chosen(sweep, luckiest)
     if chosen is not None and (belief.trial == chosen.trial.number or not _beats(study, belief, chosen)):
         return chosen
     trial = _unrun(study, belief, luckiest) if belief.trial is None else sweep.trials[belief.trial]
     runs = sum(t.parameters == trial.parameters for t in sweep.reached())
     return Recommended(
-        trial=trial, runs=runs, objective=belief.objective, low=belief.low, high=belief.high, luckiest=luckiest
-    )
+        trial=trial, runs=runs, objective=belief.objective, low=belief.low, high=belief.high, best_run=luckiest,
+        why=belief.why,
+    )  # fmt: skip
+
+
+def _belief(study: Study, sweep: StudyRecords) -> Belief:
+    """The configuration that is believed best: by the sampler's model of seconds where it has one, else by the results.
+
+    What nobody can run any more is not handed over: the best of what has run is.
+    """
+    from lora_tune.search import shrinkage
+
+    modelled = sampler_kind(study).recommends_unrun and objective_of(study).timed and study.objective.second is None
+    belief = _by_model(study, sweep) if modelled else None
+    if belief is None or (belief.trial is None and _over(study, sweep)):
+        return shrinkage.believes(study, sweep)
+    return belief
+
+
+def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
+    """What the sampler's model believes best, with an interval by the results around it; None where it says nothing.
+
+    The machine's own config, where it is no point of the space and is believed better yet, stays.
+    """
+    from lora_tune.search import shrinkage
+    from lora_tune.search.abilities import Recommends
+    from lora_tune.search.race_scale import bounded_exp
+    from lora_tune.search.recorded import fitting, in_memory
+
+    sampler, fits = sampler_of(study, sweep), fitting(study)
+    if not isinstance(sampler, Recommends):
+        return None
+    today = replace(sweep, trials={n: t for n, t in sweep.trials.items() if fits(t)})  # the space may have changed
+    try:
+        values, score, sentence = sampler.recommend(in_memory(study, today, sampler))
+    except ValueError:  # its model has learned nothing yet, such as of trials older than the space
+        return None
+    tuned = study.search_space.conditions.present(values)
+    full = [t for t in sweep.reached() if not t.probe]
+    trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
+    if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
+        by_results = shrinkage.believes(study, sweep)
+        if not by_results.tuned and by_results.objective < score:
+            return by_results
+    half = shrinkage.half_width(study, sweep, tuned)
+    return Belief(
+        tuned=tuned, objective=score, low=score * bounded_exp(-half), high=score * bounded_exp(half),
+        trial=None if trial is None else trial.number, why=f"the search's model of all trials: {sentence}",
+    )  # fmt: skip
 
 
 def _over(study: Study, sweep: StudyRecords) -> bool:
@@ -112,19 +209,71 @@ def _unrun(study: Study, belief: Belief, alike: Trial) -> Trial:
 
 
 def _beats(study: Study, new: Belief, chosen: Recommended) -> bool:
-    """Whether even the worse end of its interval is better than the mean of what a race chose."""
+    """Whether even the worse end of its interval is better than the mean of what ``confirm`` chose."""
     return new.low > chosen.objective if objective_of(study).maximise else new.high < chosen.objective
 
 
 def _chosen(sweep: StudyRecords, luckiest: Trial) -> Recommended | None:
-    """What a race of further seeds has chosen, with its mean."""
+    """What further seeds have chosen, with their mean."""
     for trial in sweep.reached():
         race = trial.metrics.confirmed
         if race is None or race.choice is not ConfirmedChoice.CHOSEN or None in (race.seconds, race.low, race.high):
             continue
         mean, low, high = (float(bound or 0.0) for bound in (race.seconds, race.low, race.high))
         runs = race.runs - race.missed
+        why = f"confirm ran it {counted(race.runs, 'more times')}, with seeds that nobody picked"
         return Recommended(
-            trial=trial, runs=runs, objective=mean, low=low, high=high, luckiest=luckiest, confirmed=True
+            trial=trial, runs=runs, objective=mean, low=low, high=high, best_run=luckiest, confirmed=True, why=why
         )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """A trial, its best eval as it is kept, and what that lacks to the target in words."""
+
+    trial: Trial
+    point: Eval
+    missing: str
+
+
+def nearest(study: Study, sweep: StudyRecords) -> Nearest | None:
+    """Where nothing can be recommended: the finished trial whose best eval is nearest to the target; of equal ones the
+    one that needed fewer samples.
+
+    None where trials have no target, where one reached it, and where none has an eval that is a number. A trial with an
+    eval at the target whose result was refused came nowhere.
+    """
+    target = study.objective.target
+    if target is None or not objective_of(study).has_target or sweep.reached():
+        return None
+    candidates = [
+        (point.loss, point.samples, trial.number, point)
+        for trial in sweep.trials.values()
+        if trial.verdict is not None and not _met(study, sweep.last_evals(trial.number))
+        for point in sweep.last_evals(trial.number)
+        if math.isfinite(point.loss)
+    ]
+    if not candidates:
+        return None
+    *_, best, point = min(candidates, key=lambda row: row[:3])
+    side = "below" if study.rising else "above"
+    gap = number(abs(study.shown(point.loss) - target))
+    trial = sweep.trials[best]
+    last = sweep.last_evals(best)[-1]
+    trend = "; it was still getting better there" if last.samples == point.samples else f"; {_end(study, last)}"
+    return Nearest(trial, point, f"{study.eval_words(point)}, {gap} {side} the target {target:g}{trend}")
+
+
+def _met(study: Study, evals: Sequence[Eval]) -> bool:
+    return any(point.loss <= study.target for point in evals)
+
+
+def _end(study: Study, last: Eval) -> str:
+    """How a run went on after its best eval."""
+    return f"its last one is {number(study.shown(last.loss))} at {study.counted(last.samples)}"
+
+
+def nearest_words(closest: Nearest) -> str:
+    """The nearest trial in a line."""
+    return f"nearest  trial {closest.trial.number}: {closest.missing}"

@@ -19,26 +19,10 @@ if TYPE_CHECKING:
     from lora_tune.search.grey_box.features import Coordinates
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.observations import Observation
-    from lora_tune.search.recommendation import Belief
     from lora_tune.search.tpe import WindowedTPESampler
     from lora_tune.store.records import StudyRecords
 
     OldRuns = Callable[[], Sequence[Observation]]
-
-
-def _by_results(study: Study, sweep: StudyRecords) -> Belief:
-    """What the results alone say."""
-    from lora_tune.search.shrinkage import believes
-
-    return believes(study, sweep)
-
-
-def _by_model(study: Study, sweep: StudyRecords) -> Belief:
-    """What the sampler's own model says of seconds to the target; of every other objective, what the results say."""
-    from lora_tune.search.handover import believes
-
-    timed = objective_of(study).timed and study.objective.second is None
-    return believes(study, sweep) if timed else _by_results(study, sweep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +47,12 @@ class SamplerKind:
         All proposals are.
     objectives : tuple of str, or None
         The scores that it models; None: any, and two at a time.
-    believes : callable
-        ``believes(study, sweep)`` gives the configuration that is believed best, once a trial has reached the target.
-        Where the sampler has no word of its own, results are shrunk towards their neighbours
-        (:mod:`lora_tune.search.shrinkage`).
     recommends_unrun : bool
-        That configuration may be one that no trial has run as a whole.
+        Its model of seconds to the target recommends (``Recommends``), and perhaps what no trial has run as a whole.
+        Of every other sampler the results alone decide, shrunk towards their neighbours (``search.recommendation``).
     """
 
     make: Callable[[Study, OldRuns], BaseSampler]
-    believes: Callable[[Study, StudyRecords], Belief] = _by_results
     recommends_unrun: bool = False
     knows_gain: bool = False
     proposes_probes: bool = False
@@ -272,7 +252,6 @@ GP = SamplerKind(make=_gp, draws_first=True)
 CMAES = SamplerKind(make=_cmaes, draws_first=True)
 GREY_BOX = SamplerKind(
     make=_grey_box,
-    believes=_by_model,
     recommends_unrun=True,
     knows_gain=True,
     proposes_probes=True,
@@ -282,7 +261,6 @@ GREY_BOX = SamplerKind(
 )
 AUTO = SamplerKind(
     make=_auto,
-    believes=_by_model,
     recommends_unrun=True,
     knows_gain=True,
     proposes_probes=True,

@@ -17,7 +17,6 @@ from optuna.distributions import BaseDistribution
 
 from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
-from lora_tune.objectives import objective_of
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import (
     HERE,
@@ -32,7 +31,7 @@ from lora_tune.search.grey_box.gaussian import (
 )
 from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
-from lora_tune.search.recommendation import Belief
+from lora_tune.search.recommendation import Belief, best_run
 from lora_tune.search.recorded import fitting
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
@@ -100,7 +99,7 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
     axis = _axis(study, sweep)
     configs = _configurations(axis, sweep)
     if not configs:  # a time or a speed that is not positive has no place among the others
-        luckiest = objective_of(study).best(sweep)
+        luckiest = best_run(study, sweep)
         assert luckiest is not None, "asked before a trial reached the target"
         value = luckiest.objective
         return Belief(tuned=luckiest.tuned, objective=value, low=value, high=value, trial=luckiest.number)

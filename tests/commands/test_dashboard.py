@@ -188,7 +188,7 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
 def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
     built: Review, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, may = dashboard_belief.recommended, threading.Event()
+    real, may = dashboard_belief.recommend, threading.Event()
 
     def slow(study: Study, sweep: StudyRecords) -> Recommended | None:
         assert may.wait(60)
@@ -209,7 +209,7 @@ def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
 
 
 def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, fails = dashboard_belief.recommended, [True]
+    real, fails = dashboard_belief.recommend, [True]
 
     def broken(study: Study, sweep: StudyRecords) -> Recommended | None:
         if fails.pop():

@@ -68,7 +68,7 @@ def test_the_head_names_the_tool_the_study_the_seed_and_the_score_with_its_inter
     seed = json.loads(the_config(swept).with_suffix(".json").read_text())["trial"]["seed"]
     assert re.search(r"^# Exported by lora_tune \S+ on \d{4}-\d\d-\d\d ", text, re.MULTILINE)
     assert re.search(r"^# study mine, hash \w+, trial \d+, measured on \d{4}-\d\d-\d\d$", text, re.MULTILINE)
-    assert re.search(rf"^# time to .* s, 90% interval .* 1 run, seed {seed}$", text, re.MULTILINE)
+    assert re.search(rf"^# time to .* s; .* 1 run, seed {seed}$", text, re.MULTILINE)
 
 
 def test_a_score_that_is_not_the_time_has_a_line_with_an_interval_of_its_own() -> None:

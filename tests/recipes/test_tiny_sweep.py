@@ -12,7 +12,7 @@ import pytest
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import StudyRecords, TrialState, Verdict
 from lora_tune_recipes.workloads import TINY_UNTRAINED
 from tests.recorded import recorded
@@ -65,7 +65,7 @@ def test_real_trials_reach_the_target_and_learn_on_the_way(sweep: StudyRecords) 
 
 
 def test_the_exported_config_by_hand_reproduces_the_trial(sweep: StudyRecords, tiny_sweep: Path) -> None:
-    handed_over = recommended(load_study(STUDY), sweep)
+    handed_over = recommend(load_study(STUDY), sweep)
     assert handed_over is not None
     assert handed_over.ran
     best = handed_over.trial

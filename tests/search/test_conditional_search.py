@@ -11,7 +11,7 @@ import pytest
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.recommendation import Belief, _unrun, recommended
+from lora_tune.search.recommendation import Belief, _unrun, recommend
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
@@ -100,7 +100,7 @@ def test_every_sampler_proposes_points_whose_records_hold_what_exists(sampler: s
 def test_the_search_finds_the_better_branch_and_hands_over_what_exists_in_it() -> None:
     study = study_of()
     sweep = swept(study, 24)
-    found = recommended(study, sweep)
+    found = recommend(study, sweep)
     assert found is not None
     assert found.trial.parameters.keys() == {"LR", "OPTIMIZER", "BETA2"}
     assert seconds(dict(found.trial.tuned)) < 105

@@ -19,7 +19,7 @@ from benchmarks.laboratory.scripts import switches
 from benchmarks.noisy_runs import STUDY, at_random, lost, truth
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.run import Eval
-from lora_tune.search.recommendation import Recommended, recommended
+from lora_tune.search.recommendation import Recommended, recommend
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice, TrialMetrics, from_mapping
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
@@ -46,7 +46,7 @@ def sweep_of(study: Study, trials: Sequence[Trial]) -> StudyRecords:
 
 
 def handed_over(study: Study, trials: Sequence[Trial]) -> Recommended:
-    found = recommended(study, sweep_of(study, trials))
+    found = recommend(study, sweep_of(study, trials))
     assert found is not None
     return found
 
@@ -63,7 +63,7 @@ def test_what_the_user_had_stays_while_a_run_or_two_look_a_little_better(enqueue
     start = ended(study, 0, START, 100.0, **known)
     others = [ended(study, n, {**START, "LR": rate}, s) for n, rate, s in [(1, 4.4e-4, 98.0), (2, 2e-3, 130.0)]]
     found = handed_over(study, [start, *others])
-    assert (found.trial.number, found.luckiest.number) == (0, 1)
+    assert (found.trial.number, found.best_run.number) == (0, 1)
     clear = [ended(study, n, {**START, "LR": rate}, s) for n, rate, s in [(1, 1.4e-3, 41.0), (2, 1.6e-3, 40.0)]]
     assert handed_over(study, [start, *clear]).trial.number in (1, 2)
 
@@ -92,7 +92,7 @@ def test_a_configuration_that_was_repeated_is_known_by_the_mean_of_its_runs() ->
     others = [ended(study, 10 + n, at_random(rng), s) for n, s in enumerate((101.0, 97.0, 110.0, 99.0, 107.0, 113.0))]
     repeats = [ended(study, n, best, s) for n, s in enumerate((90.0, 83.0, 86.5, 92.0, 87.0))]
     found = handed_over(study, [*repeats, *others])
-    assert (found.trial.tuned, found.runs, found.luckiest.number) == (best, 5, 1)
+    assert (found.trial.tuned, found.runs, found.best_run.number) == (best, 5, 1)
     assert found.low < 87.7 < found.high < 97
     assert found.trial.number == 4, "the run nearest to the mean stands for them"
 
@@ -101,7 +101,7 @@ def test_of_a_script_without_noise_the_best_run_is_handed_over() -> None:
     study, rng = study_of(), random.Random(3)
     trials = [ended(study, n, p := at_random(rng), truth(p)) for n in range(40)]
     found = handed_over(study, trials)
-    assert found.trial == found.luckiest
+    assert found.trial == found.best_run
     assert found.high / found.low < 1.1
 
 
@@ -110,7 +110,7 @@ def test_the_fastest_layout_is_handed_over_where_throughput_is_asked() -> None:
     rng = random.Random(4)
     trials = [ended(study, n, p := at_random(rng), 3000 / truth(p)) for n in range(12)]
     found = handed_over(study, trials)
-    assert found.trial == found.luckiest
+    assert found.trial == found.best_run
     assert found.low <= found.objective <= found.high
 
 
@@ -167,7 +167,7 @@ def test_what_a_race_chose_stays_until_another_is_better_for_certain() -> None:
 
 def test_before_anything_reached_the_target_nothing_is_handed_over() -> None:
     study = study_of()
-    assert recommended(study, sweep_of(study, [ended(study, 0, at_random(random.Random(0)), None)])) is None
+    assert recommend(study, sweep_of(study, [ended(study, 0, at_random(random.Random(0)), None)])) is None
 
 
 LABORATORY = """
@@ -237,7 +237,7 @@ def test_what_is_handed_over_is_what_the_laboratory_measures(
     study = as_study(problem, {"ours": "auto", "grey box": "grey_box"}[name])
     method = METHODS[name](problem, 1)
     trace = play(problem, method, slots=1, budget=budget, seed=1)
-    found = recommended(study, as_records(study, method._study.get_trials()))
+    found = recommend(study, as_records(study, method._study.get_trials()))
     assert found is not None
     assert found.trial.tuned == method.recommend()
     assert problem.regret(found.trial.tuned) == trace.points[-1][1]

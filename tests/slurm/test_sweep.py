@@ -11,7 +11,7 @@ import pytest
 
 from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import TrialState, Verdict
 from tests.cluster import wait_until
 from tests.slurm.house import House
@@ -59,7 +59,7 @@ def test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand(
 
 def the_same_by_hand(home: House) -> None:
     """``source config_X.sh; sbatch -N $DGXNNODES -t $WALLTIME run.sub`` gives the evals of what is handed over."""
-    handed_over = recommended(load_study(home.study), home.sweep())
+    handed_over = recommend(load_study(home.study), home.sweep())
     assert handed_over is not None
     assert handed_over.ran
     best = handed_over.trial

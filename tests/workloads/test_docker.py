@@ -24,7 +24,7 @@ from lora_tune.commands.export import main as export
 from lora_tune.commands.score import main as score
 from lora_tune.commands.sweep import main as sweep
 from lora_tune.config.study import Study, load_study, parse_study
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import recommend
 from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.docker import DockerWorkload, base_for
@@ -295,7 +295,7 @@ class TestSweep:
         )
         assert told.exit_code == 0, told.output
         (config,) = (tree.parent / "o").glob("config_MI300X_1x8x1*.sh")
-        handed_over = recommended(load_study(tree.parent / "docker.toml"), recorded(folder / "sweep.db", "docker"))
+        handed_over = recommend(load_study(tree.parent / "docker.toml"), recorded(folder / "sweep.db", "docker"))
         assert handed_over is not None
         assert f"seed {handed_over.trial.metrics.seed}" in config.read_text()
         assert (

@@ -23,7 +23,7 @@ from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale
 from lora_tune.search.racing import RacePlan, RaceSettings, plan
-from lora_tune.search.recommendation import recommended
+from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
     Raises InputError where no trial reached the target.
     """
     leaders: list[Trial] = []
-    believed = recommended(study, sweep)
+    believed = recommend(study, sweep)
     first = [believed.trial] if believed is not None and believed.ran else []
     for trial in [*first, *ranked(study, sweep)]:
         if all(trial.parameters != other.parameters for other in leaders):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from lora_tune.analysis.describe import short_layout
-from lora_tune.analysis.summary import leaders
 from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
 from lora_tune.review.plots.units import time_unit
+from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial
 
 SHOWN = 15
