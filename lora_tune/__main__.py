@@ -26,6 +26,7 @@ COMMANDS = {
     "score": "result folders of MLPerf submissions, judged as MLPerf judges them",
     "ingest": "old MLLOG logs teach the search before it spends",
     "explain": "which knobs matter, why a trial ended, what to try next",
+    "verdict": "which configurations are really better than the baseline",
     "doctor": "what a study needs on this cluster, and how to fix what is missing",
 }
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""

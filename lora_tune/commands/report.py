@@ -44,6 +44,7 @@ from lora_tune.commands.options import (
     watch_store,
 )
 from lora_tune.commands.people import NOBODY, People, people_of
+from lora_tune.commands.verdict import shown
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import words
 from lora_tune.objectives import objective_of
@@ -52,6 +53,7 @@ from lora_tune.review.figure_files import page_figures, write_figures
 from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template, write_page
 from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
+from lora_tune.search.campaign import ArmState, campaign
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import chance_to_pass, nearest_words, recommend
 from lora_tune.store.metrics import ConfirmedChoice
@@ -103,6 +105,7 @@ def report_html(
         best=_best(study, summary),
         confirmed=_confirmed(study, sweep),
         missed=scale_of(study).missed,
+        ledger=_ledger(study, sweep),
         scales=scaling(study, sweep),
         figures=page_figures(study, sweep, now),
         table=(table := trial_rows(study, sweep, now)),
@@ -126,6 +129,13 @@ def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
         "requests": [(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
         "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
     }
+
+
+def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
+    """The verdicts on configurations that were run again, after what they cost; none where no other was."""
+    judged = campaign(study, sweep)
+    arms = [arm.sentence for arm in shown(judged) if arm.state is not ArmState.CHOSEN_BY]
+    return [judged.words, *arms] if judged.tested else []
 
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:

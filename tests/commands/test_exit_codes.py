@@ -37,7 +37,7 @@ def test_the_help_of_a_command_names_the_codes_of_its_row(name: str) -> None:
     assert {int(code) for code in re.findall(r"(?:^|; )([0-9]+) ", told[1])} - {1, 130} == documented(name)
 
 
-READS_A_SWEEP = ("confirm", "status", "steer", "export", "report", "explain", "dashboard")
+READS_A_SWEEP = ("confirm", "status", "steer", "export", "report", "explain", "verdict", "dashboard")
 MORE = {
     "steer": ["--pause"],
     "logs": ["x.log"],

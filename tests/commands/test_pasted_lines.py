@@ -93,7 +93,7 @@ def test_the_lines_of_the_dashboard_run_from_another_folder(
 
 def test_what_a_sweep_prints_at_its_end_runs_where_it_was_printed(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (review,) = lines((swept / "printed.txt").read_text(), "dashboard")
-    for command in ("status", "explain", "report", "export", "confirm", "logs"):
+    for command in ("status", "explain", "verdict", "report", "export", "confirm", "logs"):
         more = {"confirm": ("--dry-run",), "logs": (str(swept / "the sweep/trials/0000/attempt-0/job.log"),)}
         line = review.replace("lora_tune.dashboard", f"lora_tune.{command}")
         line = line.replace(" --output 'the sweep'", "") if command == "logs" else line

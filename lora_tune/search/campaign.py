@@ -1,0 +1,353 @@
+"""One error budget for a whole campaign: which configurations are really better than the baseline, whoever looks when.
+
+A configuration is an *arm*: all trials with the same tuned values, whatever their seeds. The chance that a campaign
+calls any arm better that is not is ``CAMPAIGN_ERROR``, over all arms and all looks together:
+
+* An arm's first run is what it was chosen by, so it is no evidence. Its further runs are.
+* The arm that is run again as the j-th is called better where its e-value against the baseline (``curves.evalues``)
+  ever exceeds 1 / a_j. The a_j are fixed beforehand and sum to the campaign's error ("alpha spending", Foster and
+  Stine 2008; with e-values Vovk and Wang 2021, section 3, and Ville's inequality).
+* Runs count in the order of their proposal, each as soon as all before it have ended: quick ones are not seen first.
+* A run of the arm without a result, or cancelled after it had begun, counts as the worst run of both;
+  two such and the arm is not called better. One of the baseline counts as nothing.
+
+Everything here follows from the records: nothing is stored, and the answer does not depend on who asked how often.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from lora_tune.base.format import counted
+from lora_tune.config.study import Study
+from lora_tune.curves.evalues import TwoSamples, interval, log_evidence, two_samples
+from lora_tune.search.race_scale import RaceScale, scale_of
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Value, Verdict
+
+CAMPAIGN_ERROR = 0.05
+"""The chance that a campaign calls anything better that is not."""
+
+EQUALLY_CHEAP = 10
+"""About so many arms are tested at similar prices before the budget gets short: after as many half of it is spent."""
+
+INTERVAL_LEVEL = 0.1
+"""What the interval of one arm may be wrong, at all looks together."""
+
+MOST_MORE = 100
+"""Further runs of an arm and the baseline together beyond which no number is promised."""
+
+_SEED = re.compile(r"(^|_)(RNG_?|RANDOM_?)?SEEDS?($|_)", re.IGNORECASE)
+
+ArmKey = frozenset[tuple[str, Value]]
+
+
+class ArmState(enum.StrEnum):
+    """What is known of an arm."""
+
+    BASELINE = "baseline"
+    CHOSEN_BY = "one run"
+    """It has only the run that it was chosen by."""
+    OPEN = "not distinguishable"
+    BETTER = "better"
+    UNSOUND = "unsound"
+    """Two of its runs or more have no result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmVerdict:
+    """What a campaign says of one arm.
+
+    trials: numbers of its trials. runs, baseline_runs: that count as evidence. missed: of its runs, those without a
+    result. difference, low, high: to the baseline as the study's scale has them (shares of a time, else in the
+    metric's unit), positive is better; with a 90% interval that holds at all looks together; None where too few runs
+    say anything. log_evidence, log_needed: ln of the largest e-value so far, and of the one that decides. spent: share
+    of ``CAMPAIGN_ERROR`` that the arm's test costs. more_runs, more_baseline_runs, more_node_hours: until it is likely
+    decided if the difference so far is real; None where that cannot be said. sentence: all this for people.
+    """
+
+    state: ArmState
+    trials: tuple[int, ...]
+    sentence: str = ""
+    runs: int = 0
+    baseline_runs: int = 0
+    missed: int = 0
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    log_evidence: float = 0.0
+    log_needed: float | None = None
+    spent: float = 0.0
+    more_runs: int | None = None
+    more_baseline_runs: int | None = None
+    more_node_hours: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """All verdicts of a sweep, in the order of its arms. spent: of ``CAMPAIGN_ERROR``, by ``tested`` arms."""
+
+    arms: tuple[ArmVerdict, ...]
+    tested: int
+    spent: float
+
+    @property
+    def words(self) -> str:
+        """The ledger in a sentence."""
+        better = [a for a in self.arms if a.state is ArmState.BETTER]
+        total = f"{100 * CAMPAIGN_ERROR:g}%"
+        return (
+            f"{counted(len(self.arms), 'configurations')}, {self.tested} run again, {len(better)} better than the "
+            f"baseline; {100 * self.spent:.2g}% of {total} spent: the chance that any of these is not better"
+        )
+
+    def of(self, trial: int) -> ArmVerdict | None:
+        """The verdict of the arm that a trial is a run of."""
+        return next((arm for arm in self.arms if trial in arm.trials), None)
+
+
+def is_seed(name: str) -> bool:
+    """Whether a parameter only chooses random numbers, by its name: a seed is no arm."""
+    return _SEED.search(name) is not None
+
+
+def error_share(position: int) -> float:
+    """The share of the campaign's error for the arm that is tested as the ``position``-th, from 1; they sum to 1."""
+    return EQUALLY_CHEAP / ((position + EQUALLY_CHEAP - 1) * (position + EQUALLY_CHEAP))
+
+
+def arm_of(trial: Trial) -> ArmKey:
+    """What a trial is a run of: its tuned values without seeds; of one outside the space, all its parameters."""
+    values = trial.tuned or trial.parameters
+    return frozenset((name, value) for name, value in values.items() if not is_seed(name))
+
+
+def arms_of(trials: Iterable[Trial]) -> dict[ArmKey, list[Trial]]:
+    """The trials of each arm by number, the baseline's first: the configuration that was there before the sweep, or
+    else the first that was run. Short runs that only measure a speed are runs of no arm."""
+    known = sorted((t for t in trials if not t.probe and t.replicate_of is None), key=lambda t: t.number)
+    arms: dict[ArmKey, list[Trial]] = {}
+    for trial in [t for t in known if t.tuned] or known:
+        arms.setdefault(arm_of(trial), []).append(trial)
+    start = next((arm_of(t) for t in known if t.metrics.base is not None), None)
+    if start in arms:
+        arms = {start: arms.pop(start)} | arms
+    return arms
+
+
+def campaign(study: Study, sweep: StudyRecords) -> Campaign:
+    """The verdicts of a sweep's records. Pure."""
+    key = ("campaign", len(sweep.trials))  # a proposal that has not ended costs its share already
+    return sweep.once(key, lambda: verdicts(tuple(sweep.trials.values()), _started(sweep), scale_of(study)))
+
+
+def _started(sweep: StudyRecords) -> frozenset[int]:
+    """The trials that somebody may have watched."""
+    return frozenset(trial for (trial, _), attempt in sweep.attempts.items() if attempt.started_at is not None)
+
+
+def verdicts(trials: Sequence[Trial], started: frozenset[int], scale: RaceScale) -> Campaign:
+    """The verdicts of all arms. started: numbers of the trials that have begun to run. Pure."""
+    arms = list(arms_of(trials).values())
+    if not arms:
+        return Campaign(arms=(), tested=0, spent=0.0)
+    baseline = _Arm(arms[0], started, scale)
+    tested = sorted((arm for arm in arms[1:] if len(arm) > 1), key=lambda arm: arm[1].number)
+    order = {arm[0].number: position for position, arm in enumerate(tested, 1)}
+    judged = [_judge(_Arm(arm, started, scale), baseline, order.get(arm[0].number), scale) for arm in arms[1:]]
+    first = ArmVerdict(
+        state=ArmState.BASELINE, trials=baseline.numbers, runs=len(baseline.places), baseline_runs=len(baseline.places),
+        missed=baseline.missed, sentence=f"the baseline, {counted(len(baseline.places), 'runs')} with a result",
+    )  # fmt: skip
+    spent = CAMPAIGN_ERROR * sum(map(error_share, order.values()))
+    return Campaign(arms=(first, *judged), tested=len(order), spent=spent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """place: on the scale, None without a result."""
+
+    number: int
+    place: float | None
+    node_hours: float
+
+
+@dataclass(slots=True)
+class _Arm:
+    """An arm with its runs that count, up to the first that has not ended."""
+
+    trials: Sequence[Trial]
+    started: frozenset[int]
+    scale: RaceScale
+    runs: list[_Run] = field(init=False)
+    blocked: float = field(init=False, default=math.inf)
+    """Number of the first trial that has not ended."""
+
+    def __post_init__(self) -> None:
+        self.runs = []
+        for trial in self.trials:
+            if trial.state is not TrialState.FINISHED:
+                self.blocked = trial.number
+                return
+            if _counts(trial, self.started):
+                value = trial.metrics.objective
+                place = None if value is None else self.scale.inward(value)
+                self.runs.append(_Run(trial.number, place, trial.metrics.node_hours or 0.0))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(t.number for t in self.trials)
+
+    @property
+    def places(self) -> list[float]:
+        return [run.place for run in self.runs if run.place is not None]
+
+    @property
+    def missed(self) -> int:
+        return len(self.runs) - len(self.places)
+
+    @property
+    def node_hours(self) -> float:
+        """Of one run, on average."""
+        return sum(run.node_hours for run in self.runs) / max(1, len(self.runs))
+
+
+def _counts(trial: Trial, started: frozenset[int]) -> bool:
+    """Whether an ended trial says something of its arm: not one that failed for the machine's reasons, nor one that
+    was cancelled before it ran and anybody could see how it went."""
+    return trial.verdict is not Verdict.FAILED and (trial.verdict is not Verdict.CANCELLED or trial.number in started)
+
+
+def _judge(arm: _Arm, baseline: _Arm, position: int | None, scale: RaceScale) -> ArmVerdict:
+    """position: the arm's place among those that are tested, None for one that was run once."""
+    name = f"trial {arm.numbers[0]}'s configuration"
+    if position is None:
+        sentence = f"{name} has one run, the one it was chosen by: no evidence; run it again"
+        return ArmVerdict(state=ArmState.CHOSEN_BY, trials=arm.numbers, sentence=sentence)
+    spent = CAMPAIGN_ERROR * error_share(position)
+    fresh = [run for run in arm.runs if run.number != arm.numbers[0]]
+    largest, now, counts = _followed(fresh, arm, baseline, scale)
+    verdict = ArmVerdict(
+        state=ArmState.OPEN, trials=arm.numbers, runs=counts[0], baseline_runs=counts[1],
+        missed=sum(run.place is None for run in fresh), log_evidence=largest, log_needed=-math.log(spent), spent=spent,
+    )  # fmt: skip
+    return _worded(name, verdict, now, (arm.node_hours, baseline.node_hours), scale)
+
+
+def _followed(
+    fresh: Sequence[_Run], arm: _Arm, baseline: _Arm, scale: RaceScale
+) -> tuple[float, TwoSamples | None, tuple[int, int]]:
+    """The runs in the order of their proposal: the largest evidence on the way, the comparison at its end, and how
+    many runs of each are in it."""
+    until = min(arm.blocked, baseline.blocked)
+    merged = [(run.number, run, own) for runs, own in ((fresh, True), (baseline.runs, False)) for run in runs]
+    ours: list[float | None] = []
+    theirs: list[float] = []
+    largest, now = 0.0, None
+    for number, run, own in sorted(merged, key=lambda entry: entry[0]):
+        if number > until:
+            break
+        if own:
+            ours.append(run.place)
+        elif run.place is not None:
+            theirs.append(run.place)
+        now = _compared(ours, theirs, scale)
+        if now is not None:
+            largest = max(largest, log_evidence(now.statistic, now.pairs, now.freedom))
+    return largest, now, (len(ours), len(theirs))
+
+
+def _compared(ours: Sequence[float | None], theirs: Sequence[float], scale: RaceScale) -> TwoSamples | None:
+    """The comparison of two samples; None where it says nothing, as where runs do not scatter."""
+    known = [*(place for place in ours if place is not None), *theirs]
+    if not known:
+        return None
+    seen = two_samples([max(known) if place is None else place for place in ours], theirs)
+    return None if seen is None or seen.spread < scale.least_sd(known) else seen
+
+
+UNSOUND_FROM = 2
+"""Runs without a result from which on no arm is called better, as in a race."""
+
+
+def _worded(
+    name: str, verdict: ArmVerdict, now: TwoSamples | None, hours: tuple[float, float], scale: RaceScale
+) -> ArmVerdict:
+    """The verdict with what it is and its sentence. hours: node-hours of a run of the arm, and of the baseline."""
+    if verdict.missed >= UNSOUND_FROM:
+        sentence = f"{name} {scale.missed} in {verdict.missed} of {verdict.runs} further runs: it is not called better"
+        return replace(verdict, state=ArmState.UNSOUND, sentence=sentence)
+    if now is None:
+        return replace(verdict, sentence=f"{name}: {_too_few(verdict)}")
+    bounds = [scale.difference(x) for x in (now.difference, *interval(now, INTERVAL_LEVEL))]
+    known = replace(verdict, difference=bounds[0], low=_finite(bounds[1]), high=_finite(bounds[2]))
+    range_words = _range(known, scale)
+    assert verdict.log_needed is not None
+    if verdict.log_evidence >= verdict.log_needed:
+        sentence = (
+            f"{name} is better than the baseline by {scale.words(bounds[0])} ({range_words}), after "
+            f"{verdict.runs} and {counted(verdict.baseline_runs, 'runs')}; {100 * verdict.spent:.2g}% of "
+            f"{100 * CAMPAIGN_ERROR:g}% spent on it"
+        )
+        return replace(known, state=ArmState.BETTER, sentence=sentence)
+    own, other = more_runs(now, (verdict.runs, verdict.baseline_runs), verdict.log_needed)
+    node_hours = None if own is None or other is None else own * hours[0] + other * hours[1]
+    sentence = f"{name} is not distinguishable from the baseline: {scale.words(bounds[0])} ({range_words}); "
+    sentence += _more_words(own, other, node_hours)
+    return replace(known, more_runs=own, more_baseline_runs=other, more_node_hours=node_hours, sentence=sentence)
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
+def _range(verdict: ArmVerdict, scale: RaceScale) -> str:
+    if verdict.low is None or verdict.high is None:
+        return "too few runs for an interval"
+    return f"90% interval {scale.words(verdict.low)} to {scale.words(verdict.high)}"
+
+
+def _too_few(verdict: ArmVerdict) -> str:
+    if verdict.runs + verdict.baseline_runs >= 4 and verdict.runs and verdict.baseline_runs:
+        return "its runs and the baseline's are all alike; does the script use its seed, the variable SEED?"
+    return (
+        f"{counted(verdict.runs, 'further runs')} of it and {verdict.baseline_runs} of the baseline have ended: too "
+        "few to compare; run both again"
+    )
+
+
+def _more_words(own: int | None, other: int | None, node_hours: float | None) -> str:
+    if own is None or other is None:
+        return f"no {MOST_MORE} further runs would be likely to show it better"
+    cost = f" = {node_hours:.3g} node-hours" if node_hours else ""
+    return f"if that is real, {own} more runs of it and {other} of the baseline would show it{cost}"
+
+
+def more_runs(now: TwoSamples, counts: tuple[int, int], log_needed: float) -> tuple[int | None, int | None]:
+    """How many further runs of the arm and of the baseline would decide, if the difference stays what it is.
+
+    The next run goes to the one with fewer. (None, None) where the arm is not ahead, or ``MOST_MORE`` would not do.
+    """
+
+    def decides(more: int) -> bool:
+        own, other = _shared(counts, more)
+        pairs = 1 / (1 / own + 1 / other)
+        statistic = now.difference * math.sqrt(pairs) / now.spread
+        return log_evidence(statistic, pairs, own + other - 2) >= log_needed
+
+    if now.difference <= 0 or not decides(MOST_MORE):
+        return None, None
+    own, other = _shared(counts, bisect_left(range(MOST_MORE), True, key=decides))
+    return own - counts[0], other - counts[1]
+
+
+def _shared(counts: tuple[int, int], more: int) -> tuple[int, int]:
+    """The numbers of runs after so many more, each of which goes to the one with fewer."""
+    few, many = sorted(counts)
+    few, left = few + min(more, many - few), max(0, more - (many - few))
+    few, many = few + (left + 1) // 2, many + left // 2
+    return (few, many) if counts[0] <= counts[1] else (many, few)

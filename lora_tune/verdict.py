@@ -1,0 +1,8 @@
+"""``python -m lora_tune.verdict --study NAME``: which configurations are really better than the baseline."""
+
+from lora_tune.commands.verdict import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()
