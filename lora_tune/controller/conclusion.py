@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune import curves
 from lora_tune.config.study import Study
+from lora_tune.controller import queueing
 from lora_tune.controller.policy import probed
 from lora_tune.launchers.base import JobState, JobStatus, launcher_kind
 from lora_tune.logs.failures import Diagnosis, FailureKind
@@ -16,10 +17,14 @@ from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
 RETRIED = (
-    "flaky", "infrastructure", "preempted", "host memory", "displaced",
+    "flaky", "infrastructure", "preempted", "host memory", "displaced", "capacity",
     "held", "drained", "clock", "foreign", "unknown",
 )  # fmt: skip
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
+
+
+UNTRIED = (FailureKind.DISPLACED, FailureKind.CAPACITY)
+"""Classes of attempts that no machine has had: they count for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,8 @@ def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Fini
 
 
 def made(attempts: Sequence[Attempt]) -> int:
-    """How many of these count: not those that only waited until the job that they were to share had ended."""
-    return sum(attempt.failure != FailureKind.DISPLACED for attempt in attempts)
+    """How many of these count: those that a machine has had."""
+    return sum(attempt.failure not in UNTRIED for attempt in attempts)
 
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
@@ -159,7 +164,11 @@ def _after_failure(
         return Retry(f"{what}; once more on another node, since memory failures can be flaky", status.nodes)
     if kind == "diverged":
         return Finish(Verdict.PRUNED, what)
-    spent = kind != FailureKind.DISPLACED and made(attempts) >= study.budget.attempts
+    spent = kind not in UNTRIED and made(attempts) >= study.budget.attempts
+    if kind == FailureKind.CAPACITY and (
+        waited := queueing.without_nodes(study, [*attempts[:-1], replace(attempt, failure=kind)])
+    ):
+        return Finish(Verdict.FAILED, f"{kind}: {waited}: {what}")
     if kind not in RETRIED:
         elsewhere = node_at_fault and not (diagnosis.certain or spent or _by_limit(attempt, status, diagnosis))
         if elsewhere and not launcher_kind(study.site).one_machine:

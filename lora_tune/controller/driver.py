@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets
+from lora_tune.controller import budgets, queueing
 from lora_tune.controller.dependencies import Clock, Dependencies, Proposer, RealClock, View
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs, proposal
@@ -143,7 +143,8 @@ class Driver:
                 sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
                 self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
-            if self._submissions.refused is None and not self._records.away:
+            ready = queueing.may_be_submitted(self.sweep.attempts_of(trial.number), self._now())
+            if ready and self._submissions.refused is None and not self._records.away:
                 self._submissions.submit(trial)
         reason = self._proposals.refill(self._study, lambda: bool(self.interrupt))
         self._save()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lora_tune.config.study import Study
-from lora_tune.controller import conclusion, healing, node_faults, policy, results
+from lora_tune.controller import conclusion, healing, node_faults, policy, queueing, results
 from lora_tune.controller.acceptance import other_log, why_untrue
 from lora_tune.controller.dependencies import Clock
 from lora_tune.controller.event_log import EventLog
@@ -60,6 +60,11 @@ class EndedJobs:
         self._work.put_attempt(attempt)
         self._events.trouble(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
+        if isinstance(action, conclusion.Retry) and kind is FailureKind.CAPACITY:
+            self._events.log("retry", trial=trial.number, text=f"trial {trial.number}: again: {action.sentence}")
+            self._events.trouble("capacity", queueing.NO_NODES)
+            self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
+            return
         if isinstance(action, conclusion.Retry):
             line = verdict_line(trial, "again", action.sentence)
             self._events.note(

@@ -100,6 +100,8 @@ class JobMonitor:
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, *, fresh: bool) -> None:
         run, now = log.run(), self._dependencies.clock.monotonic_now()
+        if status.state is JobState.RUNNING:
+            self._events.trouble("capacity", "")
         snapshot = policy.JobSnapshot(
             attempt=attempt,
             status=status,

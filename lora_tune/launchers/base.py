@@ -34,6 +34,8 @@ class JobState(enum.StrEnum):
     """The kernel killed it for want of host memory; which of those that shared the memory took too much is unknown."""
     DISPLACED = "displaced"
     """It waited for a place in a job that ended before it took it: no machine has had it."""
+    NOT_BEGUN = "not begun"
+    """The nodes that it was to have never came up, such as those of a cloud without capacity: no machine has had it."""
     LOST = "lost"
     """The launcher has no trace of it: it never started, or vanished without an exit record."""
 

@@ -128,7 +128,8 @@ def _interrupted(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus:
     """A trial whose pack ended without a word about it: it is run again, since another one may be to blame."""
     below = pack.status
     kept = JobState.HOST_MEMORY if below.state in SHORT_OF_MEMORY else below.state
-    state = kept if kept in (JobState.HOST_MEMORY, JobState.NODE_FAILED) else JobState.PREEMPTED
+    own = (JobState.HOST_MEMORY, JobState.NODE_FAILED, JobState.NOT_BEGUN)
+    state = kept if kept in own else JobState.PREEMPTED
     code = "" if below.exit_code is None else f", exit code {below.exit_code}"
     how = below.reason if below.state is JobState.HOST_MEMORY else f"{below.state.value}{code}"
     why = f"its pack {pack.ticket.name} ended before it: {how}"

@@ -32,6 +32,8 @@ class FailureKind(StrEnum):
     """The kernel killed it for want of host memory, of which others had their part."""
     DISPLACED = "displaced"
     """The job in which it waited for a place ended before it began: it has not been tried."""
+    CAPACITY = "capacity"
+    """Its nodes could not be had, and nothing of it ran: it waits, and is submitted again."""
     HELD = "held"
     """Somebody held the job back in the queue until it was given up."""
     DRAINED = "drained"

@@ -168,6 +168,7 @@ _STATES_ABOVE_LOG = {
     "node failed": (FailureKind.INFRASTRUCTURE, "run it on another node and report this one"),
     "preempted": (FailureKind.PREEMPTED, "nothing to fix: it is run again"),
     "displaced": (FailureKind.DISPLACED, "nothing to fix: it is run again, and this attempt does not count"),
+    "not begun": (FailureKind.CAPACITY, "nothing to fix in the study: it is submitted again, and no attempt is spent"),
 }
 _STATES_BELOW_LOG = {
     "out of memory": (FailureKind.INFEASIBLE, "ask for more host memory (--mem=0), or use fewer data workers"),

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster import texts
@@ -58,7 +58,9 @@ class Shape:
     """What the cluster looks like to its users. Times in seconds.
 
     min_job_age: how long ended jobs stay visible in squeue. slurmd_timeout: silence after which a node is DOWN.
-    kill_wait: between SIGTERM and SIGKILL. accounting: slurmdbd and MariaDB, hence a working sacct.
+    kill_wait: between SIGTERM and SIGKILL. accounting: slurmdbd and MariaDB, hence a working sacct. cloud: further
+    nodes, of partition ``cloud``, that the program ``resume`` in the cluster's folder makes when a job wants them.
+    lines: of slurm.conf, with ``{folder}`` for the cluster's; files: of that folder, by name; programs.
     """
 
     nodes: int = 4
@@ -67,6 +69,9 @@ class Shape:
     min_job_age: int = 86400
     slurmd_timeout: int = 10
     kill_wait: int = 2
+    cloud: int = 0
+    lines: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cluster:
@@ -123,12 +128,15 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in ("state", "log", "spool", "run"):
             (self.folder / name).mkdir(parents=True)
-        ports = texts.Dependencies.free(self.shape.nodes)
+        ports = texts.Dependencies.free(self.shape.nodes, self.shape.cloud)
         self.nodes = texts.node_names(ports)
         self._make_gpus()
         for name, text in texts.configuration(self.folder, self.shape, ports, cgroups=_cgroup_v1()).items():
             (self.folder / name).write_text(text)
             (self.folder / name).chmod(0o600 if name == "slurmdbd.conf" else 0o644)
+        for name, text in self.shape.files.items():
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
         self._keeper = _start_keeper(self.folder)
         if self.shape.accounting:
             self._start_accounting(ports)

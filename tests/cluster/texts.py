@@ -25,21 +25,30 @@ class Dependencies:
     accounting: int
     database: int
     nodes: tuple[int, ...]
+    cloud: tuple[int, ...] = ()
 
     @classmethod
-    def free(cls, nodes: int) -> Dependencies:
+    def free(cls, nodes: int, cloud: int = 0) -> Dependencies:
         with contextlib.ExitStack() as stack:
             ports = []
-            for _ in range(nodes + 3):
+            for _ in range(nodes + cloud + 3):
                 s = stack.enter_context(socket.socket())
                 s.bind(("127.0.0.1", 0))
                 ports.append(int(s.getsockname()[1]))
-        return cls(controller=ports[0], accounting=ports[1], database=ports[2], nodes=tuple(ports[3:]))
+        every = tuple(ports[3:])
+        return cls(
+            controller=ports[0], accounting=ports[1], database=ports[2], nodes=every[:nodes], cloud=every[nodes:]
+        )
 
 
 def node_names(ports: Dependencies) -> tuple[str, ...]:
     """Names that no other cluster on this machine has: slurmd names its control groups after them."""
     return tuple(f"c{ports.controller}n{i + 1}" for i in range(len(ports.nodes)))
+
+
+def cloud_names(ports: Dependencies) -> tuple[str, ...]:
+    """The names of the nodes that are made when a job wants them."""
+    return tuple(f"c{ports.controller}x{i + 1}" for i in range(len(ports.cloud)))
 
 
 SOCKET_BYTES = 107
@@ -113,9 +122,26 @@ PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 GresTypes=gpu
 {nodes}
+{_cloud(folder, ports, host)}{shape.lines.format(folder=folder)}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=500 PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP DefMemPerCPU=500 PriorityTier=2
 """
+
+
+def _cloud(folder: Path, ports: Dependencies, host: str) -> str:
+    """The partition ``cloud``: its nodes are made by the program ``resume`` in ``folder``, which a test writes."""
+    if not ports.cloud:
+        return ""
+    nodes = [
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=16000 State=CLOUD"
+        for name, port in zip(cloud_names(ports), ports.cloud, strict=True)
+    ]
+    parts = f"PartitionName=cloud Nodes={','.join(cloud_names(ports))} MaxTime=INFINITE State=UP DefMemPerCPU=500"
+    power = (
+        f"ResumeProgram={folder}/resume\nSuspendProgram=/bin/true\nSuspendTime=86400\nResumeTimeout=30\n"
+        "SuspendExcParts=gpu,urgent\nSuspendTimeout=1\n"
+    )
+    return "\n".join([*nodes, parts, power])
 
 
 def _gres(folder: Path, shape: Shape, ports: Dependencies) -> str:

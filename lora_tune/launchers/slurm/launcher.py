@@ -239,7 +239,13 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
     """
     if status.state.alive:
         return status
-    ended = read_records(AttemptPaths(ticket.folder), ticket.token).ended
+    attempt = AttemptPaths(ticket.folder)
+    records = read_records(attempt, ticket.token)
+    ended = records.ended
+    if status.state in (JobState.NODE_FAILED, JobState.PREEMPTED) and not (
+        attempt.log.exists() or records.claim or records.started or ended
+    ):
+        return _not_begun(status)
     if ended is not None:
         status = replace(
             status,
@@ -261,6 +267,16 @@ def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
         return status  # it left the controller's memory between the two questions
     code = parse.detail_exit_code(detail) or 0
     return replace(status, exit_code=code, step_failed=code != 0)
+
+
+def _not_begun(status: JobStatus) -> JobStatus:
+    """Of a job that lost its nodes before its log was made, which is what slurmd does first: nothing of it ran."""
+    nodes = ", ".join(status.nodes) or "its nodes"
+    what = "did not come up" if status.state is JobState.NODE_FAILED else "were taken back"
+    reason = f"{nodes} {what} before it began (Slurm: {status.reason})"
+    return replace(
+        status, state=JobState.NOT_BEGUN, reason=reason, nodes=(), started_at=None, exit_code=None, seconds=None
+    )
 
 
 @functools.lru_cache(maxsize=4096)
