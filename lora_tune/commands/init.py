@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -23,10 +24,15 @@ from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
 from lora_tune.logs.log_files import LogFile, log_files
 from lora_tune.workloads import load as load_workload
+from lora_tune.workloads import parser_hook
 from lora_tune.workloads.command_words import script_of
-from lora_tune.workloads.script_options import from_command, from_help, together
+from lora_tune.workloads.config_copy import is_config, scalars
+from lora_tune.workloads.script_constants import constants
+from lora_tune.workloads.script_options import Option, from_command, from_help, from_parser, together
 
 HELP_SECONDS = 30.0
+HOOK = Path(parser_hook.__file__).parent
+"""First on the script's PYTHONPATH: what Python imports from it as it starts asks the script's own parser."""
 HELP_BYTES = 1 << 20
 LOG_BYTES = 1 << 26
 """Of each log: enough to know its form."""
@@ -49,8 +55,9 @@ LOG_BYTES = 1 << 26
 def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str, ...]) -> None:
     """Write a study for the COMMAND that runs your script today, such as: python train.py --lr 3e-4.
 
-    The log's format and pattern are guessed from --log, the parameters from `COMMAND --help` (at most 30 s). Every
-    guess is commented in the file. Nothing is trained. Exit codes: 0 written; 2 your input; 3 the machine.
+    The log's format and pattern are guessed from --log. The parameters are those of the script's own parser, asked
+    in a run of `COMMAND --help` (at most 30 s). Every guess is commented in the file. Nothing is trained.
+    Exit codes: 0 written; 2 your input; 3 the machine.
     """
     if not logs and not command:
         raise InputError("nothing to look at; give the command that runs your script, --log FILE, or both")
@@ -61,9 +68,9 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
     if command and (script := missing_script(command)):
         raise InputError(f"{script}: there is no such file here; give the command as you type it")
     log, source, writes_files = read_logs(logs)
-    listed = from_help(help_text(command)) if command and not no_help else []
-    facts = ScriptFacts(command=command, options=together(from_command(command), listed), log=log, source=source,
-                  writes_files=writes_files)  # fmt: skip
+    options, config = script_options(command, ask=not no_help) if command else ([], "")
+    facts = ScriptFacts(command=command, options=options, log=log, source=source, writes_files=writes_files,
+                  config=config)  # fmt: skip
     text = study_text(facts)
     load_workload(parse_study(text, output), output)  # what it writes loads
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -114,17 +121,64 @@ def beginning(log: LogFile) -> bytes:
     return bytes(held[:LOG_BYTES])
 
 
-def help_text(command: tuple[str, ...]) -> str:
-    """What the command prints for ``--help``, within 30 s and 1 MB; "" where it cannot be run.
+def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option], str]:
+    """The options of the script that a command runs, with what each is today, and the config file that it reads.
 
-    A script that knows no such option may begin to train: it is ended with all that it started.
+    ask: whether the command may be run, so that its parser, or else its help text, says what it knows. A key of the
+    config file counts where no option has its meaning.
     """
-    argv = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:], "--help"]
-    with tempfile.TemporaryFile() as printed:
+    typed = from_command(command)
+    listed, parsed = (from_help(""), False)
+    if ask:
+        text, records = ask_parser(command)
+        known = from_parser(records)
+        listed, parsed = (from_help(text), False) if known is None else (known, True)
+    if not listed:
+        listed, parsed = script_constants(command), False
+    config = next((word for word in map(_named_file, command) if is_config(word) and Path(word).is_file()), "")
+    return [*together(typed, listed, parsed=parsed), *(_keys(config) if config else [])], config
+
+
+def _named_file(word: str) -> str:
+    return word.rpartition("=")[2] if word.startswith("-") else word
+
+
+def _keys(config: str) -> list[Option]:
+    """The values of a config file as options; none where it cannot be read."""
+    try:
+        values = scalars(Path(config).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        click.echo(f"# {config}: not read as a config file: {error}", err=True)
+        return []
+    return [Option(flag=key, value=scalar.value, in_file=True) for key, scalar in values.items()]
+
+
+def script_constants(command: Sequence[str]) -> list[Option]:
+    """The constants that the command's Python files set and its ``--name=value`` words overwrite."""
+    files = [Path(word) for word in command if word.endswith(".py") and Path(word).is_file()]
+    try:
+        texts = [file.read_text(encoding="utf-8") for file in files]
+    except (OSError, UnicodeDecodeError):
+        return []
+    return constants(texts[0], texts[1:]) if texts else []
+
+
+def ask_parser(command: tuple[str, ...]) -> tuple[str, str]:
+    """What the command prints for ``--help``, and what its own parser wrote down, within 30 s and 1 MB each.
+
+    Nothing is trained: a Python program ends in the moment in which it parses its command line, or makes an optimizer.
+    It sees no GPU. One that reads a file in place of options is asked without ``--help``. What does neither is ended
+    with all that it started. Raises InputError for a command that cannot be run.
+    """
+    program = sys.executable if command[0] in ("python", "python3") else command[0]
+    argv = [program, *command[1:], *([] if is_config(command[-1]) and not _is_value(command) else ["--help"])]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as printed:
+        records = Path(folder) / "parsers.jsonl"
+        environment = {**os.environ, **_SEES_NO_GPU, "LORA_TUNE_PARSER_FILE": str(records)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
         try:
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
+                                     start_new_session=True, env=environment)  # fmt: skip
         except OSError as error:
             problem = f"{command[0]}: cannot be run ({error.strerror}); give the command as you type it"
             raise InputError(problem) from error
@@ -137,4 +191,13 @@ def help_text(command: tuple[str, ...]) -> str:
                 send_signal(child.pid, signal.SIGKILL, group=True)
                 child.wait()
         printed.seek(0)
-        return printed.read(HELP_BYTES).decode("utf-8", "replace")
+        written = records.read_text(encoding="utf-8") if records.exists() else ""
+        return printed.read(HELP_BYTES).decode("utf-8", "replace"), written
+
+
+def _is_value(command: Sequence[str]) -> bool:
+    """Whether the last word is the value of an option before it."""
+    return len(command) > 1 and (command[-1].startswith("-") or command[-2].startswith("-"))
+
+
+_SEES_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lora_tune.base.format import counted
 from lora_tune.logs.guess import LogGuess
 from lora_tune.logs.unmatched import TELL_APART
-from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose
+from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose, without_value
 from lora_tune.workloads.script_options import Option
 
 RELAY = ("python", "-m", "lora_tune.logs.relay")
@@ -35,6 +35,8 @@ class ScriptFacts:
         The log's name, for comments.
     writes_files : bool
         Whether the metrics stand in files that the script writes, and not in what it prints.
+    config : str
+        The config file that the command names; "" for none.
     """
 
     command: tuple[str, ...]
@@ -42,17 +44,18 @@ class ScriptFacts:
     log: LogGuess | None = None
     source: str = ""
     writes_files: bool = False
+    config: str = ""
 
 
 def study_text(facts: ScriptFacts) -> str:
     """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
-    proposals = propose(facts.options)
-    argv = _words(facts, proposals)
+    proposals = propose(facts.options, _steps(facts.log))
+    argv, keys = _words(facts, proposals)
     parts = [
         f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why. "
         "Then: lora-tune sweep --study THIS --dry-run\n",
-        f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_log(facts, proposals)}',
-        _space(proposals),
+        f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_config(facts, keys)}{_log(facts, proposals)}',
+        _space(proposals, facts.options),
         _objective(facts.log),
         _search(proposals),
         "[budget]\ntrials = 20\nparallel = 1          # trials at one time\n"
@@ -67,21 +70,47 @@ def _text(value: str) -> str:
     return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
 
 
-def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> list[str]:
-    """The command with a place for each parameter, the seed and a folder of the trial's own."""
+def _steps(log: LogGuess | None) -> int | None:
+    """The optimizer steps of the run that a log is of, where it counts in steps."""
+    return int(log.run.evals[-1].samples) if log is not None and log.unit == "step" else None
+
+
+def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[list[str], dict[str, str]]:
+    """The command with a place for each parameter, the seed and a folder of the trial's own; and the config's keys.
+
+    A seed that is not set today stays so: setting one may turn on slower, deterministic training.
+    """
     argv = list(facts.command) or ["python", "train.py"]
     filled = [(p.option, "{" + p.place + "}") for p in proposals]
     names = [(o, o.names[0]) for o in facts.options]
-    filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name)][:1]
+    filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name) and o.number is not None][:1]
     filled += _folders(facts.options)
+    keys = {option.flag: place for option, place in filled if option.in_file}
+    if keys:
+        argv = [
+            f"{word.removesuffix(facts.config)}{{config}}" if word.endswith(facts.config) else word for word in argv
+        ]
     for option, place in filled:
+        if option.in_file:
+            continue
         if option.at is None:
             argv += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
         elif option.joined:
             argv[option.at] = f"{option.flag}={place}"
         else:
             argv[option.at + 1] = place
-    return argv
+    return argv, keys
+
+
+def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
+    """``[workload.config]``: what of the script's config file is another in each trial."""
+    if not keys:
+        return ""
+    values = ", ".join(f"{_text(key)} = {_text(place)}" for key, place in keys.items())
+    return (
+        "\n[workload.config]   # {config} is the trial's own copy of this file; the rest stays as it is there\n"
+        f"file = {_text(facts.config)}\nvalues = {{ {values} }}\n"
+    )
 
 
 def _folders(options: Sequence[Option]) -> list[tuple[Option, str]]:
@@ -166,15 +195,19 @@ def _shown(log: LogGuess) -> str:
     return f"{counted(len(evals), 'evals')} read in it: {first.loss:g} at {begin}, {last.loss:g} at {end}{others}"
 
 
-def _space(proposals: Sequence[ProposedParameter]) -> str:
+def _space(proposals: Sequence[ProposedParameter], options: Sequence[Option]) -> str:
+    unknown = "".join(
+        f"# {place} of {o.flag}: not searched, as nothing states what it is today; give the command today's value\n"
+        for place, o in without_value(options, proposals)
+    )
     if not proposals:
         return (
             "[space]\n# EDIT: no option was recognised as a learning rate, batch size, rank or warm-up;\n"
-            "# every parameter also reaches the script as an environment variable of its name\n"
+            f"{unknown}# every parameter also reaches the script as an environment variable of its name\n"
             'LR = { type = "float", low = 1e-5, high = 1e-2, log = true }\n'
         )
     lines = [f"{p.place} = {p.toml}" + (f"   # {p.option.flag}: {p.why}" if p.why else "") for p in proposals]
-    return "[space]\n" + "\n".join(lines) + "\n"
+    return "[space]\n" + "\n".join(lines) + "\n" + unknown
 
 
 def _objective(log: LogGuess | None) -> str:
@@ -200,5 +233,5 @@ def reachable(best: float, *, rising: bool) -> float:
 
 def _search(proposals: Sequence[ProposedParameter]) -> str:
     """Today's values as the first trial, where they are known."""
-    today = [f"{p.place} = {p.today}" for p in proposals if p.today is not None and p.toml.startswith("{")]
+    today = [f"{p.place} = {p.today}" for p in proposals if p.toml.startswith("{")]
     return f"[search]\nenqueue = [{{ {', '.join(today)} }}]   # trial 0 is what runs today\n" if today else ""

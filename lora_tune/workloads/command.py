@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.kinds import LOG_READERS, on_this_machine
@@ -21,8 +22,9 @@ from lora_tune.config.study import Study
 from lora_tune.logs.line_reader import SCALES
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import LogReader
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
 from lora_tune.workloads.command_words import one_word, script_of, shell_variable, shell_words
+from lora_tune.workloads.config_copy import changed
 from lora_tune.workloads.config_file import needs, render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
@@ -43,6 +45,17 @@ class PrepareSettings(Variables):
     script: bool = Field(False, description="argv is an sbatch script with its arguments, submitted unchanged")
     nodes: int = Field(1, ge=1, description="nodes that it runs on")
     minutes: float = Field(60, gt=0, description="its time limit")
+
+
+class ConfigSettings(BaseModel):
+    """Keys of ``[workload.config]``: a config file of the script's, of which each trial gets a changed copy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: Path = Field(description="YAML or JSON; a relative path is one from workload.cwd, or from where you started")
+    values: dict[str, str] = Field(
+        default_factory=dict, description='what changes: "dotted.key" = "{NAME}"; the rest stays as it is in the file'
+    )
 
 
 class CommandSettings(Variables):
@@ -66,6 +79,9 @@ class CommandSettings(Variables):
         description="how the output is read: kind = mllog, hf_trainer, jsonl or regex, and that kind's settings",
     )
     prepare: PrepareSettings | None = Field(None, description="what runs once, before the first trial")
+    config: ConfigSettings | None = Field(
+        None, description="a config file that the script reads: {config} in argv is the trial's changed copy of it"
+    )
 
 
 class CommandWorkload:
@@ -80,6 +96,9 @@ class CommandWorkload:
         space = study.search_space
         own = _OWN_NAMES if study.objective.target is None else (*_OWN_NAMES, "TARGET")
         known = {*space.resolve(space.corner()), *space.conditions.of, *own}
+        if settings.config is not None:
+            self._check_words("workload.config", settings.config.values.values(), known)
+            known.add("config")
         self._check_places("workload", settings, known)
         if not settings.script and (variable := shell_variable(settings.argv, known)):
             problem = f'no shell fills ${variable} in; write {{{variable}}}, or argv = ["bash", "-c", "..."]'
@@ -89,7 +108,10 @@ class CommandWorkload:
         self.reader()
 
     def _check_places(self, key: str, settings: CommandSettings | PrepareSettings, known: set[str]) -> None:
-        for text in (*settings.argv, *settings.environment.values()):
+        self._check_words(key, (*settings.argv, *settings.environment.values()), known)
+
+    def _check_words(self, key: str, texts: Iterable[str], known: set[str]) -> None:
+        for text in texts:
             for name in _PLACE.findall(text):
                 if name not in known:
                     allowed = ", ".join(sorted(known))
@@ -101,6 +123,7 @@ class CommandWorkload:
         return Job(
             name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
+            files=self._config_copy(values),
             argv=self._argv(values),
             # Lines that lie in a Python program's buffer come late, and are timed by when they come.
             environment={"PYTHONUNBUFFERED": "1", **self._environment(values, self._settings.environment)},
@@ -114,6 +137,29 @@ class CommandWorkload:
             ),
             script=self._settings.script,
         )
+
+    def _config_copy(self, values: Mapping[str, Value]) -> dict[str, str]:
+        """The trial's copy of the script's config file by its name; nothing where the study names none."""
+        config = self._settings.config
+        if config is None:
+            return {}
+        wanted = config.values.items()
+        filled = {key: fill(text, values) for key, text in wanted if not self._of_another_trial(text, values)}
+        try:
+            return {f"config/{config.file.name}": changed(self._config_text, filled)}
+        except ValueError as error:
+            raise SetupError(f"study {self._study.name}: workload.config: {config.file}: {error}") from error
+
+    @functools.cached_property
+    def _config_text(self) -> str:
+        """The config file as it was when the first trial was made: one sweep, one file."""
+        assert self._settings.config is not None
+        file = (self._cwd or Path()) / self._settings.config.file.expanduser()
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise SetupError(f"study {self._study.name}: workload.config.file = {str(file)!r}: {why}") from error
 
     def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
@@ -145,6 +191,8 @@ class CommandWorkload:
 
         Elsewhere they may lie in a container or on another file system, so that they are only doubted.
         """
+        if self._settings.config is not None and on_this_machine(self._study.site.launcher):
+            self._config_copy(self._values(some_proposal(self._study), Path()))
         missing = self._missing()
         if missing and on_this_machine(self._study.site.launcher):
             raise SetupError(f"study {self._study.name}: {missing}")
@@ -225,7 +273,7 @@ class CommandWorkload:
         exports = {**site.step_variables(), **self._environment(values, self._settings.environment)}
         needed = [needs(name) for name in (*site.secrets, *self._settings.secrets)]
         text = render(exports, comments=(*provenance, f"Run: {usage}"), before=needed)
-        return Export(files={name: text}, usage=usage)
+        return Export(files={name: text, **self._config_copy(values)}, usage=usage)
 
     def _values(self, proposal: Proposal, folder: Path) -> dict[str, Value]:
         space = self._study.search_space
@@ -235,12 +283,14 @@ class CommandWorkload:
             "NODES": space.node_count(proposal.parameters),
             "GPUS": space.gpu_count(proposal.parameters),
         }
+        if self._settings.config is not None:
+            own["config"] = str(folder / "config" / self._settings.config.file.name)
         target = self._study.objective.target
         return {**own, **({} if target is None else {"TARGET": target}), **proposal.parameters}
 
     def _environment(self, values: Mapping[str, Value], further: Mapping[str, str]) -> dict[str, str]:
         site = self._study.site
-        named = {name: value_text(value) for name, value in values.items() if name != "folder"}
+        named = {name: value_text(value) for name, value in values.items() if name not in ("folder", "config")}
         filled = {k: fill(v, values) for k, v in further.items() if not self._of_another_trial(v, values)}
         return {**places(site), **site.environment, **named, **filled}
 

@@ -1,11 +1,13 @@
 """Which options of a script are worth a search, and over which range: proposals for people to correct.
 
 The ranges are those in common use: a learning rate within a decade of today's on a log scale, a batch size and a rank
-within a factor of two, warm-up from none.
+within a factor of two, warm-up from none. Each contains today's value: an option of which nothing states one stays as
+it is.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -13,8 +15,8 @@ from dataclasses import dataclass
 
 from lora_tune.workloads.script_options import Option
 
-Range = tuple[str, str, str | None]
-"""A parameter as TOML, why, and today's value as TOML (None where it is not known)."""
+Range = tuple[str, str, str]
+"""A parameter as TOML, why, and today's value as TOML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class ProposedParameter:
         The parameter as it stands in ``[space]``.
     why : str
         The guess in words.
-    today : str or None
-        Today's value as TOML, None where it is not known.
+    today : str
+        Today's value as TOML.
     option : Option
         The option that it fills.
     """
@@ -38,7 +40,7 @@ class ProposedParameter:
     place: str
     toml: str
     why: str
-    today: str | None
+    today: str
     option: Option
 
 
@@ -46,8 +48,9 @@ class ProposedParameter:
 class _Knob:
     """Names of options of one meaning.
 
-    make: the range from today's value, and where it is ``scheduled`` from the steps of the whole run, None where no
-    option states them. searched: by default, or only proposed.
+    make: the range from today's value, and where it is ``scheduled`` from the steps of the whole run, None where
+    nothing states them; None for an option without a value that a range could contain. searched: by default, or only
+    proposed.
     """
 
     place: str
@@ -57,23 +60,33 @@ class _Knob:
     scheduled: bool = False
 
 
-def propose(options: Sequence[Option]) -> list[ProposedParameter]:
-    """The parameters of a study for these options, in the order of how much they usually matter."""
+def propose(options: Sequence[Option], steps: int | None = None) -> list[ProposedParameter]:
+    """The parameters of a study for these options, in the order of how much they usually matter.
+
+    steps: the optimizer steps of an earlier run, where they are known. Of several options of one meaning the first
+    counts of which today's value is known.
+    """
+    known = [length for length in (scheduled_steps(options), steps) if length]
+    bound = min(known, default=None)
     parameters = []
     for knob in _KNOBS:
-        option = next((o for o in options if _is(knob, o)), None)
-        if option is None:
-            continue
-        proposal = knob.make(option, scheduled_steps(options)) if knob.scheduled else knob.make(option)
-        if proposal is None:
-            continue
-        toml, why, today = proposal
-        if not knob.searched:
-            if today is None:
+        for option in (o for o in options if _is(knob, o)):
+            proposal = knob.make(option, bound) if knob.scheduled else knob.make(option)
+            if proposal is None:
                 continue
-            toml, why = today, f"not searched yet; a range to try: {toml}"
-        parameters.append(ProposedParameter(place=knob.place, toml=toml, why=why, today=today, option=option))
+            toml, why, today = proposal
+            if not knob.searched:
+                toml, why = today, f"not searched yet; a range to try: {toml}"
+            parameters.append(ProposedParameter(place=knob.place, toml=toml, why=why, today=today, option=option))
+            break
     return parameters
+
+
+def without_value(options: Sequence[Option], proposals: Sequence[ProposedParameter]) -> list[tuple[str, Option]]:
+    """The options worth a search that are left out, as nothing states what they are today: their places and they."""
+    taken = {p.place for p in proposals}
+    first = {k.place: next((o for o in options if _is(k, o)), None) for k in _KNOBS if k.searched}
+    return [(place, o) for place, o in first.items() if o is not None and place not in taken and o.number is None]
 
 
 def _is(knob: _Knob, option: Option) -> bool:
@@ -100,49 +113,51 @@ def scheduled_steps(options: Sequence[Option]) -> int | None:
     return min((steps for steps in stated if steps), default=None)
 
 
-def _rate(option: Option) -> Range:
+def _rate(option: Option) -> Range | None:
     now = option.number
     if not now or now <= 0:
-        return '{ type = "float", low = 1e-5, high = 1e-2, log = true }', "today's value is not known", None
-    low, high = f"{now / 10:.2g}", f"{now * 10:.2g}"
+        return None
+    low, high = min(now, float(f"{now / 10:.2g}")), max(now, float(f"{now * 10:.2g}"))
     return (
         f'{{ type = "float", low = {_real(low)}, high = {_real(high)}, log = true }}',
-        (f"a decade on each side of {now:g}"),
-        _real(f"{now:g}"),
+        f"a decade on each side of {now:g}",
+        _real(now),
     )
 
 
-def _powers(usual: Sequence[int]) -> Callable[[Option], Range]:
-    def around(option: Option) -> Range:
-        now = option.number
-        if now is None or now < 1 or now != int(now):
-            return f'{{ type = "categorical", choices = {[*usual]} }}', "today's value is not known", None
-        whole = int(now)
-        choices = sorted({max(1, whole // 2), whole, whole * 2})
-        return f'{{ type = "categorical", choices = {choices} }}', f"half and twice {whole}", str(whole)
-
-    return around
+def _powers(option: Option) -> Range | None:
+    now = option.number
+    if now is None or now < 1 or now != int(now):
+        return None
+    whole = int(now)
+    sizes = sorted({max(1, whole // 2), whole, whole * 2})
+    allowed = [size for size in sizes if not option.choices or str(size) in (*option.choices, str(whole))]
+    why = "what its parser allows of half and twice" if allowed != sizes else "half and twice"
+    return f'{{ type = "categorical", choices = {allowed} }}', f"{why} {whole}", str(whole)
 
 
 def _warmup_steps(option: Option, steps: int | None) -> Range | None:
-    now = int(option.number or 0)
-    high, why = max(100, 4 * now), "none, to four times today's"
-    if steps is not None and high > steps // 2:
-        high, why = max(now, steps // 2), f"none, to half of the {steps} steps"
+    """From none to four times today's, and to half of the run; None where nothing bounds it, or today's fills that."""
+    now = option.number
+    if now is None or now < 0 or now != int(now) or not (now or steps):
+        return None
+    whole = int(now)
+    high, why = 4 * whole, "none, to four times today's"
+    if steps is not None and (high > steps // 2 or not high):
+        high, why = max(whole, steps // 2), f"none, to half of the {steps} steps"
         if not 0 < high < steps:
             return None
     step = max(1, 10 ** math.floor(math.log10(high / 20)))
-    today = str(now) if now % step == 0 else None
-    return f'{{ type = "int", low = 0, high = {high}, step = {step} }}', why, today
+    while whole % step:
+        step //= 10
+    return f'{{ type = "int", low = 0, high = {high}, step = {step} }}', why, str(whole)
 
 
-def _warmup_share(option: Option) -> Range:
-    now = option.number or 0.0
-    return (
-        '{ type = "float", low = 0.0, high = 0.2 }',
-        "a share of the training",
-        _real(f"{now:g}") if now <= 0.2 else None,
-    )
+def _warmup_share(option: Option) -> Range | None:
+    now = option.number
+    if now is None or not 0 <= now < 1:
+        return None
+    return _interval(now, 0.0, 0.2), "a share of the training", _real(now)
 
 
 def _warmup(option: Option, steps: int | None) -> Range | None:
@@ -150,56 +165,66 @@ def _warmup(option: Option, steps: int | None) -> Range | None:
     return _warmup_share(option) if share else _warmup_steps(option, steps)
 
 
-def _dropout(option: Option) -> Range:
+def _dropout(option: Option) -> Range | None:
     now = option.number
-    return '{ type = "float", low = 0.0, high = 0.3 }', "", None if now is None else _real(f"{now:g}")
+    return None if now is None or not 0 <= now < 1 else (_interval(now, 0.0, 0.3), "", _real(now))
 
 
-def _decay(option: Option) -> Range:
+def _decay(option: Option) -> Range | None:
     now = option.number
-    return '{ type = "float", low = 1e-4, high = 0.1, log = true }', "", None if now is None else _real(f"{now:g}")
+    if now is None or now < 0:
+        return None
+    if not now:
+        return '{ type = "float", low = 0.0, high = 0.1 }', "", "0.0"
+    low, high = min(now, 1e-4), max(now, 0.1)
+    return f'{{ type = "float", low = {_real(low)}, high = {_real(high)}, log = true }}', "", _real(now)
 
 
-def _beta(option: Option) -> Range:
+def _beta(option: Option) -> Range | None:
     now = option.number
-    return '{ type = "categorical", choices = [0.95, 0.98, 0.999] }', "", None if now is None else _real(f"{now:g}")
+    if now is None or not 0 < now < 1:
+        return None
+    return f'{{ type = "categorical", choices = {sorted({0.95, 0.98, 0.999, now})} }}', "", _real(now)
 
 
 def _listed(option: Option) -> Range | None:
-    if len(option.choices) < 2:
+    if len(option.choices) < 2 or option.value not in option.choices:
         return None
-    named = ", ".join(f'"{choice}"' for choice in option.choices)
-    today = f'"{option.value}"' if option.value in option.choices else None
-    return f'{{ type = "categorical", choices = [{named}] }}', "what its help lists", today
+    named = ", ".join(json.dumps(choice, ensure_ascii=False) for choice in option.choices)
+    today = json.dumps(option.value, ensure_ascii=False)
+    return f'{{ type = "categorical", choices = [{named}] }}', "what its parser allows", today
 
 
-def _real(text: str) -> str:
+def _interval(now: float, low: float, high: float) -> str:
+    return f'{{ type = "float", low = {_real(min(low, now))}, high = {_real(max(high, now))} }}'
+
+
+def _real(value: float) -> str:
     """A number as TOML's floats are written: a point or an exponent with digits on both sides."""
-    value = float(text)
-    return repr(value) if math.isfinite(value) else "0.0"
+    return repr(float(value))
 
 
 _KNOBS = (
     _Knob("LR", r"(?:base_|max_|peak_|init_|initial_)?(?:lr|learning_?rate)", _rate),
-    _Knob("LORA_RANK", r"(?:lora_)?(?:r|rank|dim)", _powers((8, 16, 32))),
+    _Knob("LORA_RANK", r"(?:lora_)?(?:r|rank|dim)", _powers),
     _Knob(
         "BATCH_SIZE",
         r"(?:per_device_|per_gpu_|global_|micro_|mini_)?(?:train_)?(?:batch_?size|bs|batch|minibatch)",
-        _powers((8, 16, 32)),
+        _powers,
     ),
     _Knob("WARMUP_STEPS", r"(?:num_|lr_|learning_rate_)?warm_?up_(?:steps|iters|iterations|updates)|warm_?up", _warmup,
           scheduled=True),
     _Knob("WARMUP_RATIO", r"(?:lr_)?warm_?up_(?:ratio|fraction|frac|share|pct)", _warmup_share),
-    _Knob("LORA_ALPHA", r"lora_alpha", _powers((16, 32, 64)), searched=False),
+    _Knob("LORA_ALPHA", r"lora_alpha", _powers, searched=False),
     _Knob("DROPOUT", r"(?:lora_|hidden_|attention_)?drop_?out(?:_p|_rate|_prob)?", _dropout, searched=False),
     _Knob("WEIGHT_DECAY", r"weight_?decay|wd", _decay, searched=False),
-    _Knob("ACCUMULATION", r"(?:gradient_|grad_)?accum(?:ulation|ulate)?_(?:steps|iter|batches)", _powers((1, 2, 4)),
+    _Knob("ACCUMULATION", r"(?:gradient_|grad_)?accum(?:ulation|ulate)?_(?:steps|iter|batches)", _powers,
           searched=False),
     _Knob("BETA2", r"(?:adam_)?beta_?2", _beta, searched=False),
     _Knob("SCHEDULE", r"(?:lr_)?schedule(?:r)?(?:_type|_name)?", _listed, searched=False),
 )  # fmt: skip
 
-_STEPS = re.compile(r"(?:n|num|max|total|lr_decay)_(?:train_|training_)?(?:steps|iters|iterations|updates)"
+_STEPS = re.compile(r"(?:n|num|max|total|lr_decay|decay)_(?:train_|training_)?(?:steps|iters|iterations|updates)"
                     r"|train(?:ing)?_(?:steps|iters|iterations|updates)|steps|iters|iterations")  # fmt: skip
 
 SEED = re.compile(r"(?:random_|manual_|train_|data_)?seed")

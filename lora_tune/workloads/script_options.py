@@ -1,19 +1,23 @@
-"""The options of somebody's training script: from its help text, and from the command line that runs it today.
+"""The options of somebody's training script: from its own parser, and from the command line that runs it today.
 
-Pure functions of text. Read are the forms of argparse, click, typer and absl, and usage texts of C programs.
+Pure functions of text. A parser that runs in Python says itself what it knows (``parser_hook``); of other programs the
+help text is read, in the forms of argparse and of usage texts of C programs.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-_START = re.compile(r"^[\s│|]{0,12}(?P<text>-{1,2}[A-Za-z].*)$")
+_START = re.compile(r"^\s{0,12}(?P<text>-{1,2}[A-Za-z].*)$")
 _FLAG = re.compile(r"(?<![\w-])-{1,2}[A-Za-z][\w.-]*")
 _DEFAULT = re.compile(r"(?i)\bdefaults?(?: is| to| value)?\s*[:=]?\s*(?P<value>\"[^\"]*\"|'[^']*'|[^\s)\],;]+)")
 _CHOICES = re.compile(r"\{(?P<names>[\w.+-]+(?:,[\w.+-]+)+)\}")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)[fF]?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class Option:
     flag : str
         As it is typed, such as ``--lr``; ``optimizer.lr`` for words of the form ``name=value``.
     value : str
-        What it is today: given in the command, else the default of the help text; "" where neither says it.
+        What it is today: as the command has it, else the parser's own default; "" where nothing states one value.
     choices : tuple of str
         The values that the help text allows; empty where it names none.
     description : str
@@ -36,6 +40,10 @@ class Option:
         The other flags of the same option.
     joined : bool
         Whether flag and value are one word, ``--lr=0.1``; else the value is a word of its own.
+    in_file : bool
+        Whether it is a key of the config file that the command names, and no option: its flag is the dotted key.
+    may_be_added : bool
+        Whether a word behind the command would reach the parser that knows it.
     """
 
     flag: str
@@ -45,6 +53,8 @@ class Option:
     at: int | None = None
     aliases: tuple[str, ...] = ()
     joined: bool = True
+    in_file: bool = False
+    may_be_added: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,20 +70,21 @@ class Option:
 
     @property
     def number(self) -> float | None:
-        """The value as a number; None where it is none."""
-        match = _NUMBER.match(self.value)
-        return float(match[0]) if match else None
+        """The value as a number, C's ``1e-3f`` among them; None where it is none."""
+        match = _NUMBER.fullmatch(self.value)
+        number = float(match["number"]) if match else math.inf
+        return number if math.isfinite(number) else None
 
 
 def from_help(text: str) -> list[Option]:
     """The options with a value that a help text lists, in its order."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
-        line = line.rstrip(" │|\r")
+        line = line.rstrip()
         if begin := _START.match(line):
             blocks.append([begin["text"]])
-        elif blocks and line[:2].strip(" │|") == "":
-            blocks[-1].append(line.strip(" │|"))
+        elif blocks and not line[:2].strip():
+            blocks[-1].append(line.strip())
     parsed = (_option(block) for block in blocks)
     return [option for option in parsed if option is not None]
 
@@ -81,9 +92,6 @@ def from_help(text: str) -> list[Option]:
 def _option(block: Sequence[str]) -> Option | None:
     """One option out of its lines; None for a switch, and for help itself."""
     head, _, rest = re.sub(r"\t", "   ", block[0]).partition("  ")
-    if ":" in head:  # absl: ``--lr: learning rate``
-        head, _, help_text = head.partition(":")
-        rest, head = f"{help_text} {rest}", f"{head} VALUE"
     description = " ".join((rest.strip(), *block[1:])).strip()
     flags = _FLAG.findall(head)
     if not flags:
@@ -92,8 +100,6 @@ def _option(block: Sequence[str]) -> Option | None:
     value = _DEFAULT.search(f"{head} {description}")
     named = _CHOICES.search(head)
     metavar = _FLAG.sub("", head).strip(" ,/")
-    if not metavar and re.match(r"(?:FLOAT|INTEGER|INT|TEXT|NUMBER)\b", description):  # typer's columns
-        metavar, _, description = description.partition(" ")
     if flag in ("--help", "-h", "--version") or not (metavar or named):
         return None
     return Option(
@@ -125,23 +131,58 @@ def _is_number(word: str) -> bool:
     return _NUMBER.fullmatch(word) is not None
 
 
-def together(typed: Sequence[Option], listed: Sequence[Option]) -> list[Option]:
-    """The options of a command with what the help text says of them, and those that the help text alone knows."""
+def from_parser(records: str) -> list[Option] | None:
+    """The options that a script's parser wrote down (``parser_hook``), with what each is today.
+
+    records: one JSON object a line and a parser. Of several parsers the last of the first process that parsed its
+    whole command counts. None where no parser was reached. Options of parsers that words behind the command do not
+    reach are known by their value alone: ``together`` keeps those that the command holds.
+    """
+    parsers = [json.loads(line) for line in records.splitlines() if line.strip()]
+    whole = [record for record in parsers if record["final"]] or parsers
+    if not whole:
+        return None
+    best = max(whole, key=lambda record: (record["reached"], len(record["options"]) > 0))
+    return [_known(option, reached=best["reached"]) for option in best["options"] if option["flags"]]
+
+
+def _known(option: Mapping[str, Any], *, reached: bool) -> Option:
+    flags = option["flags"]
+    flag = max(flags, key=lambda f: (f.startswith("--"), len(f)))
+    return Option(
+        flag=flag,
+        value=option["value"] or "",
+        choices=tuple(option["choices"]),
+        description=re.sub(r"\s+", " ", option["help"]).strip(),
+        aliases=tuple(other for other in flags if other != flag),
+        joined=not flag.startswith("-") or flag.startswith("--"),
+        may_be_added=reached and not option["outer"],
+    )
+
+
+def together(typed: Sequence[Option], listed: Sequence[Option], *, parsed: bool = False) -> list[Option]:
+    """The options of a command with what is known of them, and those that the command leaves out.
+
+    parsed: whether ``listed`` is the parser's own word, so that what it does not list is no option of the script.
+    """
     known = {_bare(flag): option for option in listed for flag in (option.flag, *option.aliases)}
     both = []
     for option in typed:
-        described = known.get(_bare(option.flag))
+        described = known.get(_bare(option.flag)) or (_abbreviated(option.flag, listed) if parsed else None)
         if described is not None:
-            option = replace(
-                option,
-                description=described.description,
-                choices=described.choices,
-                aliases=(described.flag, *described.aliases),
-            )
-        both.append(option)
+            others = tuple(flag for flag in (described.flag, *described.aliases) if flag != option.flag)
+            option = replace(option, description=described.description, choices=described.choices, aliases=others)
+        if described is not None or not parsed:
+            both.append(option)
     taken = {_bare(flag) for option in both for flag in (option.flag, *option.aliases)}
-    return [*both, *(option for option in listed if _bare(option.flag) not in taken)]
+    return [*both, *(option for option in listed if option.may_be_added and _bare(option.flag) not in taken)]
+
+
+def _abbreviated(flag: str, listed: Sequence[Option]) -> Option | None:
+    """The option that a beginning of its name stands for, as argparse allows it."""
+    meant = [o for o in listed if flag.startswith("--") and any(f.startswith(flag) for f in (o.flag, *o.aliases))]
+    return meant[0] if len(meant) == 1 else None
 
 
 def _bare(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
+    return flag.lstrip("-+").replace("-", "_")

@@ -1,0 +1,48 @@
+"""Settings that a script states as constants, and lets a command line overwrite by name.
+
+The form of nanoGPT and llama2.c: ``learning_rate = 6e-4`` at the top level, and a ``configurator.py`` that executes the
+files and the ``--name=value`` words of the command over it. Pure functions of text.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from lora_tune.workloads.script_options import Option
+
+_OVERWRITES = "configurator"
+
+
+def constants(text: str, laid_over: Sequence[str] = ()) -> list[Option]:
+    """The script's constants as options ``--name=value``; none where no configurator would overwrite them.
+
+    text: the script. laid_over: the Python files that its command names, which set some of them anew.
+    """
+    values = dict(_assigned(text, until=_OVERWRITES))
+    if not values:
+        return []
+    for other in laid_over:
+        values |= {name: value for name, value in _assigned(other) if name in values}
+    return [Option(flag=f"--{name}", value=str(value)) for name, value in values.items()]
+
+
+def _assigned(text: str, until: str = "") -> list[tuple[str, str | int | float]]:
+    """What is assigned to names at the top level, before a line that names ``until``; nothing where none does."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    found: list[tuple[str, str | int | float]] = []
+    for statement in tree.body:
+        if until and not isinstance(statement, ast.Assign) and until in (ast.get_source_segment(text, statement) or ""):
+            return found
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            continue
+        try:
+            value = ast.literal_eval(statement.value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue  # it is computed
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            found.append((statement.targets[0].id, value))
+    return [] if until else found
