@@ -38,6 +38,11 @@ class AttemptPaths:
         return self.folder / "ended.json"
 
     @property
+    def pauses(self) -> Path:
+        """When the job stood still, written by its runner; absent where it never did."""
+        return self.folder / "pauses.json"
+
+    @property
     def cgroup(self) -> Path:
         """Where the cgroup of the job's processes is, where it has one."""
         return self.folder / "cgroup"

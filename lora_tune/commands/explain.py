@@ -30,7 +30,7 @@ from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, pruning
+from lora_tune.controller import budgets, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import best_run, leaders, recommend
@@ -119,6 +119,8 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
         story.append(("distance", _distance(study, sweep, trial, evals)))
     if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
         story.append(("place", place))
+    if paused := results.pause_words(trial.metrics):
+        story.append(("suspended", paused))
     for attempt in sweep.attempts_of(trial.number):
         if attempt.failure or attempt.stop_sentence not in ("", trial.sentence):
             what = ". ".join(p for p in (attempt.failure, attempt.line, attempt.stop_sentence) if p)

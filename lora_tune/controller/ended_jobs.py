@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lora_tune.config.study import Study
-from lora_tune.controller import conclusion, healing, node_faults, policy, queueing, results
+from lora_tune.controller import conclusion, healing, node_faults, pauses, policy, queueing, results
 from lora_tune.controller.acceptance import other_log, why_untrue
 from lora_tune.controller.dependencies import Clock
 from lora_tune.controller.event_log import EventLog
@@ -85,6 +85,8 @@ class EndedJobs:
             return _incomplete(incomplete)
         if other := other_log(attempt, status, *log.ends()):
             return other
+        if mixed_in := pauses.unplaced(status, runs[-1], left_out=log.leaves_out_pauses):
+            return mixed_in
         for run in runs:
             at_once = functools.partial(log.read_at_once, run)
             untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)
@@ -130,6 +132,9 @@ class EndedJobs:
         if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
             metrics = replace(metrics, estimated_seconds=round(estimated, 3))
             sentence = f"{sentence}; {results.estimate_words(metrics)}"
+        if run.paused_seconds:
+            metrics = replace(metrics, paused_seconds=round(run.paused_seconds, 3))
+            sentence = f"{sentence}; {results.pause_words(metrics)}"
         done = replace(
             trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
         ).finished(action.verdict, sentence, now)

@@ -13,6 +13,7 @@ from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.ended_jobs import EndedJobs
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
+from lora_tune.controller.pauses import SeenPauses, suspended_words, unplaced
 from lora_tune.controller.shared_jobs import SharedJobs
 from lora_tune.controller.stops import JobStops
 from lora_tune.launchers.base import JobState, JobStatus, Widens
@@ -46,6 +47,7 @@ class JobMonitor:
         self._stops, self._ended = stops, EndedJobs(study, dependencies.clock, work, jobs, events)
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
+        self._pauses: dict[tuple[int, int], SeenPauses] = {}
         self._adopted = frozenset(work.sweep.attempts)
         self.shared = SharedJobs(dependencies.launcher, work, events)
 
@@ -67,6 +69,8 @@ class JobMonitor:
     def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
         """Act on what one job did since the last look; returns its new evals."""
         now = self._dependencies.clock.monotonic_now()
+        key = attempt.trial, attempt.number
+        status = self._pauses.setdefault(key, SeenPauses()).look(status, now)
         attempt = replace(
             attempt,
             state=status.state.value,
@@ -79,6 +83,7 @@ class JobMonitor:
             exit_code=status.exit_code,
         )
         log = self._log(attempt)
+        log.leave_out(status.pauses)
         log.poll(now, drain=not status.state.alive, started=attempt.started_at)
         if (unseen := log.newly_guessed()) >= LOOK_SECONDS:
             text = f"its log was not read for {unseen:.0f} s, and it has no time stamps"
@@ -94,8 +99,8 @@ class JobMonitor:
             self._watch(trial, attempt, status, log, fresh=bool(fresh))
         else:
             self._ended.conclude(trial, attempt, status, log)
-            self._logs.pop((attempt.trial, attempt.number), None)
-            self._ran_at.pop((attempt.trial, attempt.number), None)
+            for kept in (self._logs, self._ran_at, self._pauses):
+                kept.pop(key, None)
         return fresh
 
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, *, fresh: bool) -> None:
@@ -106,7 +111,7 @@ class JobMonitor:
             attempt=attempt,
             status=status,
             run=run,
-            grew_at=log.grew_at,
+            grew_at=max(log.grew_at, *(end for _, end in status.pauses), 0.0),
             ran_at=self._ran_at.setdefault((attempt.trial, attempt.number), now)
             if status.state is JobState.RUNNING
             else 0.0,
@@ -121,7 +126,8 @@ class JobMonitor:
             action = pruning.by_the_machine(self._study, self._work.sweep, trial, run, action)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
             # What is judged by times that cannot be true is judged when the job is over, and measured again.
-            trusted = impossible_times(run, status, stamped=log.stamped) is None
+            doubt = impossible_times(run, status, stamped=log.stamped)
+            trusted = doubt is None and unplaced(status, run, left_out=log.leaves_out_pauses) is None
             judgement = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
             if isinstance(judgement, pruning.Audited):
                 self._audit(trial, judgement, run)
@@ -135,7 +141,8 @@ class JobMonitor:
             self._stops.kill(attempt)
             self._remark(trial, action.sentence or trial.sentence)
         elif attempt.stop is StopKind.NONE:
-            self._remark(trial, queueing.waiting(status) or policy.quiet(self._study, snapshot, now))
+            waits = queueing.waiting(status) or suspended_words(status)
+            self._remark(trial, waits or policy.quiet(self._study, snapshot, now))
 
     def _audit(self, trial: Trial, audited: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""

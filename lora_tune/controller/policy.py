@@ -10,6 +10,7 @@ from lora_tune import curves
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.controller import queueing
+from lora_tune.controller.pauses import placed
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog
@@ -92,10 +93,13 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
         return Kill(_undying(snapshot) if attempt.killed_at else "") if overdue else None
     if snapshot.status.state is JobState.QUEUED:
         return _queued(study, snapshot, now)
+    if snapshot.status.paused:
+        return None  # nothing in it can go on, and no time of it counts
     started = attempt.started_at or now
     limit = study.budget.trial_minutes * snapshot.trial.replicates
     # A start is by the cluster's clock, and this driver's may be ahead of it: then only what the driver saw counts.
     lived = now - max(started, snapshot.ran_at) if snapshot.status.seconds is None else snapshot.status.seconds
+    lived -= placed(snapshot.status)
     # Of a trial that shares its node with others, its own share of the time counts.
     share = snapshot.status.share_seconds
     if (lived * snapshot.status.node_share if share is None else share) > limit * 60:

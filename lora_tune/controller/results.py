@@ -105,6 +105,12 @@ def estimate_words(metrics: TrialMetrics) -> str:
     return f"{estimated:.3g} s of it are estimated: its log was not being read then" if estimated else ""
 
 
+def pause_words(metrics: TrialMetrics) -> str:
+    """What was left out of a trial's time, for people; "" where nothing was."""
+    paused = metrics.paused_seconds
+    return f"its job stood still for {paused:.3g} s beside, which do not count" if paused else ""
+
+
 def _announced_seed(run: RunLog) -> int | None:
     """The seed that the log states: some launch scripts draw their own, whatever they are given."""
     seed = run.hyperparameters.get("seed")

@@ -83,8 +83,11 @@ class JobStatus:
     number a time. node_share: how much of its nodes' time since its start was this job's; less than 1 where trials
     share a job. share_seconds: of these nodes that it has had so far, where trials share a job and it is known.
     log_bytes: how long its log was when it ended, None where its runner did not say; one that did has also written at
-    the log's head whose it is. output: the end of what was printed in its place, of a trial whose shared job failed
-    before it took any; else the trial's own log tells.
+    the log's head whose it is. paused: its processes stand still just now, as the cluster says: it is suspended.
+    pauses: spans, epoch seconds in rising order, in which all of them did, as far as known. paused_seconds: how long
+    they did in all, where that may be more, by the cluster's count or since some did while others computed. output:
+    the end of what was printed in its place, of a trial whose shared job failed before it took any; else the trial's
+    own log tells.
     """
 
     state: JobState
@@ -103,6 +106,9 @@ class JobStatus:
     node_share: float = 1.0
     share_seconds: float | None = None
     log_bytes: int | None = None
+    paused: bool = False
+    pauses: tuple[tuple[float, float], ...] = ()
+    paused_seconds: float = 0.0
     output: bytes = b""
 
 

@@ -105,6 +105,22 @@ def children() -> set[int]:
     return {pid for pid, (state, parent) in _processes() if parent == os.getpid() and state not in "ZX"}
 
 
+def descendants(root: int) -> dict[int, tuple[str, float]]:
+    """State and seconds of processor of ``root`` and of every process that descends from it; zombies are left out."""
+    living = {pid: fields for pid, fields in _stats() if fields[0] not in b"ZX"}
+    started: dict[int, list[int]] = {}
+    for pid, fields in living.items():
+        started.setdefault(int(fields[1]), []).append(pid)
+    found, waiting = dict[int, tuple[str, float]](), [root]
+    while waiting:
+        pid = waiting.pop()
+        if pid in living and pid not in found:
+            fields = living[pid]
+            found[pid] = fields[0].decode(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            waiting += started.get(pid, ())
+    return found
+
+
 def end_children(cgroup: Path | None, besides: Set[int]) -> None:
     """End every descendant of this process and every member of ``cgroup``, politely first, and wait until all are gone.
 
@@ -147,12 +163,17 @@ def _descendants(root: int, besides: Set[int]) -> set[int]:
 
 def _processes() -> Iterator[tuple[int, tuple[str, int]]]:
     """Process id, state and parent of each process of this machine."""
+    for pid, fields in _stats():
+        yield pid, (fields[0].decode(), int(fields[1]))
+
+
+def _stats() -> Iterator[tuple[int, list[bytes]]]:
+    """Process id of each process of this machine, and what proc(5) says of it from its state on."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries, of which only names are needed
         if name.isdigit():
             with contextlib.suppress(OSError):
                 stat = Path("/proc", name, "stat").read_bytes()
-                state, parent = stat[stat.rindex(b")") + 2 :].split()[:2]
-                yield int(name), (state.decode(), int(parent))
+                yield int(name), stat[stat.rindex(b")") + 2 :].split()
 
 
 # ---- from outside

@@ -85,6 +85,25 @@ def read_records(attempt: AttemptPaths, token: str) -> JobRecords:
     return JobRecords(claim=claim, started=started, ended=ended, problem="; ".join(problems))
 
 
+def read_pauses(attempt: AttemptPaths, token: str) -> dict[str, Any]:
+    """What the runner of the attempt ``token`` wrote of its job's pauses, as fields of its JobStatus."""
+    if not attempt.pauses.exists():
+        return {}
+    pauses = _own(attempt.pauses, _pauses, token, []) or ()
+    placed = tuple((begin, end) for begin, end, certain in pauses if certain)
+    whole = sum(end - begin for begin, end, _ in pauses)
+    return {"pauses": placed, "paused_seconds": whole if len(placed) < len(pauses) else 0.0}
+
+
+def _pauses(content: Mapping[str, Any]) -> tuple[tuple[float, float, bool], ...] | None:
+    rows = content.get("pauses")
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
+        return None
+    pauses = [(_numbers(row[:2]), row[2] is True) for row in rows[:1000]]
+    ordered = [(times[0], times[1], certain) for times, certain in pauses if len(times) == 2 and times[0] < times[1]]
+    return tuple(sorted(ordered))
+
+
 def foreign(name: str, token: str, expected: str) -> str:
     """What is wrong with a file whose token is ``token`` where the attempt's is ``expected``; "" where nothing is.
 

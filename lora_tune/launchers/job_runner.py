@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,7 @@ from lora_tune.base.small_files import create_json, read_json, text_of, write_js
 from lora_tune.launchers import cgroups, descendants
 from lora_tune.launchers.clock_watch import ClockWatch
 from lora_tune.launchers.job_records import describe, foreign, read_records
+from lora_tune.launchers.pause_watch import Pause, PauseWatch
 from lora_tune.workloads.base import Job
 
 NOT_CLAIMED = -1
@@ -159,7 +160,7 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
         write_json(attempt.started, describe(child.pid, command.token, command.sweep))
         # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
         signal.signal(signal.SIGTERM, lambda *_: send_signal(child.pid, signal.SIGTERM, group=True))
-        with clock:
+        with clock, PauseWatch(child.pid, cgroup, functools.partial(_note_pauses, command, attempt)):
             child.returncode = descendants.wait_for(child.pid)
         return child.returncode
     except _NotStarted as error:
@@ -167,6 +168,12 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
         return 127
     finally:
         descendants.end_children(cgroup, others)
+
+
+def _note_pauses(command: Command, attempt: AttemptPaths, pauses: Sequence[Pause]) -> None:
+    """Write down when the job stood still; where the disk is full the job goes on without."""
+    with contextlib.suppress(OSError):
+        write_json(attempt.pauses, {"token": command.token, "sweep": command.sweep, "pauses": pauses})
 
 
 class _NotStarted(Exception):

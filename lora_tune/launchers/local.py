@@ -17,7 +17,7 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.descendants import kill_strays
 from lora_tune.launchers.folders import pickle_folder
-from lora_tune.launchers.job_records import JobRecords, ProcessRecord, alive, describe, read_records
+from lora_tune.launchers.job_records import JobRecords, ProcessRecord, alive, describe, read_pauses, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
 from lora_tune.launchers.secret_values import secret_values
 from lora_tune.workloads.base import Job
@@ -137,6 +137,7 @@ def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:
     if process is None:
         return {"job_id": ticket.job_id}
     known = {"job_id": ticket.job_id, "started_at": process.at, "nodes": (process.host,)}
+    known |= read_pauses(AttemptPaths(ticket.folder), ticket.token)
     if process.steady is not None and alive(process):
         known["seconds"] = max(0.0, steady() - process.steady)
     return known

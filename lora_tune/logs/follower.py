@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
@@ -16,7 +16,7 @@ from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.looks import due
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.run import LogReader, RunLog
+from lora_tune.logs.run import LeavesOutPauses, LogReader, RunLog
 from lora_tune.logs.tail import LogTail
 
 
@@ -64,6 +64,7 @@ class LogFollower:
         self._restarts = 0
         self._told_guesses = 0.0
         self._shown: set[tuple[float, str]] = set()  # evals that the log has held
+        self._pauses: tuple[tuple[int, int], ...] = ()
         self.grew_at = now
         self.unreadable = ""
 
@@ -168,18 +169,39 @@ class LogFollower:
         if self._behind and (drain or due(self._run.printed_evals if self._run else 0, now - self._made_at)):
             self._run, self._made_at, self._behind = None, now, False
 
+    def leave_out(self, pauses: Sequence[tuple[float, float]]) -> None:
+        """The job stood still in these spans, epoch seconds in rising order: they are no part of the run's times."""
+        known = tuple((round(1000 * begin), round(1000 * end)) for begin, end in pauses)
+        if known != self._pauses:
+            self._pauses, self._run = known, None
+
+    @property
+    def leaves_out_pauses(self) -> bool:
+        """Whether the run's times are without its job's pauses: not where the log counts the seconds by itself."""
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        return isinstance(reader.reader, LeavesOutPauses) and not reader.states_seconds
+
     def run(self) -> RunLog:
         """What the log says so far; with very many evals, what it said a while ago."""
         # Made anew only when there is more, or the file started over: a thousand logs are asked each second.
         if self._run is None or self._restarts != self._tail.restarts:
+            self._pass_on_pauses()
             self._run, self._restarts = self._tail.reader.run(), self._tail.restarts
             self._shown |= _identities(self._run)
         return self._run
+
+    def _pass_on_pauses(self) -> None:
+        reader = self._tail.reader
+        assert isinstance(reader, _ReaderAndScanner)
+        if isinstance(reader.reader, LeavesOutPauses):
+            reader.reader.pauses = self._pauses
 
     def runs(self) -> tuple[RunLog, ...]:
         """Every run in the log, oldest first, where its format can hold several (``NEXP``)."""
         reader = self._tail.reader
         assert isinstance(reader, _ReaderAndScanner)
+        self._pass_on_pauses()
         return reader.reader.runs() if isinstance(reader.reader, MllogReader) else (reader.run(),)
 
     def failures(self) -> FailureScanner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ Clock = Callable[[], float]
 
 MAX_LINE = 4096
 """Bytes; longer lines are dropped and counted."""
+
+SEEN_LATE_MS = 2500
+"""A line that came this long after a pause began was written before it: it is timed when it is read."""
 
 FACTS = ("samples", "step", "epoch", "train_loss", "seconds", "eval_seconds", "throughput")
 """What a line may say beside an eval's loss."""
@@ -69,6 +72,7 @@ class LineReader:
         self.decimal_comma = False
         self._last_loss: float | None = None
         self.unmatched = Unmatched()
+        self.pauses: Sequence[tuple[int, int]] = ()
 
     def read_shortfall(self, ceiling: float) -> None:
         """Read evals that rise, such as an accuracy, as what they lack of ``ceiling``. To be said before any byte."""
@@ -91,7 +95,10 @@ class LineReader:
 
     def run(self) -> RunLog:
         """What the log says so far."""
-        return self.run_builder.run(self._dropped)
+        # Seconds that the log itself states are counted from a time that nobody knows.
+        placed = self.pauses and not self.states_seconds
+        builder = self.run_builder.without(self.pauses, SEEN_LATE_MS) if placed else self.run_builder
+        return builder.run(self._dropped)
 
     def _take(self, line: bytes, now: int) -> None:
         if self._skipping:

@@ -18,7 +18,7 @@ What is believed when a log repeats itself:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lora_tune.logs.announced import MAX_TEXT
 from lora_tune.logs.line_reader import ReaderKind
@@ -39,12 +39,16 @@ from lora_tune.logs.mllog_records import (
 )
 from lora_tune.logs.printed_config import printed_settings
 from lora_tune.logs.run import Eval, LogReader, RunLog, TrainPoint, as_number
+from lora_tune.logs.run_builder import RunBuilder
 from lora_tune.logs.run_sequence import RunSequence
 
 __all__ = ["MAX_RECORD", "Eval", "LogReader", "MllogReader", "RunLog", "TrainPoint"]
 
 WINDOW = 4096
 """Bytes in which records are searched for at a time; from 1 to 64 KiB make no difference beyond a tenth."""
+
+INSIDE_MS = 500
+"""A record this long after a pause began was written before it: clocks of two processes are read one after another."""
 
 _RUN_BEGINS = b'"key": "run_start"'
 _KEPT = 40
@@ -57,9 +61,10 @@ class MllogReader:
     The Run depends on the bytes alone, not on how they were cut into chunks.
     """
 
-    __slots__ = ("_dropped", "_printed", "_prolog", "_runs", "_tail")
+    __slots__ = ("_dropped", "_printed", "_prolog", "_runs", "_tail", "pauses")
 
     def __init__(self) -> None:
+        self.pauses: Sequence[tuple[int, int]] = ()
         self._tail = b""
         self._printed: dict[bytes, bytes] = {}
         self._prolog = True  # whether no run has begun yet: a config is printed before that
@@ -123,11 +128,15 @@ class MllogReader:
         """The run of the last ``run_start``; what there is while none was seen."""
         started = (run for run in reversed(self._runs.all()) if run.run_start is not None)
         last = next(started, self._runs.current)
-        return last.run(self._dropped, self._printed)
+        return self._run(last)
 
     def runs(self) -> tuple[RunLog, ...]:
         """Every run in the log, oldest first (the last 33 at most)."""
-        return tuple(builder.run(self._dropped, self._printed) for builder in self._runs.all())
+        return tuple(map(self._run, self._runs.all()))
+
+    def _run(self, builder: RunBuilder) -> RunLog:
+        whole = builder.without(self.pauses, INSIDE_MS) if self.pauses else builder
+        return whole.run(self._dropped, self._printed)
 
     def _take_json(self, text: bytes) -> bool:
         """Take a record in any other JSON, whatever stands behind it; tell whether it was understood."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Eval(NamedTuple):
@@ -48,6 +48,7 @@ class RunLog:
         ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
     lost_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
+    paused_seconds: how long its job stood still, which is left out of all its times.
     other_values: how many evals were printed for progress that has one, with another loss: they do not count.
     metric: the name of what ``evals`` are of, where the log tells several apart (stable_diffusion's FID and CLIP).
     other_metrics: the evals of the others, by name.
@@ -68,6 +69,7 @@ class RunLog:
     train: tuple[TrainPoint, ...] = ()
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     dropped_lines: int = 0
+    paused_seconds: float = 0.0
     lost_evals: int = 0
     other_values: int = 0
     metric: str = ""
@@ -115,6 +117,16 @@ class LogReader(Protocol):
     def run(self) -> RunLog:
         """What the log says so far."""
         ...
+
+
+@runtime_checkable
+class LeavesOutPauses(Protocol):
+    """A reader that can leave the pauses of its job out of the times that it states.
+
+    pauses: spans in epoch milliseconds by the clock of its times, in rising order; set at any time.
+    """
+
+    pauses: Sequence[tuple[int, int]]
 
 
 _FLOAT32 = re.compile(r"[-+]?\d+\.\d+f[-+]?\d+")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lora_tune.logs.announced import MAX_TEXT, Announced, plain
 from lora_tune.logs.run import Eval, RunLog, TrainPoint, as_number
@@ -52,6 +52,7 @@ class RunBuilder:
         "others",
         "overall",
         "paused",
+        "paused_ms",
         "peak",
         "restarted",
         "resumed",
@@ -84,6 +85,7 @@ class RunBuilder:
         self.eval_stop: dict[float, int] = {}
         self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
         self.resumed: list[int] = []
+        self.paused_ms = 0  # taken out of the times, see ``without``
         self.overall: float | None = None
         self.peak: float | None = None
         self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
@@ -197,6 +199,28 @@ class RunBuilder:
         """The number, text or truth value announced under this name, or None."""
         return plain(self.announced.get(name))
 
+    def without(self, pauses: Sequence[tuple[int, int]], late_ms: int) -> RunBuilder:
+        """The same run as if its job had never stood still.
+
+        pauses: spans in epoch milliseconds, in rising order. One in which something was measured, more than ``late_ms``
+        after its begin, was no pause of the training and is left where it is.
+        """
+        points = sorted(
+            ms for kept in (self.evals, self.train, self.scaled, *self.others.values()) for _, ms in kept.values()
+        )
+        spans = [(a, b) for a, b in pauses if bisect_right(points, a + late_ms) >= bisect_left(points, b)]
+        if not spans:
+            return self
+        shorter = RunBuilder(ceiling=self.ceiling)
+
+        def before(ms: int) -> int:
+            return ms - sum(min(max(ms - a, 0), b - a) for a, b in spans)
+
+        for name in self.__slots__:
+            setattr(shorter, name, _shifted(getattr(self, name), before) if name in _TIMES else getattr(self, name))
+        shorter.paused_ms = sum(b - a for a, b in spans)
+        return shorter
+
     def run(self, dropped_lines: int = 0, printed: Mapping[bytes, object] = MappingProxyType({})) -> RunLog:
         """What was gathered so far. printed: settings that the log states beside its records."""
         start, last = self.run_start, max(self.last, self.measured)
@@ -218,6 +242,7 @@ class RunBuilder:
             train=_since(start, self._train_points(printed), TrainPoint),
             hyperparameters=Announced({**shown, **self.announced}),
             dropped_lines=dropped_lines,
+            paused_seconds=self.paused_ms / 1000,
             lost_evals=self.lost_evals,
             other_values=self.other_values,
             metric=self.metric or "",
@@ -268,6 +293,26 @@ class RunBuilder:
             elif batch is not None and number > 0:
                 blocks.setdefault(bisect_left(evals, ms), batch / number)
         return tuple([rate for _, rate in sorted(blocks.items())])
+
+
+_TIMES = frozenset(
+    {
+        "init_start", "init_stop", "run_start", "restarted", "run_stop", "measured", "last", "evals", "others", "train",
+        "scaled", "eval_start", "eval_stop", "paused", "resumed", "stated",
+    }
+)  # fmt: skip
+"""What holds times of all that a builder keeps."""
+
+
+def _shifted(kept: Any, at: Callable[[int], int]) -> Any:
+    """The same times moved to ``at``: a time, (loss, time) or times by samples, a list of either, such by metrics."""
+    if isinstance(kept, dict):
+        return {name: _shifted(value, at) for name, value in kept.items()}
+    if isinstance(kept, list):
+        return [_shifted(value, at) for value in kept]
+    if isinstance(kept, tuple):  # (loss, ms), or (ms, speed, whether it is of a step)
+        return (at(kept[0]), *kept[1:]) if len(kept) == 3 else (kept[0], at(kept[1]))
+    return kept if kept is None or kept < 0 else at(kept)
 
 
 def _since(start: int | None, points: Mapping[float, tuple[float, int]], kind: type[_Point]) -> tuple[_Point, ...]:

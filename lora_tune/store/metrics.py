@@ -48,7 +48,8 @@ class TrialMetrics:
     crossing_samples, _low, _high: where the fitted curve crosses the target, with its 90% interval; crossing_method:
     how that was found. eval_samples: samples between evals. evals: how many there were. last_loss, last_samples: of the
     newest eval. init_seconds: start-up before the clock runs. packed_seconds: in its pack, beside the time alone.
-    estimated_seconds: how much of the time nobody saw pass. pace_spread: of the run's own blocks, in ln(pace).
+    estimated_seconds: how much of the time nobody saw pass. paused_seconds: for which its job stood still beside its
+    time. pace_spread: of the run's own blocks, in ln(pace).
     peak_gib: the most memory that a GPU held, as the log states it.
     mlperf_score: seconds after RCP normalisation. seed: the one that the log states, where it is not the trial's.
 
@@ -73,6 +74,7 @@ class TrialMetrics:
     packed_seconds: float | None = None
     peak_gib: float | None = None
     estimated_seconds: float | None = None
+    paused_seconds: float | None = None
     evals: float | None = None
     last_loss: float | None = None
     last_samples: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -480,3 +481,43 @@ def test_what_a_waiting_job_waits_for_and_where_jobs_write(slurm: Cluster, tmp_p
     wait_until(lambda: waits() == [Waits.HELD, Waits.UNSATISFIABLE], 20, "Slurm says why", slurm.state_lines)
     found = launcher.jobs_below(tmp_path / "trials")
     assert {(t.name, t.job_id) for t in found} == {(t.name, t.job_id) for t in tickets}
+
+
+WAITS_FOR_GO = """
+import os, pathlib, time
+print(f"begun by {{os.getpid()}}.", flush=True)
+while not pathlib.Path({go!r}).exists(): time.sleep(0.05)
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize("by_script", [False, True], ids=["a command with our runner", "a script"])
+def test_a_suspended_job_says_so_and_for_how_long(slurm: Cluster, tmp_path: Path, by_script: bool) -> None:
+    """``scontrol suspend`` stops the runner of a command, which notes it; of a script Slurm itself counts."""
+    program, go = WAITS_FOR_GO.format(go=str(tmp_path / "go")), tmp_path / "go"
+    job = job_of(tmp_path / "a", program)
+    if by_script:
+        job = script_job(tmp_path / "a", f"python3 -c {shlex.quote(program)}")
+    launcher = SlurmLauncher(site() if by_script else CPU)
+    ticket = ticket_of(job, launcher.submit(job))
+    log_until(job, "begun")
+    job_id = launcher.poll([ticket])[job.name].job_id
+    slurm.run("scontrol", "suspend", job_id)
+    began = time.monotonic()
+    paused = poll_until(launcher, ticket, JobState.RUNNING)
+    assert paused.paused
+    trainer = Path("/proc", job.log.read_text().split("begun by ")[1].split(".")[0], "stat")
+    # Stopped, or frozen with its cgroup, as the cluster tracks its processes.
+    wait_until(lambda: trainer.read_text().split(") ")[1][0] in "TD", 20, "slurmstepd stops the job")
+    go.touch()
+    wait_until(lambda: time.monotonic() - began > 6, 20, "a pause that whole seconds show")
+    assert "over" not in job.log.read_text()
+    slurm.run("scontrol", "resume", job_id)
+    length = time.monotonic() - began
+    status = poll_until(launcher, ticket, JobState.ENDED)
+    assert status.paused_seconds == pytest.approx(length, abs=2.5)
+    assert not status.paused
+    if by_script:
+        assert status.pauses == (), "the driver's looks place it"
+    else:
+        assert sum(end - begin for begin, end in status.pauses) == pytest.approx(length, abs=1.0)

@@ -31,6 +31,7 @@ def squeue_line(**values: str) -> str:
         "SubmitTime": "1000",
         "StartTime": "1010",
         "EndTime": "2000",
+        "TimeUsed": "16:30",
         "NodeList": "n[1-2]",
         "Comment": "token",
         "STDOUT": "/sweeps/x/job.log",
@@ -121,7 +122,7 @@ def test_a_job_that_took_more_memory_than_slurm_gave_it() -> None:
     """As squeue and sacct of Slurm 22.05 say it where ``ConstrainRAMSpace`` is on: a signal that is none, 125."""
     shown = status_of(State="OUT_OF_MEMORY", exit_code="253", Reason="OutOfMemory")
     assert (shown.state, shown.reason) == (JobState.OUT_OF_MEMORY, "OUT_OF_MEMORY OutOfMemory")
-    (row,) = parse.sacct_rows("1|OUT_OF_MEMORY|0:125|0:0|1000|1001|1003|n1|token|study-0000-0\n")
+    (row,) = parse.sacct_rows("1|OUT_OF_MEMORY|0:125|0:0|1000|1001|1003|00:00:00|n1|token|study-0000-0\n")
     accounted = parse.status(row, 1000.0)
     assert (accounted.state, accounted.exit_code) == (JobState.OUT_OF_MEMORY, shown.exit_code)
 
@@ -217,10 +218,27 @@ def test_without_comments_the_time_of_submission_decides() -> None:
     assert job_id_of(line, submitted_at=5000.0, job_id="") == ""
 
 
+@pytest.mark.parametrize(
+    ("used", "paused"),
+    [("16:30", 0.0), ("15:50", 40.0), ("1-00:16:30", 0.0), ("INVALID", 0.0), ("0:16:29", 0.0)],
+)
+def test_a_job_that_was_suspended_used_less_time_than_passed(used: str, paused: float) -> None:
+    """1010 to 2000 are 16:30; a second more or less is how Slurm rounds."""
+    assert status_of(State="COMPLETED", TimeUsed=used).paused_seconds == paused
+    (row,) = parse.sacct_rows("1|COMPLETED|0:0|0:0|1000|1010|2000|00:00:40|n1|token|study-0000-0\n")
+    assert parse.status(row, 1000.0).paused_seconds == 40.0
+
+
+def test_a_suspended_job_runs_and_stands_still() -> None:
+    status = status_of(State="SUSPENDED")
+    assert (status.state, status.paused, status.paused_seconds) == (JobState.RUNNING, True, 0.0)
+    assert not status_of().paused
+
+
 def test_sacct_rows_take_the_worst_exit_code() -> None:
     text = (
-        "17|COMPLETED|0:0|3:0|1000|1010|1200|n[1-2]|token|a|b\n"
-        "18|CANCELLED by 0|0:15|0:0|1000|None|1200|None assigned||c\n"
+        "17|COMPLETED|0:0|3:0|1000|1010|1200|00:00:00|n[1-2]|token|a|b\n"
+        "18|CANCELLED by 0|0:15|0:0|1000|None|1200|00:00:00|None assigned||c\n"
     )
     first, second = parse.sacct_rows(text)
     assert (first.name, first.exit_code, first.nodes) == ("a|b", 3, ("n1", "n2"))

@@ -10,7 +10,7 @@ from importlib.resources import files
 from statistics import median
 
 from lora_tune.analysis.advice.base import Advice, listed, reached
-from lora_tune.base.format import counted
+from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
 from lora_tune.objectives import objective_of
@@ -178,6 +178,23 @@ def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
     )
 
 
+def suspended(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Trials whose jobs stood still for a while."""
+    del study
+    paused = {t.number: t.metrics.paused_seconds for t in sweep.trials.values() if t.metrics.paused_seconds}
+    if not paused:
+        return None
+    most = max(paused, key=lambda n: paused[n])
+    return Advice(
+        seen="jobs were suspended while they ran",
+        do="nothing for the results, which leave it out; where it costs too much, ask for a partition or QOS whose "
+        "jobs are not suspended",
+        evidence=f"{listed(tuple(sorted(paused)))} stood still for {duration(sum(paused.values()))}, trial {most} for "
+        f"{duration(paused[most])}",
+        trials=tuple(sorted(paused)),
+    )
+
+
 def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
     attempts = sweep.attempts_of(trial)
     return attempts[-1].nodes if attempts else ()
@@ -229,6 +246,7 @@ MACHINE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
     slower_than_published,
     bad_node,
     machine_changed,
+    suspended,
     start_up,
     nothing_gained,
 )

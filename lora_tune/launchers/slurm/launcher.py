@@ -24,7 +24,7 @@ from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
-from lora_tune.launchers.job_records import foreign, read_records
+from lora_tune.launchers.job_records import foreign, read_pauses, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
 from lora_tune.launchers.secret_values import file_in_memory, secret_values
 from lora_tune.launchers.slurm import cancellations, parse
@@ -232,11 +232,14 @@ def _ended(row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) ->
 
 
 def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
-    """For a job that is over: what our own runner wrote down of its end, where it ran under one.
+    """What our own runner wrote down of its pauses, and of its end for a job that is over, where it ran under one.
 
     A job that says 0 may still have failed: a batch script may ignore that its training did, and submitit's own step
     always ends well. Then the exit code is the runner's, or that of the job's worst step.
     """
+    if pauses := read_pauses(AttemptPaths(ticket.folder), ticket.token):
+        longest = max(pauses["paused_seconds"], status.paused_seconds)
+        status = replace(status, **{**pauses, "paused_seconds": longest})
     if status.state.alive:
         return status
     attempt = AttemptPaths(ticket.folder)

@@ -47,6 +47,9 @@ STATES = {
 }
 """Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> ours."""
 
+PAUSED = frozenset({"SUSPENDED", "STOPPED"})
+"""States of a job that holds its nodes, or may get them back, and whose processes stand still."""
+
 WAITS = {
     Waits.HELD: r"JobHeld(?:User|Admin)|launch failed requeued held|job requeued in held state",
     Waits.DRAINED: r"ReqNodeNotAvail|Nodes required for job are DOWN|PartitionDown|PartitionInactive|NodeDown",
@@ -65,6 +68,7 @@ _SQUEUE = {
     "SubmitTime": 24,
     "StartTime": 24,
     "EndTime": 24,
+    "TimeUsed": 24,
     "NodeList": 4096,
     "Comment": 80,
     "STDOUT": 4096,
@@ -80,13 +84,16 @@ OUTPUT_FORMAT = ",".join(f"{field}:{width}" for field, width in _OUTPUT.items())
 NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%G|%P")
 """Each node in each partition. sinfo takes no --partition beside --all."""
 
-SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,NodeList,Comment,JobName"
+SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,Suspended,NodeList,Comment,JobName"
 """``sacct --format`` with ``--parsable2``; the job's name comes last, as it alone may hold a ``|``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """One job as a Slurm command shows it. Times are epoch seconds, None where Slurm has none."""
+    """One job as a Slurm command shows it. Times are epoch seconds, None where Slurm has none.
+
+    suspended: for how many seconds it was, of one that has ended.
+    """
 
     job_id: str
     name: str
@@ -97,6 +104,7 @@ class JobRow:
     submitted: float | None = None
     started: float | None = None
     ended: float | None = None
+    suspended: float = 0.0
     nodes: tuple[str, ...] = ()
     comment: str = ""
     output: str = ""
@@ -110,6 +118,7 @@ def squeue_rows(text: str) -> list[JobRow]:
         values = _columns(line, _SQUEUE)
         if _count(values["JobID"]) is None:
             continue  # a banner of a site's wrapper; arrays are never ours
+        started, ended, used = _time(values["StartTime"]), _time(values["EndTime"]), _seconds(values["TimeUsed"])
         rows.append(
             JobRow(
                 job_id=values["JobID"],
@@ -118,8 +127,9 @@ def squeue_rows(text: str) -> list[JobRow]:
                 restarts=_count(values["RestartCnt"]) or 0,
                 exit_code=_wait_status(values["exit_code"]),
                 submitted=_time(values["SubmitTime"]),
-                started=_time(values["StartTime"]),
-                ended=_time(values["EndTime"]),
+                started=started,
+                ended=ended,
+                suspended=max(0.0, ended - started - used) if started and ended and used is not None else 0.0,
                 nodes=tuple(hostnames(values["NodeList"])),
                 comment=_plain(values["Comment"]),
                 output=values["STDOUT"],
@@ -157,7 +167,7 @@ def sacct_rows(text: str) -> list[JobRow]:
         values = line.split("|", SACCT_FORMAT.count(","))
         if len(values) <= SACCT_FORMAT.count(","):
             continue
-        job_id, state, exit_code, derived, submit, start, end, nodes, comment, name = values
+        job_id, state, exit_code, derived, submit, start, end, suspended, nodes, comment, name = values
         rows.append(
             JobRow(
                 job_id=job_id,
@@ -168,6 +178,7 @@ def sacct_rows(text: str) -> list[JobRow]:
                 submitted=_time(submit),
                 started=_time(start),
                 ended=_time(end),
+                suspended=_seconds(suspended) or 0.0,
                 nodes=() if nodes == "None assigned" else tuple(hostnames(nodes)),
                 comment=comment,
             )
@@ -206,6 +217,8 @@ def status(row: JobRow, submitted_at: float) -> JobStatus:
         waits=waits(row.reason) if queued else Waits.NORMAL,
         seconds=max(0.0, (row.ended or 0.0) - (row.started or 0.0)) if over else None,
         seconds_error=WHOLE_SECONDS,
+        paused=word in PAUSED,
+        paused_seconds=row.suspended if over and row.suspended > WHOLE_SECONDS else 0.0,
     )
 
 
@@ -279,6 +292,15 @@ def _count(text: str) -> int | None:
 
 def _time(text: str) -> float | None:
     return float(_count(text) or 0) or None
+
+
+def _seconds(text: str) -> float | None:
+    """``[DAYS-][HOURS:]MINUTES:SECONDS`` in seconds; None for anything else."""
+    match = re.fullmatch(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,9}):)?([0-9]{1,9}):([0-9]{1,2})(?:\.[0-9]+)?", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _wait_status(text: str) -> int | None:
