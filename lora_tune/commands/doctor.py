@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from lora_tune.base.errors import EXIT_SETUP, LoraTuneError
-from lora_tune.base.findings import Finding, Level, free_space, problem
+from lora_tune.base.errors import EXIT_SETUP, LoraTuneError, SetupError, StudyError
+from lora_tune.base.findings import Finding, Level, free_space, problem, warning
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands.checks import cluster, database, probe
 from lora_tune.commands.options import guarded, output_option, storage_option, study_option, sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.controller.doubts import option_refusals
+from lora_tune.controller.doubts import doubts, option_refusals
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.client import ask
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
@@ -45,7 +45,7 @@ def main(study_name: str, storage: str | None, output: Path | None, with_probe: 
     study = load_study(file)
     workload = load_workload(study, file)
     paths = sweep_paths(study.name, output)
-    worst = show(_local(workload, paths, storage))
+    worst = show(_local(study, workload, paths, storage))
     if launcher_kind(study.site).slurm:
         worst = max(worst, show(_slurm(study, workload, paths)))
         if with_probe:
@@ -67,12 +67,27 @@ def show(findings: Iterable[Finding]) -> Level:
     return worst
 
 
-def _local(workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
+def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
     """What can be seen without a cluster."""
     yield free_space(paths.root, SWEEP_GB, "logs and the database grow there")
     yield database.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
     if isinstance(workload, Examined):
         yield from workload.findings(paths)
+    else:
+        yield from _command(study, workload, paths)
+
+
+def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
+    """What a sweep of a workload without findings of its own says beforehand."""
+    try:
+        remarks = doubts(workload, study, paths)
+    except (SetupError, StudyError) as error:
+        what, _, fix = str(error).rpartition("; ")
+        yield problem(what or fix, "no trial would run", fix)
+        return
+    for remark in remarks:
+        what, _, fix = remark.rpartition("; ")
+        yield warning(what or fix, "trials may be other than the study says", fix)
 
 
 def _places(study: Study, workload: Workload) -> dict[str, str]:

@@ -30,7 +30,7 @@ def print_proposals(plan: DrivePlan) -> None:
     study, workload, paths = plan.study, plan.workload, plan.paths
     try:
         remarks = doubts(workload, study, paths)
-    except errors.SetupError as error:
+    except (errors.SetupError, errors.StudyError) as error:
         remarks = [f"no trial would run: {error}"]
     if mark := mark_left(plan.file.read_text(encoding="utf-8")):
         remarks = [f"no trial would run: {mark}", *remarks]

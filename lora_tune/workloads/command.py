@@ -28,8 +28,8 @@ from lora_tune.workloads.config_copy import changed
 from lora_tune.workloads.config_file import needs, render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
+from lora_tune.workloads.reach import PLACE, Reach, idle_sentence, reaches, script_text, unsure_sentence
 
-_PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
@@ -112,7 +112,7 @@ class CommandWorkload:
 
     def _check_words(self, key: str, texts: Iterable[str], known: set[str]) -> None:
         for text in texts:
-            for name in _PLACE.findall(text):
+            for name in PLACE.findall(text):
                 if name not in known:
                     allowed = ", ".join(sorted(known))
                     raise StudyError(f"study {self._study.name}", key, f"{{{name}}} is unknown; known are {allowed}")
@@ -176,7 +176,7 @@ class CommandWorkload:
         argv: list[str] = []
         for word in self._settings.argv:
             if self._of_another_trial(word, values):
-                if _PLACE.fullmatch(word) and argv and _OPTION.fullmatch(argv[-1]):
+                if PLACE.fullmatch(word) and argv and _OPTION.fullmatch(argv[-1]):
                     argv.pop()
             else:
                 argv.append(fill(word, values))
@@ -184,7 +184,7 @@ class CommandWorkload:
 
     def _of_another_trial(self, text: str, values: Mapping[str, Value]) -> bool:
         """Whether a text names a parameter that exists in some trials and not in this one."""
-        return any(n not in values and n in self._study.search_space.conditions.of for n in _PLACE.findall(text))
+        return any(n not in values and n in self._study.search_space.conditions.of for n in PLACE.findall(text))
 
     def check(self) -> Sequence[str]:
         """The working folder and the script that the command names, where trials run on this machine.
@@ -197,7 +197,24 @@ class CommandWorkload:
         if missing and on_this_machine(self._study.site.launcher):
             raise SetupError(f"study {self._study.name}: {missing}")
         doubts = [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
-        return [*doubts, *shell_words(self._settings.argv)]
+        return [*doubts, *shell_words(self._settings.argv), *self._unread_parameters()]
+
+    def _unread_parameters(self) -> list[str]:
+        """Doubts about parameters that the script does not read. Raises StudyError where several trials would be alike.
+
+        One trial alone compares nothing, whatever its script reads.
+        """
+        settings = self._settings
+        script = script_text(settings.argv, self._cwd or Path())
+        others = [*settings.environment.values()]
+        if settings.config is not None and any("{config}" in word for word in (*settings.argv, *others)):
+            others += settings.config.values.values()
+        each = reaches(self._study.search_space, settings.argv, others, script)
+        idle, unsure = ([n for n, r in each.items() if r is which] for which in (Reach.NO, Reach.UNKNOWN))
+        nothing = idle_sentence(idle, settings.argv, script) if idle else ""
+        if nothing and len(idle) == len(self._study.search_space.corner()) and self._study.budget.trials != 1:
+            raise StudyError(f"study {self._study.name}", "space", nothing)
+        return [*([f"space: {nothing}"] if idle else ()), *([unsure_sentence(unsure)] if unsure else ())]
 
     def _missing(self) -> str:
         """What of the command is not there, with the key to correct; "" where all is, or nobody can know."""
@@ -209,12 +226,12 @@ class CommandWorkload:
         inner = script_of(program, arguments)
         if self._settings.script:
             program, inner = "", program
-        if inner.endswith(_SCRIPTS) and not _PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
+        if inner.endswith(_SCRIPTS) and not PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
             where = place or f" in {Path.cwd()}"
             return f"workload.argv: there is no file {inner!r}{where}; correct it, or set workload.cwd"
         if not self._settings.script and (words := one_word(program, folder)):
             return words
-        unchecked = _PLACE.search(program) or not program or program in ("python", "python3")
+        unchecked = PLACE.search(program) or not program or program in ("python", "python3")
         if not unchecked and shutil.which(program if "/" not in program else str(folder.absolute() / program)) is None:
             return f"workload.argv: there is no program {program!r}{place}; correct it, or install it"
         return ""
@@ -302,4 +319,4 @@ _OWN_NAMES = ("SEED", "folder", "NODES", "GPUS")
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
     """``{NAME}`` replaced by the value's text; other braces stay. The result is one word, never a shell's."""
-    return _PLACE.sub(lambda m: value_text(values[m[1]]) if m[1] in values else m[0], text)
+    return PLACE.sub(lambda m: value_text(values[m[1]]) if m[1] in values else m[0], text)

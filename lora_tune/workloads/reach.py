@@ -1,0 +1,361 @@
+"""Which parameters of a study a user's script reads: by the command, by the script's text, without running it.
+
+A name reaches a script as a word of its command, or as a variable of its environment. Whether the script reads that
+is known where its whole text is at hand: the script and the modules beside it that it imports, the rest Python's own
+or a library that takes its settings from its caller. Everywhere else it is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_tune.config.parameters import TunedParameter
+from lora_tune.config.space import Space
+
+PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
+"""Where a parameter's value stands in a command."""
+
+_MAX_FILES = 200
+_MAX_BYTES = 1 << 20
+
+_LAUNCHERS = frozenset({
+    "python", "python3", "torchrun", "accelerate", "deepspeed", "launch", "uv", "poetry", "pdm", "run", "exec",
+    "env", "nice", "stdbuf", "numactl", "time",
+})  # fmt: skip
+"""Words that stand before the script in a command, beside options and their values."""
+
+_LIBRARIES = frozenset({
+    "torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "pandas", "scipy", "sklearn", "matplotlib",
+    "seaborn", "tqdm", "transformers", "datasets", "peft", "tokenizers", "safetensors", "accelerate",
+    "evaluate", "bitsandbytes", "timm", "PIL", "cv2", "einops", "xgboost", "lightgbm", "catboost", "jax",
+    "jaxlib", "flax", "optax", "haiku", "keras", "tensorflow", "lightning", "pytorch_lightning", "trl",
+    "sentencepiece", "nltk", "yaml", "requests", "joblib", "h5py", "pyarrow", "statsmodels", "optuna",
+    "gymnasium", "gym", "stable_baselines3", "torch_geometric", "diffusers", "tiktoken", "rich", "psutil",
+    "mlperf_logging", "tensorboard", "tensorboardX", "wandb",
+})  # fmt: skip
+"""Libraries that read neither the command line nor a variable by a name of a study's own."""
+
+_OF_LIBRARIES = re.compile(
+    r"(?:CUDA|CUBLAS|CUDNN|NVIDIA|NV|NVTE|NCCL|UCX|UCC|OMPI|SLURM|PMI|OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|ATEN|"
+    r"TRITON|INDUCTOR|XLA|JAX|TF|HF|HUGGINGFACE|TRANSFORMERS|TOKENIZERS|DATASETS|ACCELERATE|FSDP|DEEPSPEED|DS|MASTER|"
+    r"WORLD|RANK|LOCAL|NODE|GLOO|TP|WANDB|MLFLOW|RAY|DATALOADER|MALLOC|LD|PYTHON|BITSANDBYTES|BNB|FLASH|VLLM|ROCM|HIP|"
+    r"MIOPEN|HSA|RCCL|NVSHMEM|TE|GLIBC|JEMALLOC|TCMALLOC|PATH|HOME|TMPDIR|LANG|TZ)(?:_\w+|)|PYTHON\w+|TORCH\w+"
+)
+"""Variables that libraries, launchers or the system read, whatever a script's text says."""
+
+_COMMAND_LINES = frozenset({
+    "absl", "click", "configargparse", "docopt", "fire", "hydra", "jsonargparse", "omegaconf", "simple_parsing",
+    "typer", "tyro",
+})  # fmt: skip
+"""Libraries that read the command line."""
+
+_VARIABLES_TOO = frozenset({
+    "click", "configargparse", "hydra", "jsonargparse", "omegaconf", "typer",
+})  # fmt: skip
+"""Those of them that may read variables, by names in a text or in a config file."""
+
+_PARSERS = frozenset({
+    "argv", "orig_argv", "argparse", "optparse", "getopt", "ArgumentParser", "HfArgumentParser", "TrlParser",
+    "LightningCLI", "flags", "FLAGS",
+})  # fmt: skip
+"""Names in a text that show that it may read its command line."""
+
+_FURTHER = frozenset({
+    "subprocess", "system", "popen", "Popen", "execv", "execve", "execvp", "execvpe", "execl", "execle",
+    "execlp", "spawnv", "spawnl", "posix_spawn", "runpy", "importlib", "import_module", "__import__", "exec",
+    "eval", "execfile", "pty", "ctypes", "environb",
+})  # fmt: skip
+"""Names in a text by which other programs or texts may run, which are not at hand."""
+
+_MODULES_THAT_START_OTHERS = frozenset({
+    "subprocess", "runpy", "importlib", "pty", "ctypes", "code", "imp", "pkgutil",
+})  # fmt: skip
+
+
+class Reach(enum.Enum):
+    """Whether a script reads what a study gives it under one name."""
+
+    YES = enum.auto()
+    NO = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptText:
+    """What the text of a script says of what it reads.
+
+    Parameters
+    ----------
+    name : str
+        The script as the command names it; "" where no text is at hand.
+    whole : bool
+        Whether all that it runs was read; False: more may be read than is named here.
+    variables : frozenset of str
+        Variables of the environment that it reads by name, and names that its texts may read by.
+    any_variable : bool
+        Whether it may read variables by names that do not stand in its text.
+    command_line : bool
+        Whether it may read its command line.
+    """
+
+    name: str = ""
+    whole: bool = False
+    variables: frozenset[str] = frozenset()
+    any_variable: bool = True
+    command_line: bool = True
+
+
+def script_text(argv: Sequence[str], folder: Path) -> ScriptText:
+    """What the script that ``argv`` runs reads, by its text. folder: the one that the command runs in."""
+    script = _script(argv, folder)
+    if script is None:
+        return ScriptText(variables=_names_in_files(argv, folder))
+    word, text, place = script
+    read = _Texts(place)
+    read.take(text)
+    files = _names_in_files((*argv, *read.literals), folder)
+    return ScriptText(
+        name=word,
+        whole=read.whole,
+        variables=frozenset(read.variables) | files | (frozenset(read.literals) if read.any_variable else frozenset()),
+        any_variable=read.any_variable,
+        command_line=read.command_line or not read.whole,
+    )
+
+
+def reach(name: str, argv: Iterable[str], environment: Iterable[str], script: ScriptText) -> Reach:
+    """Whether the value called ``name`` reaches the script. argv, environment: the words that may hold ``{name}``.
+
+    A value in a word of ``environment`` reaches it as a variable of another name, which is not followed.
+    """
+    if any(name in PLACE.findall(word) for word in environment):
+        return Reach.YES
+    if any(name in PLACE.findall(word) for word in argv) and script.command_line:
+        return Reach.YES
+    if name in script.variables:
+        return Reach.YES
+    if not script.whole or script.any_variable or _OF_LIBRARIES.fullmatch(name):
+        return Reach.UNKNOWN
+    return Reach.NO
+
+
+def reaches(space: Space, argv: Sequence[str], environment: Sequence[str], script: ScriptText) -> dict[str, Reach]:
+    """Whether each tuned parameter of a space reaches the script.
+
+    It does also by what is derived from it, and by what exists under its values alone. Layouts and ``NODES`` are left
+    out: they change the job itself.
+    """
+    each = {name: reach(name, argv, environment, script) for name in space.parameters}
+    for child, parents in reversed([*space.conditions.of.items()]):
+        each |= {name: max(each[name], each[child], key=_CERTAINTY.index) for name in parents}
+    tuned = [n for n, p in space.parameters.items() if isinstance(p, TunedParameter) and n != "NODES"]
+    return {n: max((each[m] for m in (n, *space.following({n}))), key=_CERTAINTY.index) for n in tuned}
+
+
+_CERTAINTY = (Reach.NO, Reach.UNKNOWN, Reach.YES)
+
+
+def idle_sentence(names: Sequence[str], argv: Sequence[str], script: ScriptText) -> str:
+    """That parameters reach nothing, and what to do."""
+    named = [name for name in names if any(name in PLACE.findall(word) for word in argv)]
+    reads = (
+        "no word of its command line" if named else f"no variable {' or '.join(names)}, and no word of argv holds it"
+    )
+    return (
+        f"{', '.join(names)} {'reach' if len(names) > 1 else 'reaches'} nothing: {script.name} reads {reads}; "
+        f"write {{{names[0]}}} in workload.argv where the script has an option for it, or let the script read "
+        f'os.environ["{names[0]}"]'
+    )
+
+
+def unsure_sentence(names: Sequence[str]) -> str:
+    """That nobody can know beforehand whether parameters have an effect."""
+    several = len(names) > 1
+    return (
+        f"whether the script reads the variable{'s' if several else ''} {', '.join(names)}, which no word of "
+        f"workload.argv holds, cannot be known before it runs; trials with the same evals would show that it does not"
+    )
+
+
+def _script(argv: Sequence[str], folder: Path) -> tuple[str, str, Path] | None:
+    """The script's word, its text and its folder; None where another program runs, or a text that cannot be read."""
+    words = list(argv)
+    if words[2:3] in (["lora_tune.logs.relay"], ["lora_tune.recipes.relay"]) and "--" in words:
+        words = words[words.index("--") + 1 :]
+    for at, word in enumerate(words):
+        if word == "-c" and at and _stem(words[at - 1]).startswith("python") and at + 1 < len(words):
+            return "the text behind -c", words[at + 1], folder
+        if word in ("-m", "--module") and words[at + 1 : at + 2] not in (["torch.distributed.run"], ["accelerate"]):
+            return None
+        if word.endswith(".py") and not PLACE.search(word):
+            return _read(word, folder)
+        known = word.startswith("-") or _stem(word) in _LAUNCHERS or "=" in word
+        if not known and not (at and words[at - 1].startswith("-")):
+            return None
+    return None
+
+
+def _read(word: str, folder: Path) -> tuple[str, str, Path] | None:
+    path = folder / Path(word).expanduser()
+    text = _text(path)
+    return None if text is None else (word, text, path.parent)
+
+
+def _stem(word: str) -> str:
+    return re.sub(r"[\d.]+$", "", Path(word).name) or word
+
+
+def _text(path: Path) -> str | None:
+    """A file's text; None where it cannot be read as one."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _names_in_files(argv: Iterable[str], folder: Path) -> frozenset[str]:
+    """Words in capitals of the config files and shell scripts that ``argv`` names: each may stand for a variable."""
+    names: set[str] = set()
+    for word in argv:
+        file = word.rpartition("=")[2]
+        if file.endswith((".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".sh", ".sub", ".slurm", ".env")):
+            names.update(re.findall(r"[A-Za-z_]\w*", _text(folder / Path(file).expanduser()) or ""))
+    return frozenset(names)
+
+
+class _Texts:
+    """A script and the modules beside it, as far as they can be followed. folder: the script's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._taken: set[Path] = set()
+        self.whole = True
+        self.any_variable = False
+        self.command_line = False
+        self.variables: set[str] = set()
+        self.literals: set[str] = set()
+
+    def take(self, text: str, package: Path | None = None) -> None:
+        """One module's text. package: the folder that its relative imports begin at."""
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            self.whole = False
+            return
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                self._follow(node, package or self._folder)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.literals.update(re.findall(r"[A-Za-z_][\w./-]*", node.value[:4096]))
+            elif isinstance(node, ast.Name | ast.Attribute):
+                self._name(node, parents)
+
+    def _name(self, node: ast.Name | ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> None:
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        self.command_line |= name in _PARSERS
+        self.whole &= name not in _FURTHER or _is_method(node)
+        if name in ("environ", "getenv"):
+            variable = _variable(node, name, parents)
+            self.any_variable |= variable is None
+            self.variables |= {variable} if variable else set()
+
+    def _follow(self, node: ast.Import | ast.ImportFrom, package: Path) -> None:
+        """What an import statement brings in: a module beside the script is read, too."""
+        for start, module in _imported(node, self._folder, package):
+            top = module.partition(".")[0]
+            files = [*_files(start, module)]
+            if files:
+                self._open(files)
+            elif start != self._folder:
+                self.whole = False  # a relative import that leads nowhere here
+            elif top in sys.stdlib_module_names:
+                self.whole &= top not in _MODULES_THAT_START_OTHERS
+                self.command_line |= top in _PARSERS
+            elif top in _COMMAND_LINES:
+                self.command_line = True
+                self.any_variable |= top in _VARIABLES_TOO
+            else:
+                self.whole &= top in _LIBRARIES
+        for alias in node.names:
+            name = alias.name.rpartition(".")[2]
+            self.command_line |= name in _PARSERS
+            self.whole &= name not in _FURTHER
+            if name in ("environ", "getenv") and alias.asname:
+                self.any_variable = True
+
+    def _open(self, files: Iterable[Path]) -> None:
+        for file in files:
+            if file in self._taken:
+                continue
+            self._taken.add(file)
+            text = _text(file)
+            if text is None or len(self._taken) > _MAX_FILES:
+                self.whole = False
+            else:
+                self.take(text, file.parent)
+
+
+def _imported(node: ast.Import | ast.ImportFrom, folder: Path, package: Path) -> Iterator[tuple[Path, str]]:
+    """Where the search for each module of an import statement begins, and its dotted name."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield folder, alias.name
+        return
+    start = folder
+    if node.level:
+        start = package
+        for _ in range(node.level - 1):
+            start = start.parent
+    module = node.module or ""
+    for alias in node.names:
+        whole = f"{module}.{alias.name}".strip(".")
+        yield start, whole if [*_files(start, whole)] else module or whole
+
+
+def _files(start: Path, module: str) -> Iterator[Path]:
+    """The files of a module and of the packages that it lies in; none where it does not lie below ``start``."""
+    parts = module.split(".")
+    last = start.joinpath(*parts)
+    if not (last.with_suffix(".py").is_file() or (last / "__init__.py").is_file()):
+        return
+    for count in range(1, len(parts) + 1):
+        path = start.joinpath(*parts[:count])
+        yield from (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
+
+
+def _is_method(node: ast.Name | ast.Attribute) -> bool:
+    """Whether a name such as ``eval`` or ``system`` is another's: ``model.eval()`` runs no text."""
+    if not isinstance(node, ast.Attribute):
+        return False
+    of_os = isinstance(node.value, ast.Name) and node.value.id in ("os", "posix", "asyncio")
+    return node.attr in ("eval", "exec", "system") and not of_os
+
+
+def _variable(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> str | None:
+    """The variable that is read by its name at ``environ`` or ``getenv``; None where it may be any, "" for none."""
+    parent = parents.get(node)
+    if name == "getenv" and isinstance(parent, ast.Call) and parent.func is node:
+        return _text_of(parent.args)
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        return _text_of([parent.slice]) if isinstance(parent.ctx, ast.Load) else ""
+    if isinstance(parent, ast.Compare) and node in parent.comparators:
+        return _text_of([parent.left])
+    if isinstance(parent, ast.Attribute) and parent.attr in ("get", "pop", "setdefault"):
+        call = parents.get(parent)
+        if isinstance(call, ast.Call) and call.func is parent:
+            return _text_of(call.args)
+    return None
+
+
+def _text_of(arguments: Sequence[ast.expr]) -> str | None:
+    first = arguments[0] if arguments else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
