@@ -18,7 +18,7 @@ from lora_tune.controller.runtime import DrivePlan
 from lora_tune.launchers import preview
 from lora_tune.search.session import Session
 from lora_tune.store.records import Trial
-from lora_tune.workloads.base import Job, Prepares, start
+from lora_tune.workloads.base import Job, Prepares, Workload, start, unread_switches
 from lora_tune.workloads.starting_point import parameters_at
 
 PREVIEWED = 2
@@ -36,8 +36,9 @@ def print_proposals(plan: DrivePlan) -> None:
         remarks = [f"no trial would run: {mark}", *remarks]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     begin = start(workload)
-    study = study_holding(study, begin.tuned if begin else None)
+    study = study_holding(study, begin.tuned if begin else None, _unread(workload))
     session = Session(study, start=begin)
+    click.echo("".join(f"# stage {at}, {line}\n" for at, line in enumerate(session.plan(), 1)), nl=False)
     if isinstance(workload, Prepares) and (preparation := workload.preparation(paths.preparation(0).folder)):
         click.echo("# before the first trial, once\n" + _shown(study, preparation))
     for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
@@ -55,6 +56,14 @@ def print_proposals(plan: DrivePlan) -> None:
         job = workload.job(proposal(trial, 0), folder)
         what = f"{proposed.base} as it stands" if proposed.base else parameters_text(trial)
         click.echo(f"# trial {trial.number}: {what}\n" + _shown(study, job))
+
+
+def _unread(workload: Workload) -> tuple[str, ...]:
+    """The switches that nothing reads; none where nobody can tell: that is said, and the plan shown all the same."""
+    try:
+        return unread_switches(workload)
+    except errors.SetupError:
+        return ()
 
 
 def _shown(study: Study, job: Job) -> str:

@@ -1,26 +1,44 @@
-"""A study whose space holds a configuration that was there before it: ranges grow and steps shrink to its values."""
+"""A study whose space holds a configuration that was there before it: ranges grow and steps shrink to its values.
+
+Switches that trials do not read stay where they are: the space keeps them, with one value each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pydantic import PrivateAttr
 
-from lora_tune.config.parameters import FloatParameter, IntParameter, Parameter, Value
+from lora_tune.config.parameters import (
+    SWITCHES,
+    CategoricalParameter,
+    FloatParameter,
+    IntParameter,
+    Parameter,
+    Value,
+)
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 
 
-def holding(space: Space, tuned: Mapping[str, Value]) -> Space:
+def holding(space: Space, tuned: Mapping[str, Value], unread: Collection[str] = ()) -> Space:
     """The space with every number of ``tuned``, a point of its names, within its range and on its steps.
 
-    What lies outside a range widens it; what lies between two steps makes them the largest that reach it.
+    What lies outside a range widens it; what lies between two steps makes them the largest that reach it. A switch's
+    own value is one of its choices. unread: switches that keep one value.
     """
     parameters = {n: _holding(p, tuned[n]) if n in tuned else p for n, p in space.parameters.items()}
-    return replace(space, parameters=parameters)
+    return replace(space, parameters={n: _alone(p) if n in unread else p for n, p in parameters.items()})
+
+
+def _alone(parameter: Parameter) -> Parameter:
+    """A choice of its first value."""
+    if not isinstance(parameter, CategoricalParameter):
+        return parameter
+    return parameter.model_copy(update={"choices": parameter.choices[:1]})
 
 
 def _holding(parameter: Parameter, value: Value) -> Parameter:
@@ -32,6 +50,8 @@ def _holding(parameter: Parameter, value: Value) -> Parameter:
     if isinstance(parameter, FloatParameter):
         real = float(value)
         return parameter.model_copy(update={"low": min(parameter.low, real), "high": max(parameter.high, real)})
+    if isinstance(parameter, CategoricalParameter) and parameter.role in SWITCHES:
+        return parameter.model_copy(update={"choices": (value, *(c for c in parameter.choices if c != value))})
     return parameter
 
 
@@ -39,22 +59,27 @@ class _Holding(Study):
     """A study, with the same content and hash, whose space holds a point."""
 
     _point: Mapping[str, Value] = PrivateAttr(default_factory=dict)
+    _unread: Collection[str] = PrivateAttr(default=())
 
     @property
     def search_space(self) -> Space:
         """The study's space, with the point in it."""
-        return holding(super().search_space, self._point)
+        return holding(super().search_space, self._point, self._unread)
 
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
         """As of any study; the copy's space holds the point, too."""
-        return study_holding(super().with_options(options), self._point)
+        return study_holding(super().with_options(options), self._point, self._unread)
 
 
-def study_holding(study: Study, tuned: Mapping[str, Value] | None) -> Study:
-    """The same study, hash and all, with a space that holds the point ``tuned``; None: the study itself."""
-    if not tuned or holding(study.search_space, tuned) == study.search_space:
+def study_holding(study: Study, tuned: Mapping[str, Value] | None, unread: Collection[str] = ()) -> Study:
+    """The same study, hash and all, with a space that holds the point ``tuned``; None: the study itself.
+
+    unread: switches that keep one value there.
+    """
+    point = tuned or {}
+    if holding(study.search_space, point, unread) == study.search_space:
         return study
     fields = {name: getattr(study, name) for name in Study.model_fields}
     held = _Holding.model_construct(study.model_fields_set, **fields)
-    held._point = dict(tuned)
+    held._point, held._unread = dict(point), tuple(unread)
     return held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
@@ -22,7 +22,9 @@ class _Frozen(BaseModel):
     _numbers = field_validator("low", "high", "step", "log", mode="before", check_fields=False)(numbers_are_numbers)
 
 
-Role = Literal["speed", "convergence", "both"]
+Role = Literal["speed", "convergence", "both", "switch", "precision"]
+SWITCHES: Mapping[Role, bool] = {"switch": False, "precision": True}
+"""The roles of switches, which are probed several at a time, and whether they change arithmetic."""
 
 
 class Conditional(_Frozen):
@@ -60,9 +62,19 @@ class TunedParameter(Conditional):
 
     role: Role | None = Field(
         None,
-        description="what it decides: speed (and memory), convergence (samples to the target), or both; left out: "
-        "guessed from its name (the grey box and the search by throughput ask)",
+        description="what it decides: speed (and memory), convergence (samples to the target), or both; switch: a "
+        "choice that decides speed and is probed with several others at a time, its first value being what counts "
+        "where nobody states it; precision: a switch that changes arithmetic, which whole runs must confirm; left "
+        "out: guessed from its name (the grey box and the search by throughput ask)",
     )
+
+    @model_validator(mode="after")
+    def _switches_are_choices(self) -> TunedParameter:
+        if self.role in SWITCHES and (getattr(self, "type", "") != "categorical" or self.when):
+            raise ValueError(
+                f'role = "{self.role}" is for choices that always exist; write type = "categorical", no when'
+            )
+        return self
 
 
 class FloatParameter(TunedParameter):

@@ -15,6 +15,7 @@ from lora_tune.config.conditions import Conditions, conditions_of
 from lora_tune.config.formula import Formula, FormulaError
 from lora_tune.config.layout import LayoutTable, parse_layout
 from lora_tune.config.parameters import (
+    SWITCHES,
     CategoricalParameter,
     DerivedParameter,
     FixedParameter,
@@ -175,6 +176,10 @@ class Space:
     def roles(self) -> dict[str, Role]:
         """What parameters decide, by name, where the study says it."""
         return {n: p.role for n, p in self.parameters.items() if isinstance(p, TunedParameter) and p.role is not None}
+
+    def switches(self) -> dict[str, bool]:
+        """The parameters that are switches, by name, and whether they change arithmetic."""
+        return {name: SWITCHES[role] for name, role in self.roles().items() if role in SWITCHES}
 
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
         """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.

@@ -6,7 +6,7 @@ record, with the trial that measured it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.config.holding import study_holding
@@ -25,14 +25,15 @@ def base_trial(sweep: StudyRecords) -> Trial | None:
     return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
 
 
-def with_base(study: Study, sweep: StudyRecords, begin: Start | None = None) -> Study:
+def with_base(study: Study, sweep: StudyRecords, begin: Start | None = None, unread: Collection[str] = ()) -> Study:
     """The study with a space that holds the machine's own config as the sweep's records have it.
 
-    begin: that config as trial 0 will measure it, for a sweep that has no trial yet.
+    begin: that config as trial 0 will measure it, for a sweep that has no trial yet. unread: switches that trials do
+    not read, which are not swept.
     """
     measured = base_trial(sweep)
     first = begin.tuned if begin is not None and not sweep.trials else None
-    return study_holding(study, first if measured is None else measured.tuned)
+    return study_holding(study, first if measured is None else measured.tuned, unread)
 
 
 def edited(workload: Workload) -> str:

@@ -30,7 +30,7 @@ from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
 from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
-from lora_tune.workloads.base import Prepares, Workload, start
+from lora_tune.workloads.base import Prepares, Workload, start, unread_switches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,9 @@ def driver(
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes)
         if (sweep := store.load(plan.study.name)) is not None:
-            plan = replace(plan, study=with_base(plan.study, sweep, start(plan.workload)))
+            plan = replace(
+                plan, study=with_base(plan.study, sweep, start(plan.workload), unread_switches(plan.workload))
+            )
         requests = stores.Requests(store, plan.study.name, lease)
 
         def search() -> Proposer:

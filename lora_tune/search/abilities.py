@@ -33,6 +33,15 @@ class KnowsGain(Protocol):
 
 
 @runtime_checkable
+class Plans(Protocol):
+    """A sampler that searches in stages."""
+
+    def plan(self) -> list[str]:
+        """What each stage costs and can win, before any run, and why one is skipped; a line each."""
+        ...
+
+
+@runtime_checkable
 class Compares(Protocol):
     """A sampler that can say what a change is worth."""
 

@@ -14,10 +14,11 @@ from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
     from lora_tune.search.grey_box.features import Coordinates
-    from lora_tune.search.grey_box.sampler import GreyBoxSampler
+    from lora_tune.search.grey_box.from_today import FromTodaySampler
     from lora_tune.search.observations import Observation
     from lora_tune.search.tpe import WindowedTPESampler
     from lora_tune.store.records import StudyRecords
@@ -142,7 +143,7 @@ def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
     return _time_to_target(study, old_runs, GreyBoxSampler) if objective_of(study).timed else _throughput(study)
 
 
-def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., GreyBoxSampler]) -> GreyBoxSampler:
+def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., BaseSampler]) -> BaseSampler:
     """What ``make`` makes, with the rules that the study keeps and the public results where they apply."""
     from lora_tune.search.grey_box import objective
     from lora_tune.search.published import CLOSED_DIVISION
@@ -207,15 +208,50 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
         return _windowed_tpe(study)
     from lora_tune.search.grey_box.from_today import FromTodaySampler
 
-    make = partial(FromTodaySampler, start=where_the_user_stands(study), nodes=study.site.nodes)
+    start = where_the_user_stands(study)
+    make = partial(FromTodaySampler, start=start, nodes=study.site.nodes)
+    if space.switches() and study.probes and start is not None:
+        return _time_to_target(study, old_runs, partial(_staged, study=study, start=start, make=make))
     return _time_to_target(study, old_runs, make)
 
 
+def _staged(
+    distributions: Mapping[str, BaseDistribution],
+    *,
+    study: Study,
+    start: Mapping[str, Any],
+    make: Callable[..., FromTodaySampler],
+    **settings: Any,
+) -> BaseSampler:
+    """Switches by probes first, then what ``make`` makes for all other parameters. settings: of the grey box."""
+    from lora_tune.search.stages.sampler import StagesSampler, usual_costs
+
+    def others(spread: Mapping[str, BaseDistribution]) -> FromTodaySampler:
+        """The grey box of some parameters; all others stay at the start."""
+        fixed = {**settings["fixed"], **{n: v for n, v in start.items() if n not in spread}}
+        return make(spread, **{**settings, "fixed": fixed, "start": {n: start[n] for n in spread}})
+
+    return StagesSampler(
+        distributions,
+        switches=study.search_space.switches(),
+        start=start,
+        goal=settings["goal"],
+        grey_box=others,
+        costs=usual_costs(study),
+        worth=study.budget.stop_below,
+        seed=study.search.seed,
+    )
+
+
 def where_the_user_stands(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The first of ``start`` and the enqueued points that names every tuned parameter that exists at it."""
+    """The first of ``start`` and the enqueued points that names every tuned parameter that exists at it.
+
+    Of a switch that a point does not name the first value counts.
+    """
     space = study.search_space
     tuned, conditions = space.distributions().keys(), space.conditions
-    points = ({**conditions.rested(point)} for point in (start or {}, *study.search.enqueue))
+    usual = {name: value for name, value in space.corner().items() if name in space.switches()}
+    points = ({**usual, **conditions.rested(point)} for point in (start or {}, *study.search.enqueue) if point)
     return next((point for point in points if point.keys() >= tuned), None)
 
 

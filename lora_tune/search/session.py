@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
-from lora_tune.search.abilities import KnowsGain
+from lora_tune.search.abilities import KnowsGain, Plans
 from lora_tune.search.recorded import (
     BASE,
     FIXED,
@@ -161,6 +161,10 @@ class Session:
     def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
         """Propose these tuned values next; the sampler fills in what they leave out. request: its number."""
         self._study.enqueue_trial(dict(values), user_attrs={"why": why, REQUEST: request})
+
+    def plan(self) -> list[str]:
+        """What each stage of the search costs and can win, a line each; empty where it has none."""
+        return self._study.sampler.plan() if isinstance(self._study.sampler, Plans) else []
 
     def points_wait(self) -> bool:
         """Whether points of the study or of a person are still to be proposed."""

@@ -26,6 +26,7 @@ class SurfaceFunction(Protocol):
 SHIPPED = {
     "h100": "h100.py:function",
     "h100_time": "h100.py:time_to_target",
+    "h100_switches": "h100.py:with_switches",
     "h100x64": "h100.py:sixty_four_nodes",
     "gb200x72": "gb200.py:function",
     "lora_tiny": "lora_tables.py:tiny",

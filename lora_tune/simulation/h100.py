@@ -1,4 +1,7 @@
-"""8x H100 80 GB, one node; and 64 such nodes. ``surface = "h100"``, ``"h100_time"`` or ``"h100x64"`` in a study."""
+"""8x H100 80 GB, one node; and 64 such nodes.
+
+``surface = "h100"``, ``"h100_time"``, ``"h100_switches"`` or ``"h100x64"`` in a study.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from dataclasses import replace
 
 from lora_tune.simulation.machine import Machine
 from lora_tune.simulation.simulated_run import SimulatedRun
+from lora_tune.simulation.switches import SiteSwitches, SwitchedRun
 
 USABLE_GB = 78.0
 """Memory of an 80 GB card that CUDA contexts and NCCL leave (assumption)."""
 
 function = SimulatedRun(machine=Machine(family="hopper", accelerator="H100", gpus=8, nodes=1, memory_gb=USABLE_GB))
+with_switches = SwitchedRun(run=function, switches=SiteSwitches(number=0))
 time_to_target = replace(function, score="time_to_target")
 sixty_four_nodes = SimulatedRun(
     machine=Machine(family="hopper", accelerator="H100", gpus=512, nodes=64, memory_gb=USABLE_GB)

@@ -17,9 +17,8 @@ from lora_tune.logs.run import LogReader
 from lora_tune.simulation import SHIPPED
 from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render
+from lora_tune.workloads.mlperf_names import PROBE_STEPS
 
-PROBE_BLOCK = 384
-"""Samples of each of a probe's blocks where VAL_CHECK_INTERVAL does not say; the second is warm."""
 PARAMETERS = "parameters.json"
 """File of a job that holds its parameters and seed, for the launcher."""
 
@@ -47,11 +46,15 @@ class SurfaceWorkload:
         self._settings = settings
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """A job whose only file says what is simulated. A probe ends after two blocks, each with its eval."""
+        """A job whose only file says what is simulated. A probe ends after two blocks, each with its eval.
+
+        A block is as long as in MLPerf's probes, where VAL_CHECK_INTERVAL does not say how long.
+        """
         parameters = dict(proposal.parameters)
         if proposal.probe:
-            block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_BLOCK)
-            steps = math.ceil(block / int(parameters.get("GBS", 1)))
+            batch = int(parameters.get("GBS", 1))
+            block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_STEPS * batch)
+            steps = math.ceil(block / batch)
             parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": block, "SKIP_EVALS": 0}
         record = {"parameters": parameters, "seed": proposal.seed}
         site = self._study.site

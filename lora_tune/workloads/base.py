@@ -157,6 +157,20 @@ class Starts(Protocol):
         ...
 
 
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A workload whose trials may not read every switch of a study."""
+
+    def unread_switches(self) -> tuple[str, ...]:
+        """The switches that nothing reads. Raises SetupError where nobody can tell."""
+        ...
+
+
+def unread_switches(workload: Workload) -> tuple[str, ...]:
+    """The switches of its study that are not swept since nothing reads them. Raises SetupError."""
+    return workload.unread_switches() if isinstance(workload, LeavesOut) else ()
+
+
 PYXIS = "pyxis"
 """Slurm's plugin that starts containers."""
 

@@ -153,6 +153,7 @@ class MlperfWorkload(TreeWorkload):
             return {}
         values = {**proposal.parameters, **mlperf_evals.eval_exports(self, proposal)}
         values.pop("NODES", None)  # DGXNNODES, below
+        values = self.effective(values)
         if proposal.probe:
             in_steps = mlperf_evals.counts_steps(self.benchmark.name, self.implementation)
             values |= probe_values(self._counted(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
@@ -164,6 +165,27 @@ class MlperfWorkload(TreeWorkload):
             exports |= self._disclosed(exports, proposal)
         refuse_illegal(self.implementation.values, exports)
         return exports
+
+    def unread_switches(self) -> tuple[str, ...]:
+        """The switches that the implementation reads under no name: trials leave them alone."""
+        return tuple(
+            name
+            for name in self.study.search_space.switches()
+            if self.implementation.spelling((name, *ALIASES.get(name, ()))) is None
+        )
+
+    def effective(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """``values`` without switches that nothing reads, and without those that stay as unset as in the base."""
+        left = {*self.unread_switches(), *self._unstated(values)}
+        return {name: value for name, value in values.items() if name not in left}
+
+    def _unstated(self, values: Mapping[str, Value]) -> list[str]:
+        """The switches that a trial leaves as in the base config, which states none of them: nothing is exported."""
+        start = self._start
+        if start is None or start.tuned is None:
+            return []
+        unstated = [n for n in self.study.search_space.switches() if n not in start.parameters]
+        return [name for name in unstated if values.get(name) == start.tuned.get(name)]
 
     def is_base(self, proposal: Proposal) -> bool:
         """Whether a proposal is the base config as it stands."""

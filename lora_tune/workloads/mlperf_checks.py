@@ -58,9 +58,21 @@ def check(workload: MlperfWorkload) -> list[str]:
     return [
         *other_benchmark(workload),
         *about_base(workload),
+        *_not_swept(workload),
         *elsewhere,
         *unseen({name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}),
         *script_doubts(implementation.folder / workload.settings.script, job.environment),
+    ]
+
+
+def _not_swept(workload: MlperfWorkload) -> list[str]:
+    """A sentence that names the switches which nothing reads."""
+    unread = workload.unread_switches()
+    if not unread:
+        return []
+    return [
+        f"no file in {workload.implementation.folder} reads {', '.join(unread)}: these switches are not swept, and "
+        "stay as they are"
     ]
 
 
@@ -158,7 +170,7 @@ def _widening(space: Space, start: Start) -> list[str]:
 def _left_behind(workload: MlperfWorkload, base: BaseConfig) -> str:
     """What the base config computes from variables that trials change behind it, and keeps as it is in every trial."""
     proposal, implementation = some_proposal(workload.study), workload.implementation
-    exports = {**proposal.parameters, **mlperf_evals.eval_exports(workload, proposal)}
+    exports = workload.effective({**proposal.parameters, **mlperf_evals.eval_exports(workload, proposal)})
     changed = {n for n in spelled(exports, implementation) if n in base.values}
     others = {n: other for n in sorted(changed) if (other := _another(base.values[n]))}
 

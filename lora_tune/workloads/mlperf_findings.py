@@ -84,7 +84,14 @@ def _implementation(workload: MlperfWorkload, trial: Path) -> Iterator[Finding]:
     try:
         job = workload.job(some_proposal(workload.study), trial)
         if not implementation.in_container:
-            yield good(f"it reads all of {', '.join(workload.study.space)}")
+            unread = workload.unread_switches()
+            yield good(f"it reads all of {', '.join(n for n in workload.study.space if n not in unread)}")
+            if unread:
+                yield warning(
+                    f"no file in it reads {', '.join(unread)}",
+                    "these switches are not swept, and stay as they are",
+                    "nothing to do; or remove them from [space]",
+                )
         nodes = own_nodes(implementation.folder / Path(job.argv[-1]).name)
         if nodes and workload.study.site.nodelist is None:
             yield problem(

@@ -10,6 +10,7 @@ from lora_tune.base.errors import SetupError
 from lora_tune.config.holding import holding
 from lora_tune.config.layout import Layout, layout_of
 from lora_tune.config.parameters import (
+    SWITCHES,
     CategoricalParameter,
     DerivedParameter,
     FixedParameter,
@@ -186,6 +187,8 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
         degrees = " ".join(f"{n}={parameters[n]}" for n in (*LAYOUT, "MINIBS", "GBS") if n in parameters)
         raise OutsideError(f"space.{name} does not offer its layout {degrees}")
     value = parameters.get(name)
+    if isinstance(parameter, CategoricalParameter) and parameter.role in SWITCHES:  # its own value is a choice more
+        return next((c for c in parameter.choices if equal(c, value)), parameter.choices[0] if value is None else value)
     if value is None:
         raise OutsideError(f"neither it nor a file of the implementation states {name}")
     if isinstance(parameter, CategoricalParameter):

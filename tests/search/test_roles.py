@@ -41,7 +41,7 @@ def test_a_study_states_what_a_parameter_decides() -> None:
 
 
 def test_a_role_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(StudyError, match="'speed', 'convergence' or 'both'"):
+    with pytest.raises(StudyError, match="'speed', 'convergence', 'both', 'switch' or 'precision'"):
         study(', role = "fast"')
 
 

@@ -41,6 +41,9 @@ LONGEST_WARMUP = 0.4
 PRECISION = re.compile(r"^(NV|MX)?FP[48]$|^BF16$|PRECISION$")
 """Names of what linear layers compute in: they decide how fast a sample is trained and how many are needed."""
 
+_OF_SWITCHES = {"switch": "speed", "precision": "both"}
+"""What switches decide."""
+
 Values = Mapping[str, Any]
 
 
@@ -88,7 +91,7 @@ class Coordinates:
     def role(self, name: str) -> str:
         """What a parameter decides: as the study says, else as its name suggests."""
         if name in self.roles:
-            return self.roles[name]
+            return _OF_SWITCHES.get(self.roles[name], self.roles[name])
         if name.upper() in BATCH or PRECISION.search(name.upper()):
             return "both"
         return "speed" if name == self.layout or SPEED.search(name.upper()) else "convergence"

@@ -34,6 +34,11 @@ class FromTodaySampler(GreyBoxSampler):
         whole = start is not None and start.keys() >= self._space.keys()
         self._start = {n: start[n] for n in self._space} if whole and start is not None else None
 
+    @property
+    def space(self) -> Mapping[str, BaseDistribution]:
+        """What it searches."""
+        return self._space
+
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:

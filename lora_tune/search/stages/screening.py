@@ -1,0 +1,342 @@
+"""Speed switches by short probes, several switches a probe: which to run next, and what each switch is worth. Pure.
+
+A reading is ln(seconds of a run) at a setting of the switches, made of a probe's samples/s and seconds per eval. It is
+a linear model of main effects and interactions of two, with normal priors (Bayesian D-optimal screening, DuMouchel and
+Jones 1994, "A simple Bayesian modification of D-optimal designs", doi:10.1080/00401706.1994.10485399):
+
+- first each probe is the one whose reading is least known, which raises the determinant of the information most (the
+  matrix determinant lemma: by 1 + x' S x / sd^2), times the chance that it runs;
+- once every level has run, each probe is the one by which the best measured setting is expected to improve most
+  (expected improvement, Jones, Schonlau and Welch 1998, doi:10.1023/A:1008306431147).
+
+Scatter, size of effects and of interactions are those of the highest evidence; repeats of the base fix the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Setting = tuple[int, ...]
+"""The level of each switch; 0 is the base's own."""
+
+EFFECTS = (0.01, 0.02, 0.04)
+"""Sd of a switch's effect on ln(seconds): public sites with equal layouts differ by 13% in all."""
+INTERACTIONS = (0.1, 0.3)
+"""Sd of an interaction of two switches, in that of an effect."""
+SCATTER = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+"""Sd of a reading; public runs: 0.14% of samples/s, 0.5% of evals."""
+USUAL_SCATTER, SCATTER_DOUBT = 0.0017, 1.0
+"""The scatter expected before any repeat, and sd of its ln."""
+WHOLE_RUN = 0.02
+"""Sd by which the pace of a whole run may differ from a probe's of the same setting."""
+LEVEL = 0.5
+"""Sd of the base's own ln(seconds) around the mean of the readings."""
+DEAD = 0.04
+"""Chance that a level does not run, before it is tried."""
+STARTS = 6
+"""Starts of each climb to the best setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """name: of the variable. levels: its values, the base's first. precision: it changes arithmetic, too."""
+
+    name: str
+    levels: tuple[Any, ...]
+    precision: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchReading:
+    """One trial on the base's layout. ln_seconds: NaN while it is open. whole: a whole run, no probe. dead: it did not
+    run."""
+
+    setting: Setting
+    ln_seconds: float = math.nan
+    whole: bool = False
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """ln(seconds) that a level adds to the base alone: mean and sd."""
+
+    switch: Switch
+    level: int
+    mean: float
+    sd: float
+
+    @property
+    def words(self) -> str:
+        """For people: "VBOOST_VALUE=1 -2.1% +-0.2%"."""
+        value = self.switch.levels[self.level]
+        return f"{self.switch.name}={value} {100 * self.mean:+.1f}% +-{100 * self.sd:.1f}%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scales:
+    effect: float = EFFECTS[1]
+    interaction: float = INTERACTIONS[1]
+    scatter: float = USUAL_SCATTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screening:
+    """What is known of ``switches`` after ``readings``; ``barred``: levels (switch, level) that are not to be run."""
+
+    switches: tuple[Switch, ...]
+    readings: tuple[SwitchReading, ...] = ()
+    barred: frozenset[tuple[int, int]] = frozenset()
+    scales: _Scales = field(default_factory=_Scales)
+
+    @property
+    def base(self) -> Setting:
+        """The base's own setting."""
+        return (0,) * len(self.switches)
+
+    @cached_property
+    def measured(self) -> tuple[SwitchReading, ...]:
+        """The readings that say how fast a setting is."""
+        return tuple(r for r in self.readings if not r.dead and math.isfinite(r.ln_seconds))
+
+    @cached_property
+    def levels(self) -> tuple[tuple[int, int], ...]:
+        """Every level beside the base's, as (switch, level)."""
+        return tuple((at, level) for at, s in enumerate(self.switches) for level in range(1, len(s.levels)))
+
+    # -- what runs
+
+    @cached_property
+    def dead(self) -> frozenset[tuple[int, int]]:
+        """The levels that do not run: alone to blame for a death that nothing else explains."""
+        known: set[tuple[int, int]] = set()
+        while new := {next(iter(s)) for s in self._suspects(known) if len(s) == 1} - known:
+            known |= new
+        return frozenset(known)
+
+    def _suspects(self, known: Iterable[tuple[int, int]] = ()) -> list[set[tuple[int, int]]]:
+        """Of each death that ``known`` levels do not explain: the levels in it that have never run.
+
+        None of a death of the base itself, which is no switch's fault, nor where every level has run elsewhere: there
+        two of them do not go together, and that setting alone stays away.
+        """
+        ran = {pair for r in self.measured for pair in _changes(r.setting)}
+        deaths = [set(_changes(r.setting)) for r in self.readings if r.dead and r.setting != self.base]
+        return [s for d in deaths if not d & set(known) and (s := d - ran)]
+
+    @cached_property
+    def _deadly(self) -> dict[tuple[int, int], float]:
+        """The chance that a level does not run."""
+        ran = {pair for r in self.measured for pair in _changes(r.setting)}
+        chance = {pair: 0.0 if pair in ran else DEAD for pair in self.levels}
+        for suspects in self._suspects(self.dead):
+            for pair in suspects:
+                chance[pair] = max(chance[pair], 1 / len(suspects))
+        return chance | dict.fromkeys((*self.dead, *self.barred), 1.0)
+
+    def lives(self, setting: Setting) -> float:
+        """The chance that a setting runs."""
+        changed = set(_changes(setting))
+        if any(r.dead and r.setting != self.base and set(_changes(r.setting)) <= changed for r in self.readings):
+            return 0.0
+        return math.prod(1 - self._deadly[pair] for pair in _changes(setting))
+
+    # -- how fast it is
+
+    @cached_property
+    def _pairs(self) -> tuple[tuple[int, int], ...]:
+        """Positions in ``levels`` of every two that can be on together."""
+        known = enumerate(self.levels)
+        return tuple((i, j) for (i, a), (j, b) in itertools.combinations(known, 2) if a[0] != b[0])
+
+    def _features(self, settings: Sequence[Setting], whole: Sequence[bool] = ()) -> Array:
+        """Intercept, whole run, a column for each level, a column for each pair of them."""
+        at = np.array(settings, dtype=int).reshape(len(settings), len(self.switches))
+        main = np.column_stack([at[:, s] == level for s, level in self.levels]).astype(float)
+        first, second = np.array(self._pairs, dtype=int).reshape(-1, 2).T
+        run = np.array(whole or [False] * len(settings), dtype=float)[:, None]
+        return np.hstack([np.ones((len(settings), 1)), run, main, main[:, first] * main[:, second]])
+
+    def _prior(self, scales: _Scales) -> Array:
+        """Variances of the coefficients."""
+        effect = scales.effect
+        pairs = [effect * scales.interaction] * len(self._pairs)
+        return np.square([LEVEL, WHOLE_RUN, *[effect] * len(self.levels), *pairs])
+
+    def fitted(self) -> Screening:
+        """The same with the scales of the highest evidence."""
+        if len(self.measured) < 3:
+            return self
+        grid = itertools.product(EFFECTS, INTERACTIONS, SCATTER)
+        scales = [_Scales(effect=e, interaction=i, scatter=s) for e, i, s in grid]
+        return replace(self, scales=max(scales, key=self._evidence))
+
+    def _evidence(self, scales: _Scales) -> float:
+        x, y = self._data
+        covariance = (x * self._prior(scales)) @ x.T + scales.scatter**2 * np.eye(len(y))
+        factor = np.linalg.cholesky(covariance)
+        z = np.linalg.solve(factor, y)
+        doubt = math.log(scales.scatter / USUAL_SCATTER) / SCATTER_DOUBT
+        return float(-0.5 * z @ z - np.log(np.diag(factor)).sum() - 0.5 * doubt**2)
+
+    @cached_property
+    def _data(self) -> tuple[Array, Array]:
+        known = self.measured
+        x = self._features([r.setting for r in known], [r.whole for r in known])
+        y = np.array([r.ln_seconds for r in known])
+        return x, y - self.level
+
+    @cached_property
+    def level(self) -> float:
+        """Mean of the readings' ln(seconds), around which the model is; 0 before there are any."""
+        return float(np.mean([r.ln_seconds for r in self.measured])) if self.measured else 0.0
+
+    @cached_property
+    def _posterior(self) -> tuple[Array, Array]:
+        """Mean and covariance of the coefficients."""
+        return self._learned(*self._data)
+
+    def _learned(self, x: Array, y: Array, scales: _Scales | None = None) -> tuple[Array, Array]:
+        known = scales or self.scales
+        prior = self._prior(known)
+        gain = (prior[:, None] * x.T) @ np.linalg.inv((x * prior) @ x.T + known.scatter**2 * np.eye(len(y)))
+        return gain @ y, np.diag(prior) - gain @ (x * prior)
+
+    @cached_property
+    def _planned(self) -> Array:
+        """Covariance of the effects alone once what is open has been read, too: it does not depend on the readings.
+
+        Interactions count as scatter here. There are so many of them that any setting tells of some that are new, and
+        a level that may not run would never be tried.
+        """
+        known = [r for r in self.readings if not r.dead]
+        alone = replace(self.scales, interaction=0.0, scatter=self._blur)
+        x = self._features([r.setting for r in known], [r.whole for r in known])
+        return self._learned(x, np.zeros(len(known)), alone)[1]
+
+    @property
+    def _blur(self) -> float:
+        """Sd of a reading around the effects alone: its scatter, and an interaction."""
+        return math.hypot(self.scales.scatter, self.scales.effect * self.scales.interaction)
+
+    def predict(self, settings: Sequence[Setting]) -> tuple[Array, Array]:
+        """Mean ln(seconds) of a probe of each setting, and the covariance of these means."""
+        mean, covariance = self._posterior
+        x = self._features(settings)
+        return self.level + x @ mean, x @ covariance @ x.T
+
+    def compared(self, setting: Setting, other: Setting) -> tuple[float, float]:
+        """Mean and sd of ln(seconds) of a setting less those of another."""
+        mean, covariance = self.predict([setting, other])
+        variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+        return float(mean[0] - mean[1]), math.sqrt(max(0.0, float(variance)))
+
+    def effects(self) -> list[Effect]:
+        """What each level adds to the base alone, the largest saving first; none of dead ones."""
+        alone = [(at, level) for at, level in self.levels if (at, level) not in self.dead]
+        made = []
+        for at, level in alone:
+            mean, sd = self.compared(self._with(self.base, at, level), self.base)
+            made.append(Effect(switch=self.switches[at], level=level, mean=mean, sd=sd))
+        return sorted(made, key=lambda e: e.mean)
+
+    def leader(self, *, precise: bool = False) -> Setting:
+        """The measured setting that is believed fastest. precise: of those with the base's arithmetic."""
+        known = {self.base, *(r.setting for r in self.measured)}
+        kept = sorted(s for s in known if not (precise and self.precision_of(s)) and self.lives(s) > 0)
+        mean, _ = self.predict(kept)
+        return kept[int(np.argmin(mean))]
+
+    def precision_of(self, setting: Setting) -> frozenset[int]:
+        """The switches of another arithmetic than the base's in a setting."""
+        return frozenset(at for at, level in _changes(setting) if self.switches[at].precision)
+
+    # -- what to run next
+
+    @property
+    def wanted(self) -> int:
+        """Readings after which every effect has been seen once: one more than there are levels that may run."""
+        return 1 + len(self.levels) - len(self.dead | self.barred)
+
+    @property
+    def screened(self) -> bool:
+        """Whether there are as many readings, open ones included, and every level that may run is in one of them."""
+        known = [r for r in self.readings if not r.dead]
+        open_or_run = {pair for r in known for pair in _changes(r.setting)}
+        left = {pair for pair in self.levels if self._deadly[pair] < 1} - open_or_run
+        return not left and len(known) >= self.wanted
+
+    def most_informative(self, rng: np.random.Generator) -> Setting:
+        """The setting whose reading is least known, by what it adds to the information, times its chance to run."""
+        planned, noise = self._planned, self._blur**2
+
+        def worth(settings: Sequence[Setting]) -> Array:
+            x = self._features(settings)
+            gained = np.log1p(np.einsum("ij,jk,ik->i", x, planned, x) / noise)
+            return np.asarray(gained * np.array([self.lives(s) for s in settings]))
+
+        return self._climb(worth, rng)[0]
+
+    def most_promising(self, rng: np.random.Generator, *, precise: bool = False) -> tuple[Setting, float]:
+        """The setting by which the best measured one is expected to improve most, and by how much, in ln(seconds).
+
+        precise: among those with the base's arithmetic.
+        """
+        best = self._features([self.leader(precise=precise)])[0]
+        mean, covariance = self._posterior
+        still = {r.setting for r in self.readings if not r.dead}
+
+        def worth(settings: Sequence[Setting]) -> Array:
+            apart = self._features(settings) - best
+            gain = -apart @ mean
+            sd = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", apart, covariance, apart), 1e-18))
+            z = gain / sd
+            improvement = gain * _below(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+            allowed = [0.0 if s in still or (precise and self.precision_of(s)) else self.lives(s) for s in settings]
+            return np.asarray(improvement * np.array(allowed))
+
+        return self._climb(worth, rng, self.leader(precise=precise))
+
+    def _climb(
+        self, worth: Callable[[Sequence[Setting]], Array], rng: np.random.Generator, *starts: Setting
+    ) -> tuple[Setting, float]:
+        """The setting of the highest worth: of several climbs, one switch at a time, the best."""
+        counts = [len(s.levels) for s in self.switches]
+        drawn = [tuple(int(rng.integers(n)) for n in counts) for _ in range(STARTS)]
+        best, height = self.base, -math.inf
+        for start in (*starts, *drawn):
+            here, high = start, float(worth([start])[0])
+            while True:
+                near = [self._with(here, at, level) for at, n in enumerate(counts) for level in range(n)]
+                values = worth(near)
+                if values[top := int(np.argmax(values))] <= high:
+                    break
+                here, high = near[top], float(values[top])
+            if high > height:
+                best, height = here, high
+        return best, height
+
+    @staticmethod
+    def _with(setting: Setting, at: int, level: int) -> Setting:
+        return (*setting[:at], level, *setting[at + 1 :])
+
+
+def _changes(setting: Setting) -> list[tuple[int, int]]:
+    """The levels in which a setting differs from the base."""
+    return [(at, level) for at, level in enumerate(setting) if level]
+
+
+def _below(z: Array) -> Array:
+    """The normal distribution function."""
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(z))
