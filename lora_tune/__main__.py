@@ -18,6 +18,8 @@ COMMANDS = {
     "serve": "drive all studies of a database, as a service",
     "status": "where a sweep stands",
     "steer": "ask something of a sweep that runs: try, stop, pause, change its budget",
+    "ask": "the next trial, to be run by whoever asks",
+    "tell": "how a trial that was asked for went",
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",
     "dashboard": "review in optuna-dashboard",

@@ -11,6 +11,7 @@ LAUNCHERS = Registry(
         "local": "lora_tune.launchers.local:KIND",
         "slurm": "lora_tune.launchers.slurm.launcher:KIND",
         "simulated": "lora_tune.simulation.launcher:KIND",
+        "outside": "lora_tune.launchers.outside:KIND",
     },
     needs=("submit", "poll", "cancel"),
 )

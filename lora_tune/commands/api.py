@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import InputError
 from lora_tune.commands import export
@@ -19,6 +19,9 @@ from lora_tune.search.recommendation import Recommended, best_run, recommend
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import StudyRecords as Records
 from lora_tune.store.records import Trial
+
+if TYPE_CHECKING:
+    from lora_tune.commands.ask_tell import Offer
 
 
 class Sweep:
@@ -94,6 +97,29 @@ class Sweep:
         finally:
             store.close()
         return outcome.reason
+
+    def ask(self, values: Mapping[str, Any] | None = None) -> Offer:
+        """The next trial, to be run by the caller; for a study with ``site.launcher = "outside"``.
+
+        values: what to try; the search fills in what they leave out. Raises InputError where nothing is to be run now,
+        with what to do.
+        """
+        from lora_tune.commands.ask_tell import ask
+
+        return ask(self._plan, self._storage, values)
+
+    def tell(
+        self, token: str, evals: Sequence[Sequence[float]] = (), *, log: str = "", failed: str = "", over: bool = True
+    ) -> Trial:
+        """How the trial of a token went; the trial as it is judged then. The same told twice is one.
+
+        evals: (samples, loss) or (samples, loss, seconds since it was asked for), all so far. log: its output instead,
+        in the study's own form. failed: why it has no result. over: it has ended; else whether to go on is the
+        verdict's, None while nothing speaks against it. Raises InputError for what cannot be.
+        """
+        from lora_tune.commands.ask_tell import result_of, tell
+
+        return tell(self._plan, self._storage, token, result_of(evals, log=log, failed=failed, over=over))
 
     @property
     def records(self) -> Records:

@@ -27,7 +27,7 @@ class Site(Variables):
 
     profile: str | None = Field(None, description="TOML file with these keys, relative to the study file")
     launcher: Annotated[str, AfterValidator(LAUNCHERS.known)] = Field(
-        "local", description="who starts jobs: local, slurm, simulated, or one that was added"
+        "local", description="who starts jobs: local, slurm, simulated, outside (ask and tell), or one that was added"
     )
     system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9_-]+$", description="system name in exported file names")
     nodes: int = Field(1, ge=1, description="nodes of one trial")

@@ -93,11 +93,25 @@ def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> stores.Store
             f"{error.filename}: {error.strerror}: sweeps cannot be written here; use --output FOLDER"
         ) from error
     if not storage and not plan.paths.database.exists():
-        refuse_foreign(plan.paths, None, stores.safe_url(stores.sqlite_url(plan.paths.database)))
+        with _looking_twice(plan.paths.database.exists):
+            refuse_foreign(plan.paths, None, stores.safe_url(stores.sqlite_url(plan.paths.database)))
     store = open_store(plan.paths, storage)
-    refuse_foreign(plan.paths, store.load(study.name), stores.safe_url(store.url))
+    known = store.load(study.name)
+    with _looking_twice(lambda: known is None and (store.load(study.name) is not None)):
+        refuse_foreign(plan.paths, known, stores.safe_url(store.url))
     store.begin(study.name, plan.from_file.digest, plan.text, now)
     return store
+
+
+@contextlib.contextmanager
+def _looking_twice(begun_since: Callable[[], bool]) -> Iterator[None]:
+    """A folder is foreign only where its records are still not there: who begins the sweep at this moment writes them
+    first, and then the folder's mark. The lease, and the folder's owner, decide between the two."""
+    try:
+        yield
+    except errors.ForeignFolderError:
+        if not begun_since():
+            raise
 
 
 def record_study(plan: DrivePlan, store: stores.Store, lease: Lease, *, accept_changes: bool) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,7 @@ def log_evidence(statistic: float, pairs: float, freedom: int) -> float:
     return _mixture(statistic, pairs, freedom, sides=(1,))
 
 
+@lru_cache(maxsize=4096)
 def critical(level: float, pairs: float, freedom: int) -> float:
     """The statistic beyond which, on either side, the mean of both one-sided e-values exceeds ``1 / level``.
 

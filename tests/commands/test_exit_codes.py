@@ -40,6 +40,7 @@ def test_the_help_of_a_command_names_the_codes_of_its_row(name: str) -> None:
 READS_A_SWEEP = ("confirm", "status", "steer", "export", "report", "explain", "verdict", "dashboard")
 MORE = {
     "steer": ["--pause"],
+    "tell": ["--token", "x"],
     "logs": ["x.log"],
     "replay": ["x.log"],
     "ingest": ["x.log"],

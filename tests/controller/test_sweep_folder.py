@@ -233,3 +233,32 @@ def test_a_driver_whose_folder_was_taken_over_writes_nothing(tmp_path: Path) -> 
     assert found is not None
     assert found.trials == TRIALS
     assert path.exists(), "the other one's lock stays"
+
+
+def test_a_sweep_that_somebody_begins_at_this_moment_is_no_foreign_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the records and the look at the folder another process has written both."""
+    from lora_tune.commands.plan import plan_of
+    from lora_tune.config.study import load_study
+    from lora_tune.controller import runtime
+    from lora_tune.store.leases import take_lease
+    from tests.commands.test_ask_tell import STUDY
+
+    (tmp_path / "mine.toml").write_text(STUDY)
+    plan = plan_of(tmp_path / "mine.toml", load_study(tmp_path / "mine.toml"), {}, tmp_path / "sweep")
+    refuse, began = runtime.refuse_foreign, []
+
+    def late(paths: SweepPaths, sweep: StudyRecords | None, database: str) -> None:
+        if not began:
+            began.append(True)
+            other = runtime.open_sweep(plan, None, 1.0)
+            with runtime.own_folder(plan, other, take_lease(other, "mine", 1.0)):
+                pass
+            other.close()
+        refuse(paths, sweep, database)
+
+    monkeypatch.setattr(runtime, "refuse_foreign", late)
+    store = runtime.open_sweep(plan, None, 2.0)
+    assert store.load("mine") is not None
+    store.close()

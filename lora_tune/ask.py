@@ -1,0 +1,8 @@
+"""``python -m lora_tune.ask --study NAME``: the next trial, to be run by whoever asks."""
+
+from lora_tune.commands.ask import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()
