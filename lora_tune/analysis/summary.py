@@ -14,6 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of, objectives_of
+from lora_tune.search.no_effect import no_effect
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import (
     UNRUN,
@@ -53,7 +54,8 @@ class Overview:
     node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
     trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
-    nearest: the trial that came nearest to the target while none has reached it.
+    nearest: the trial that came nearest to the target while none has reached it. trouble: why the results mislead, a
+    sentence; "" where they do not.
     """
 
     trials: int
@@ -69,6 +71,7 @@ class Overview:
     failures: tuple[FailureClass, ...]
     stopping: StoppingAccount | None = None
     nearest: Nearest | None = None
+    trouble: str = ""
 
 
 def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
@@ -93,6 +96,7 @@ def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Ov
         failures=failure_classes(sweep, now),
         stopping=stopping_account(study, sweep, now),
         nearest=nearest(study, sweep),
+        trouble=idle.sentence if (idle := no_effect(study, sweep)) else "",
     )
 
 

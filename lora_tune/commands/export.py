@@ -27,6 +27,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
 from lora_tune.objectives import objective_of
+from lora_tune.search.no_effect import no_effect
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import Recommended, nearest, nearest_words, recommend
 from lora_tune.store.records import StudyRecords, Trial
@@ -189,6 +190,8 @@ def chosen(
         return closest.trial, None
     if number is None:
         if (believed := recommend(study, sweep)) is None:
+            if idle := no_effect(study, sweep):
+                raise NothingReachedError(f"{study.name}: {idle.sentence}")
             hint = ""
             if closest:
                 hint = f"; {nearest_words(closest)}; to export it: {again('export', study.name, '--nearest')}"

@@ -88,6 +88,7 @@ def as_json(
         if seen.nearest is None
         else {**_trial(study, sweep, seen.nearest.trial, now), "missing": seen.nearest.missing},
         "running": [_trial(study, sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
+        "trouble": seen.trouble or None,
         "failures": [
             {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
             for f in seen.failures

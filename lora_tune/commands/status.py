@@ -88,6 +88,8 @@ def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text)
     open_ = f"{summary.open} open" if summary.open else ""
     states = ", ".join(part for part in (open_, counts) if part) or "none ended"
     grid.add_row("trials", Text(f"{summary.trials}{of}: {states}"))
+    if summary.trouble:
+        grid.add_row("trouble", Text(summary.trouble, style="bold red"))
     if summary.recommended:
         sentence = f"{recommended_words(study, summary.recommended)}, {trial_name(summary.recommended.trial)}"
         grid.add_row("recommended", _styled(sentence, parameters_text(summary.recommended.trial)))

@@ -51,6 +51,7 @@ from lora_tune.controller.runtime import (
 )
 from lora_tune.launchers import make_launcher
 from lora_tune.objectives import objective_of
+from lora_tune.search.no_effect import no_effect
 from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
@@ -256,6 +257,8 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
             lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
     else:
         other = f" ({score})" if (score := score_words(study, best)) else ""
+        if idle := no_effect(study, sweep):
+            lines.append(f"trouble  {idle.sentence}")
         if believed := recommend(study, sweep):
             sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
             lines.append(f"take     {sentence}: {parameters_text(believed.trial)}")

@@ -12,6 +12,7 @@ from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.submissions import Submissions
 from lora_tune.logs.failure_signatures import FailureKind
+from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Trial
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -63,6 +64,7 @@ class Proposals:
         if reason := self._hopeless():
             return reason
         clock, sweep = self._dependencies.clock, self._work.sweep
+        self._events.trouble("effect", idle.sentence if (idle := no_effect(study, sweep)) else "")
         until = clock.now() + FILL_SECONDS
         while not interrupted() and self._submissions.refused is None and clock.now() <= until:
             if reason := budgets.may_propose(study, sweep, clock.monotonic_now()):

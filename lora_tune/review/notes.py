@@ -235,6 +235,8 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
     if (believed := overview.recommended) is not None:
         sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
         rows = [("Recommended", sentence), ("", parameters_text(believed.trial)), *rows]
+    if overview.trouble:
+        rows = [("Trouble", overview.trouble), *rows]
     if not whole:
         rows = [("" if overview.recommended else "Recommended", WORKING), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))

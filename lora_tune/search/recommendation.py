@@ -16,6 +16,7 @@ from lora_tune.base.format import counted, number
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
+from lora_tune.search.no_effect import no_effect
 from lora_tune.search.samplers import sampler_kind, sampler_of
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial, Value
@@ -81,7 +82,8 @@ class Recommended:
 
 
 def recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
-    """What the sweep hands over by its finished trials; None before one has reached the target.
+    """What the sweep hands over by its finished trials; None before one has reached the target, and where no parameter
+    has an effect (:mod:`lora_tune.search.no_effect`).
 
     What ``confirm`` has chosen stays until another's interval lies wholly on its better side.
     """
@@ -134,7 +136,8 @@ def _runs_of(sweep: StudyRecords, trial: Trial) -> list[Trial]:
 
 def _recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
     luckiest = best_run(study, sweep)
-    if luckiest is None:
+    idle = no_effect(study, sweep)
+    if luckiest is None or (idle is not None and idle.misleads):
         return None
     belief = _belief(study, sweep)
     chosen = _chosen(sweep, luckiest)

@@ -37,7 +37,8 @@ ENDS = "print('step 300 loss 0.5196')\n"
 @pytest.mark.parametrize("script", [PRINTS_ON, ENDS], ids=["while it trains", "when it has ended"])
 def test_the_sweep_stops_at_once_and_runs_nothing_twice(script: str, tmp_path: Path) -> None:
     train, study = tmp_path / "train.py", tmp_path / "mine.toml"
-    train.write_text(f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n{script}")
+    reads = "import os\nrate = os.environ['LR']\n"
+    train.write_text(f"{reads}open({str(tmp_path / 'starts')!r}, 'a').write('x')\n{script}")
     study.write_text(STUDY.format(python=sys.executable, script=train))
     swept = subprocess.run(
         [sys.executable, "-m", "lora_tune.sweep", "--study", str(study), "--quiet"],

@@ -1,0 +1,124 @@
+"""Parameters that change nothing: trials with different values whose evals are the same to the last digit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lora_tune.config.study import Study
+from lora_tune.objectives import objective_of
+from lora_tune.store.records import StudyRecords, Trial
+
+LEAST = 3
+"""Configurations that must agree before anything is said."""
+
+LEAST_COARSE = 6
+"""The same where the evals have so few digits that they may agree by chance, as one accuracy of a small set does."""
+
+_DIGITS = 6
+"""Significant digits of all different evals of a run, below which they are coarse."""
+
+_SPEED_RATIO = 1.5
+"""Times to the same eval that lie apart by more may differ by a parameter of speed; those of the same work on one
+machine do not."""
+
+_LEARNS = re.compile(
+    r"(?i)(?:\w+_)?(?:lr|learning_?rate|warm_?up\w*|\w*drop_?out\w*|weight_?decay|wd|beta_?\d|momentum|\w*alpha"
+    r"|schedule\w*|clip\w*|max_grad_norm|label_smoothing|seed|eps|epsilon)"
+)
+"""Names of what changes the evals if it changes anything: never the speed alone."""
+
+_KEPT = "no effect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoEffect:
+    """Parameters without an effect on evals. trials: whose evals agree. every: no trial with evals disagrees.
+
+    misleads: whether what is compared can then differ by chance alone, so that nothing can be recommended.
+    """
+
+    names: tuple[str, ...]
+    trials: tuple[int, ...]
+    every: bool
+    misleads: bool
+
+    @property
+    def sentence(self) -> str:
+        """What was seen and what to do, for people."""
+        numbers = ", ".join(map(str, self.trials[:6])) + (", ..." if len(self.trials) > 6 else "")
+        result = "; nothing is recommended" if self.misleads else ""
+        return (
+            f"{', '.join(self.names)} {'have' if len(self.names) > 1 else 'has'} no effect: trials {numbers} differ in "
+            f"{'them' if len(self.names) > 1 else 'it'} and their evals are the same to the last digit{result}; see "
+            "whether the script uses its command and variables, which sweep --dry-run shows, then begin anew"
+        )
+
+
+def no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
+    """The parameters that changed nothing in at least three configurations; None where evals differ, or are too few."""
+    return sweep.once(_KEPT, lambda: _no_effect(study, sweep))
+
+
+def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
+    objective = objective_of(study)
+    if not (objective.timed or objective.has_target or study.objective.metric):
+        return None  # of a speed the evals say nothing
+    curves = [(trial, curve) for trial in sweep.trials.values() if (curve := _curve(study, sweep, trial))]
+    groups: list[tuple[list[Trial], Sequence[tuple[float, str]]]] = []
+    for trial, evals in sorted(curves, key=lambda pair: -len(pair[1])):
+        group = next((g for g in groups if _agree(g[1], evals)), None)
+        if group is None:
+            groups.append(([trial], evals))
+        else:
+            group[0].append(trial)
+    if not groups:
+        return None
+    alike, course = max(groups, key=lambda g: _configurations(g[0]))
+    every = len(groups) == 1
+    least = LEAST if _digits(course) >= _DIGITS else LEAST_COARSE
+    names = _varied(alike)
+    if not names or _configurations(alike) < least or (not every and len({loss for _, loss in course}) < 2):
+        return None
+    misleads = every and study.objective.second is None and not (objective.timed and _speed(sweep, alike, names))
+    return NoEffect(names=names, trials=tuple(sorted(t.number for t in alike)), every=every, misleads=misleads)
+
+
+def _curve(study: Study, sweep: StudyRecords, trial: Trial) -> tuple[tuple[float, str], ...]:
+    """A finished trial's evals after the start of training, as they were printed; empty where one is no number."""
+    if trial.verdict is None or trial.probe or trial.replicate_of is not None:
+        return ()
+    evals = sweep.last_evals(trial.number)
+    if any(not math.isfinite(e.loss) for e in evals):
+        return ()
+    return tuple((e.samples, f"{study.shown(e.loss):.10g}") for e in evals if e.samples > 0)
+
+
+def _agree(one: Sequence[tuple[float, str]], other: Sequence[tuple[float, str]]) -> bool:
+    """Whether two courses are the same as far as both go."""
+    return all(a == b for a, b in zip(one, other, strict=False))
+
+
+def _digits(curve: Sequence[tuple[float, str]]) -> int:
+    return sum(len(re.sub(r"e.*|[-.]", "", loss).strip("0")) for loss in {loss for _, loss in curve})
+
+
+def _configurations(trials: Sequence[Trial]) -> int:
+    return len({tuple(sorted(t.tuned.items())) for t in trials})
+
+
+def _varied(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The tuned parameters in which trials differ."""
+    names = dict.fromkeys(name for t in trials for name in t.tuned)
+    return tuple(n for n in names if len({t.tuned.get(n) for t in trials}) > 1)
+
+
+def _speed(sweep: StudyRecords, trials: Sequence[Trial], names: Sequence[str]) -> bool:
+    """Whether the parameters may be of speed: their names do not say otherwise, and the trials' times lie apart."""
+    if all(_LEARNS.fullmatch(name) for name in names):
+        return False
+    common = min(len(sweep.last_evals(t.number)) for t in trials) - 1
+    times = [sweep.last_evals(t.number)[common].seconds for t in trials]
+    return min(times) > 0 and max(times) > _SPEED_RATIO * min(times)
