@@ -9,6 +9,7 @@
     |   +-- ForeignFolderError       the folder holds another sweep than the database says
     |   +-- LauncherError            a job could not be submitted, read or cancelled
     |   |   +-- RefusedError         the scheduler answered, and takes no such job
+    |   |   +-- LimitError           the scheduler takes no more jobs of this user while others of them are there
     |   +-- StoreError               the database is unreadable, of another version, or away
     |       +-- DatabaseChangedError   it is not the one that was written to before
     |       +-- NoSweepError             there is no such database yet, or no sweep was ever in it
@@ -85,6 +86,19 @@ class RefusedError(LauncherError):
     def __init__(self, job: str, answer: str, remedy: str, *, lasting: bool = True, by_size: bool = False) -> None:
         super().__init__(f"{job} was not submitted: {answer}; {remedy}")
         self.answer, self.remedy, self.lasting, self.by_size = answer, remedy, lasting, by_size
+
+
+class LimitError(LauncherError):
+    """The scheduler takes no more jobs of this user for now: it refused one while others of them were in the queue.
+
+    What it says of that is a site's own; that jobs were there is the evidence. answer: its words. jobs: how many.
+    """
+
+    def __init__(self, job: str, answer: str, jobs: int) -> None:
+        self.limit = (
+            f"sbatch takes no further job while others of yours are there: {answer}; taken for a limit of this site"
+        )
+        super().__init__(f"{job} waits, beside {jobs} of your jobs: {answer}; taken for a limit of this site")
 
 
 class StoreError(SetupError):

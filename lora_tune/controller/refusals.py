@@ -14,16 +14,38 @@ UNKNOWN_SECONDS = 600.0
 """For how long a refusal that nobody knows is tried again before it counts as one that lasts."""
 
 
+LIMIT_SECONDS = 60.0
+"""The longest pause before a scheduler that takes no further job for now is asked again."""
+
+
 class Refusal:
     """Remembers what a scheduler said since it last took a job. final: why nothing more is submitted, None: go on."""
 
     def __init__(self) -> None:
         self.final: RefusedError | None = None
         self._since: float | None = None
+        self._limited_since: float | None = None
+        self._asked_at = 0.0
 
     def taken(self) -> None:
         """A job was accepted."""
+        self._since = self._limited_since = None
+
+    def limited(self, now: float) -> None:
+        """At ``now`` (epoch seconds) no further job was taken beside those that are there: one of them must end first.
+
+        However long that is, it is no refusal that lasts.
+        """
         self._since = None
+        self._limited_since = now if self._limited_since is None else self._limited_since
+        self._asked_at = now
+
+    def may_ask(self, now: float) -> bool:
+        """Whether it is time to try again at ``now``: under a limit less and less often, once a minute in the end."""
+        if self._limited_since is None:
+            return True
+        wait = min(LIMIT_SECONDS, (self._asked_at - self._limited_since) / 4)
+        return abs(now - self._asked_at) >= wait  # a clock that was set keeps nobody waiting
 
     def heard(
         self, study: Study, trial: Trial, attempt: Attempt, error: RefusedError, now: float

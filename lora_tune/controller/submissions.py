@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lora_tune.base.errors import LauncherError, RefusedError
+from lora_tune.base.errors import LauncherError, LimitError, RefusedError
 from lora_tune.base.identity import new_token
 from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import SweepPaths
@@ -92,6 +92,8 @@ class Submissions:
     def launch(self, attempt: Attempt) -> None:
         """Hand an attempt that is on record to the launcher."""
         trial, now = self._work.sweep.trials[attempt.trial], self._dependencies.clock.now()
+        if not self._refusal.may_ask(now):
+            return
         if sentence := self._jobs.foreign_folder(attempt):
             attempt = self._jobs.elsewhere(attempt)
             text = f"trial {trial.number}: {sentence}; it is left as it is, and this attempt runs in {attempt.folder}"
@@ -108,6 +110,12 @@ class Submissions:
         try:
             write_files(job)
             job_id = self._dependencies.launcher.submit(job)
+        except LimitError as error:
+            self._refusal.limited(now)
+            self._events.trouble("limit", f"{error.limit}; trials wait for each other")
+            if trial.sentence != str(error):
+                self._work.put_trial(replace(trial, sentence=str(error)))
+            return
         except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
             self._events.trouble(f"submission of {attempt.job_name}", str(error))
             noted = replace(trial, sentence=str(error))

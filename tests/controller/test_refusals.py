@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.base.errors import LauncherError, RefusedError, SetupError
+from lora_tune.base.errors import LauncherError, LimitError, RefusedError, SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.controller.preparation import Preparation, prepare
 from lora_tune.controller.refusals import UNKNOWN_SECONDS
@@ -93,6 +93,41 @@ def test_an_answer_that_nobody_knows_is_a_refusal_that_may_not_last() -> None:
     found = refusal("h100-0003-0", "the site's own filter says no")
     assert isinstance(found, RefusedError)
     assert not found.lasting
+
+
+OF_A_FILTER = (
+    f"[*] Too many simultaneous jobs in queue.; --> Max job limits for normal = 1 jobs; {FAILED}Unspecified error",
+    "ERROR: you exceed the limit of 4 jobs for account team in partition normal",
+    "Max jobs of this account: 3. Come back later",
+)
+"""What a site's own filters and wrappers print."""
+
+
+@pytest.mark.parametrize("words", OF_A_FILTER)
+def test_what_a_sites_own_filter_says_of_accounts_and_partitions_corrects_nothing(words: str) -> None:
+    found = refusal("h100-0003-0", words)
+    assert isinstance(found, RefusedError)
+    assert not found.lasting
+    assert "site.partition" not in found.remedy
+
+
+def test_a_limit_is_waited_for_however_long_it_takes_and_said_once(tmp_path: Path) -> None:
+    """After ten minutes of it the sweep ended: its own job filled the limit."""
+    cluster = Choosy(FakeClock())
+    there = house(tmp_path, cluster, trials=3, parallel=2)
+    end = cluster.clock.now() + 2 * UNKNOWN_SECONDS
+    asked: list[float] = []
+
+    def one_at_a_time(job: Job) -> LauncherError | None:
+        asked.append(cluster.clock.now())
+        full = cluster.jobs and cluster.clock.now() < end
+        return LimitError(job.name, "Too many jobs", 1) if full else None
+
+    cluster.answer = one_at_a_time
+    there.driver().run()
+    assert_all_accounted_for(there, 3)
+    assert there.paths.driver_log.read_text().count("Too many jobs; taken for a limit of this site") == 1
+    assert len([at for at in asked if at < end]) < 80, "a scheduler that says no is asked less and less often"
 
 
 class Choosy(FakeCluster):

@@ -21,6 +21,7 @@ from lora_tune.config.secrets import Secret
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits
 from lora_tune.launchers.job_records import describe
+from lora_tune.launchers.slurm import submitting
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.launchers.slurm.submission import submission_command
 from lora_tune.logs.failures import FailureKind, diagnose
@@ -247,6 +248,7 @@ class TestFaults:
         job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
         ticket = ticket_of(job, launcher.submit(job))
         nodes = poll_until(launcher, ticket, JobState.RUNNING).nodes
+        log_until(job, "waiting")  # before its log is there it has not begun
         slurm.kill_node(nodes[0])
         status = poll_until(launcher, ticket, JobState.NODE_FAILED)
         assert status.nodes == nodes
@@ -521,3 +523,41 @@ def test_a_suspended_job_says_so_and_for_how_long(slurm: Cluster, tmp_path: Path
         assert status.pauses == (), "the driver's looks place it"
     else:
         assert sum(end - begin for begin, end in status.pauses) == pytest.approx(length, abs=1.0)
+
+
+class TestSlowSbatch:
+    """sbatch may take minutes (a busy controller, a wrapper, ``--wait``): nobody waits for it."""
+
+    def test_a_slow_sbatch_is_left_to_itself_and_its_job_found(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow_sbatch(tmp_path, monkeypatch)
+        monkeypatch.setattr(submitting, "PATIENCE_SECONDS", 0.2)
+        launcher, job, other = SlurmLauncher(CPU), job_of(tmp_path / "a", SAY), job_of(tmp_path / "b", SAY, name="b-0")
+        for each in (job, job, other):
+            with pytest.raises(LauncherError, match="sbatch has not answered"):
+                launcher.submit(each)
+        ticket = ticket_of(job, "")
+        assert launcher.poll([ticket])[job.name].state is JobState.LOST, "asked while sbatch still runs"
+        (tmp_path / "go").touch()
+        wait_until(lambda: launcher.poll([ticket])[job.name].state is JobState.ENDED, 30, "its job runs")
+        asked = [line for line in (tmp_path / "asked").read_text().splitlines() if line.startswith("sbatch ")]
+        assert len(asked) == 1, "it was asked once, and no other job beside it"
+        job_id = launcher.submit(other)
+        assert poll_until(launcher, ticket_of(other, job_id), JobState.ENDED).exit_code == 0
+
+    def test_an_sbatch_that_never_answers_is_ended(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow_sbatch(tmp_path, monkeypatch)
+        monkeypatch.setattr(submitting, "ANSWER_SECONDS", 0.5)
+        with pytest.raises(LauncherError, match=r"sbatch did not answer in 0.5 s"):
+            SlurmLauncher(CPU).submit(job_of(tmp_path / "a", SAY))
+
+
+def slow_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An sbatch that begins once the file ``go`` is in ``folder``."""
+    record(folder, monkeypatch, "sbatch")
+    wrapper = folder / "bin" / "sbatch"
+    begin = f"while ! [ -e {folder}/go ]; do sleep 0.05; done\nexec"
+    wrapper.write_text(wrapper.read_text().replace("exec", begin, 1))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 
 from lora_tune.base.errors import LauncherError
 
@@ -13,17 +15,41 @@ ANSWER_SECONDS = 30.0
 
 def ask(*command: str) -> str:
     """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer."""
-    try:
-        done = subprocess.run(
-            command, env=clean_environment(), capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
-        )
-    except FileNotFoundError as error:
-        raise LauncherError(f"{command[0]} is not on PATH; run this where Slurm's commands are") from error
-    except subprocess.TimeoutExpired as error:
-        raise LauncherError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s; the jobs go on") from error
+    done = run_bounded(command, ANSWER_SECONDS, clean_environment(), name=command[0])
     if done.returncode:
         raise LauncherError(f"{command[0]} failed: {_last_line(done.stderr) or f'exit {done.returncode}'}")
     return done.stdout
+
+
+def run_bounded(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str] | None, *, name: str
+) -> subprocess.CompletedProcess[str]:
+    """A command's answer. Raises LauncherError when it is missing, or takes longer: it is ended with its children.
+
+    A site may put wrappers in the place of Slurm's commands, and those have children. name: for the message.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise LauncherError(f"{name} is not on PATH; run this where Slurm's commands are") from error
+    with process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            raise LauncherError(f"{name} did not answer in {seconds:g} s; the jobs go on") from error
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)  # its own session; not reaped yet, so the number is still its
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def clean_environment() -> dict[str, str]:

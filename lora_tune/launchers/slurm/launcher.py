@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lora_tune.base.errors import LauncherError, RefusedError, SetupError
+from lora_tune.base.errors import LauncherError, LimitError, RefusedError, SetupError
 from lora_tune.base.hostlist import hostnames
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import read_json, text_of, write_json
@@ -31,6 +31,7 @@ from lora_tune.launchers.slurm import cancellations, parse
 from lora_tune.launchers.slurm.client import ask, clean_environment
 from lora_tune.launchers.slurm.refusals import refusal
 from lora_tune.launchers.slurm.submission import executor, preview, submission_command
+from lora_tune.launchers.slurm.submitting import PendingSubmissions
 from lora_tune.workloads.base import Job
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
@@ -62,6 +63,7 @@ class SlurmLauncher:
             raise SetupError(
                 f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
+        self._pending = PendingSubmissions()
         self._cancelling: list[subprocess.Popen[bytes]] = []
         self._cancelled: set[str] = set()
         self._renamed: dict[str, str] = {}
@@ -69,13 +71,19 @@ class SlurmLauncher:
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
-        attempt = AttemptPaths(job.folder)
+        if self._pending.knows(job.name):
+            return self._pending.answer(job.name, lambda: "")
         before = _token(Ticket(name=job.name, folder=job.folder, token=job.token))
         if before:
             known = self.poll([Ticket(name=job.name, folder=job.folder, token=job.token)])[job.name]
             if known.state is not JobState.LOST:
                 return known.job_id
         token = job.token or before or uuid.uuid4().hex
+        return self._pending.answer(job.name, functools.partial(self._submit, job, token))
+
+    def _submit(self, job: Job, token: str) -> str:
+        """What sbatch makes of the job; takes as long as sbatch does."""
+        attempt = AttemptPaths(job.folder)
         # Before sbatch: after a crash between the two the job is found again by its name and this token.
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
@@ -89,7 +97,9 @@ class SlurmLauncher:
             refused = refusal(job.name, _answer(error))
             if job.exclude_nodes and isinstance(refused, RefusedError) and refused.by_size:
                 # Too few other nodes have what it asks for, and a suspect node is better than waiting for ever.
-                return self.submit(replace(job, exclude_nodes=()))
+                return self._submit(replace(job, exclude_nodes=()), token)
+            if isinstance(refused, RefusedError) and not refused.lasting and (jobs := _jobs_in_queue()):
+                raise LimitError(job.name, refused.answer, jobs) from error
             raise refused from error
         return str(submitted.job_id)
 
@@ -169,6 +179,15 @@ def _only_these_nodes(site: Site, every: set[str]) -> Site:
     return site.model_copy(
         update={"nodelist": None, "exclude": ",".join(filter(None, (site.exclude, *others))) or None}
     )
+
+
+def _jobs_in_queue() -> int:
+    """How many jobs this user has on the cluster beside the one that this process runs in."""
+    try:
+        shown = ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A").split()
+    except LauncherError:
+        return 0
+    return len({job_id for job_id in shown if job_id.isdigit()} - {os.environ.get("SLURM_JOB_ID")})
 
 
 def _shown(job_ids: str) -> list[parse.JobRow]:

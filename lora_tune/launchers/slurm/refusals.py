@@ -38,6 +38,9 @@ _LASTING = (
 )
 """Pattern of an answer that stays the same -> what fixes it."""
 
+_OF_A_FILTER = re.compile(r"(?i)unspecified error|(?:max|limit|too many|exceed|simultaneous)\w*\b.{0,60}\bjobs?\b")
+"""A site's own filter or wrapper refused it: its words may speak of accounts and partitions, and mean other things."""
+
 _LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)(?!Submit|Jobs)(\w+)")
 """A limit of the QOS (its flag DenyOnLimit) that this job is beyond by itself, whatever else runs."""
 
@@ -68,7 +71,8 @@ def refusal(job: str, answer: str) -> LauncherError:
         return LauncherError(f"{job} was not submitted: {answer}")
     if re.search(_SIZE, answer):
         return RefusedError(job, answer, _SIZE_REMEDY, by_size=True)
+    own = "" if _OF_A_FILTER.search(answer) else answer
     for pattern, remedy in _LASTING:
-        if re.search(f"(?i){pattern}", answer):
+        if re.search(f"(?i){pattern}", own):
             return RefusedError(job, answer, remedy)
     return RefusedError(job, answer, "correct the study's [site], or ask the administrator", lasting=False)

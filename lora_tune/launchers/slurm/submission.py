@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.secret_values import SOURCING
+from lora_tune.launchers.slurm.submitting import sbatch_answer
 from lora_tune.workloads.base import Job
 
 INHERITED = (
@@ -122,6 +124,8 @@ def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]
 def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
     """submitit's executor for this one job. secrets: a file of further variables, "" without."""
     from submitit import SlurmExecutor  # 0.3 s to import, and only submitting needs it
+    from submitit.core.utils import JobPaths
+    from submitit.slurm.slurm import _make_sbatch_string
 
     class Executor(SlurmExecutor):  # type: ignore[misc]  # submitit ships no types for mypy
         """submitit with the options above, and existing scripts in place of its own."""
@@ -136,14 +140,18 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
             lines = re.findall(r"^Submitted batch job ([0-9]+)\b", answer, re.MULTILINE)
             return str(lines[-1] if lines else SlurmExecutor._get_job_id_from_submission_command(answer))
 
-        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            text = submission_file_path.read_text(encoding="utf-8")
-            options = _options(text, job)
-            if job.script:
-                return _command(job, site, options, job.argv, secrets)
+        def _submit_command(self, command: str) -> Any:
+            """As submitit's own, but bounded in time, and with nothing of what sbatch prints on the terminal."""
+            text = _make_sbatch_string(command=command, folder=self.folder, **self.parameters)
             body = [line for line in text.splitlines() if not line.startswith("#SBATCH ")]
-            submission_file_path.write_text("\n".join(body) + "\n", encoding="utf-8")
-            return _command(job, site, options, (str(submission_file_path),), secrets)
+            file = JobPaths.get_first_id_independent_folder(self.folder) / f".submission_file_{uuid.uuid4().hex}.sh"
+            file.write_text("\n".join(body) + "\n", encoding="utf-8")
+            script = job.argv if job.script else (str(file),)
+            answer = sbatch_answer(_command(job, site, _options(text, job), script, secrets))
+            job_id = self._get_job_id_from_submission_command(answer)
+            submitted = self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
+            submitted.paths.move_temporary_file(file, "submission_file", keep_as_symlink=True)
+            return submitted
 
     folder = AttemptPaths(job.folder).submitit
     if "%" in str(folder):
