@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import InputError
+from lora_tune.base.gpus import gpus_of_machine, visible_in
 from lora_tune.base.metric_files import MetricFiles, format_of
 from lora_tune.base.paths import near
 from lora_tune.base.process import send_signal
@@ -70,7 +71,7 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
     log, source, writes_files = read_logs(logs)
     options, config = script_options(command, ask=not no_help) if command else ([], "")
     facts = ScriptFacts(command=command, options=options, log=log, source=source, writes_files=writes_files,
-                  config=config)  # fmt: skip
+                  config=config, gpus=len(gpus_of_machine(visible_in(os.environ))))  # fmt: skip
     text = study_text(facts)
     load_workload(parse_study(text, output), output)  # what it writes loads
     output.parent.mkdir(parents=True, exist_ok=True)

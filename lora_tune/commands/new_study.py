@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_tune.base.format import counted
+from lora_tune.base.gpus import gpus_of_command
 from lora_tune.logs.guess import LogGuess
 from lora_tune.logs.unmatched import TELL_APART
 from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose, without_value
@@ -37,6 +38,8 @@ class ScriptFacts:
         Whether the metrics stand in files that the script writes, and not in what it prints.
     config : str
         The config file that the command names; "" for none.
+    gpus : int
+        GPUs of this machine that trials may use.
     """
 
     command: tuple[str, ...]
@@ -45,6 +48,7 @@ class ScriptFacts:
     source: str = ""
     writes_files: bool = False
     config: str = ""
+    gpus: int = 0
 
 
 def study_text(facts: ScriptFacts) -> str:
@@ -58,7 +62,8 @@ def study_text(facts: ScriptFacts) -> str:
         _space(proposals, facts.options),
         _objective(facts.log),
         _search(proposals),
-        "[budget]\ntrials = 20\nparallel = 1          # trials at one time\n"
+        _site(facts),
+        f"[budget]\ntrials = 20\nparallel = {max(1, facts.gpus // _gpus_of_trial(facts)):<11}# trials at one time\n"
         "trial_minutes = 60    # a trial that takes longer is ended\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -68,6 +73,18 @@ def _text(value: str) -> str:
     """A TOML string: literal where it can be, so that patterns stay readable."""
     plain = "'" not in value and value.isprintable()
     return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
+
+
+def _gpus_of_trial(facts: ScriptFacts) -> int:
+    return max(1, min(facts.gpus, gpus_of_command(facts.command)))
+
+
+def _site(facts: ScriptFacts) -> str:
+    """``[site]`` where this machine has GPUs: each trial has its own."""
+    if not facts.gpus:
+        return ""
+    each = f"gpus_per_node = {_gpus_of_trial(facts)}"
+    return f"[site]\n{each}     # of a trial; this machine has {counted(facts.gpus, 'GPUs')} for trials\n"
 
 
 def _steps(log: LogGuess | None) -> int | None:

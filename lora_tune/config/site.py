@@ -31,7 +31,11 @@ class Site(Variables):
     )
     system: str = Field("LOCAL", pattern=r"^[A-Za-z0-9_-]+$", description="system name in exported file names")
     nodes: int = Field(1, ge=1, description="nodes of one trial")
-    gpus_per_node: int = Field(0, ge=0, description="GPUs of one node; 0: CPU only")
+    gpus_per_node: int = Field(
+        0,
+        ge=0,
+        description="GPUs of one node; 0: CPU only [own scripts on this machine: one each]",
+    )
     partition: str | None = Field(None, description="sbatch --partition")
     account: str | None = Field(None, description="sbatch --account")
     reservation: str | None = Field(None, description="sbatch --reservation")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lora_tune.base.errors import LauncherError, SetupError
+from lora_tune.base.gpus import VISIBLE, device_ids, gpus_of_command, gpus_of_machine, restricted_to, visible_in
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.process import own_line, send_signal, start_ticks, steady
 from lora_tune.base.small_files import create_json, write_json
@@ -22,19 +23,19 @@ from lora_tune.launchers.job_runner import Command, command_record, read_command
 from lora_tune.launchers.secret_values import secret_values
 from lora_tune.workloads.base import Job
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NO_DEVICES = ("", "-1", "NoDevFiles")
-
 
 class LocalLauncher:
     """Starts each job as a process of this machine that outlives the driver.
 
     gpus: device ids that may be handed out, each to one job at a time. gpus_of_job: of each of further jobs, of those
-    that ``visible`` names (CUDA_VISIBLE_DEVICES; None: every GPU of the machine).
+    that ``visible`` names (CUDA_VISIBLE_DEVICES; None: every GPU of the machine). shared: nobody stated how many GPUs
+    a job needs, so each gets as many as its command says, those that the fewest others have.
     """
 
-    def __init__(self, gpus: Sequence[str] = (), gpus_of_job: int = 0, visible: str | None = None) -> None:
-        self._gpus, self._gpus_of_job, self._visible = tuple(gpus), gpus_of_job, visible
+    def __init__(
+        self, gpus: Sequence[str] = (), gpus_of_job: int = 0, visible: str | None = None, *, shared: bool = False
+    ) -> None:
+        self._gpus, self._gpus_of_job, self._visible, self._shared = tuple(gpus), gpus_of_job, visible, shared
         self._busy: dict[str, tuple[str, ...]] = {}
         self._children: dict[str, Any] = {}
 
@@ -46,7 +47,7 @@ class LocalLauncher:
         devices = self._take_devices(job)
         environment = {**job.environment}
         if self._gpus:
-            environment[_VISIBLE] = ",".join(devices)
+            environment |= restricted_to(devices, os.environ)
         write_json(attempt.job, command_record(job, environment))
         executor = ExecutorWithSecrets(pickle_folder(attempt), secrets)
         limit = job.resources.minutes or 60 * 24 * 365
@@ -65,6 +66,9 @@ class LocalLauncher:
         self._gpus = tuple(dict.fromkeys((*self._gpus, *device_ids(jobs * self._gpus_of_job, self._visible))))
 
     def _take_devices(self, job: Job) -> tuple[str, ...]:
+        if self._shared:
+            busy = Counter(device for devices in self._busy.values() for device in devices)
+            return tuple(sorted(self._gpus, key=lambda device: busy[device])[: gpus_of_command(job.argv)])
         wanted = job.resources.gpus_per_node if self._gpus else 0
         taken = {device for devices in self._busy.values() for device in devices}
         free = [device for device in self._gpus if device not in taken]
@@ -154,20 +158,9 @@ def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
     return JobStatus(state=state, ended_at=at, log_bytes=ended.log_bytes, reason=why, **known)
 
 
-def device_ids(number: int, visible: str | None) -> tuple[str, ...]:
-    """The first ``number`` GPUs, or fewer, that CUDA would use: by index, or as CUDA_VISIBLE_DEVICES names them.
-
-    visible: that variable, None where it is not set. CUDA ignores what stands behind an id that is none.
-    """
-    if visible is None:
-        return tuple(str(index) for index in range(number))
-    ids = itertools.takewhile(lambda device: device not in _NO_DEVICES, map(str.strip, visible.split(",")))
-    return tuple(dict.fromkeys(ids))[:number]
-
-
 def _devices(command: Command | str) -> tuple[str, ...]:
     """The GPUs that a job was given; none where its command cannot be read."""
-    visible = "" if isinstance(command, str) else command.environment.get(_VISIBLE, "")
+    visible = "" if isinstance(command, str) else command.environment.get(VISIBLE, "")
     return device_ids(len(visible), visible)
 
 
@@ -185,15 +178,20 @@ def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
     """Raises SetupError where the GPUs that this process may use are too few."""
     site = study.site
     gpus_of_job = site.packs * site.gpus_per_node
-    visible = site.environment.get(_VISIBLE, os.environ.get(_VISIBLE))
-    gpus = device_ids(gpus_of_job * jobs, visible)
+    visible = visible_in({**os.environ, **site.environment})
+    if study.workload.kind == "command" and "gpus_per_node" not in site.model_fields_set:
+        return LocalLauncher(gpus_of_machine(visible), shared=True)
+    # Where nobody can tell what the machine has, the study's word counts.
+    have = (gpus_of_machine(visible) if gpus_of_job else ()) or device_ids(gpus_of_job * jobs, visible)
+    gpus = have[: gpus_of_job * jobs]
     if len(gpus) < gpus_of_job * jobs:
-        remedy = "lower budget.parallel, or name more GPUs" if len(gpus) >= gpus_of_job else "name more GPUs"
+        remedy = "lower budget.parallel" if len(gpus) >= gpus_of_job else "lower site.gpus_per_node"
+        where = "this machine has" if visible is None else f"{VISIBLE}={visible} names"
         raise SetupError(
-            f"{_VISIBLE}={visible} names {len(gpus)} GPUs, and {jobs} jobs of {gpus_of_job} at a time need "
-            f"{gpus_of_job * jobs}; {remedy}"
+            f"{where} {len(gpus)} GPUs, and {jobs} jobs of {gpus_of_job} at a time need {gpus_of_job * jobs}; "
+            f"{remedy}{'' if visible is None else ', or name more GPUs'}"
         )
-    return LocalLauncher(gpus, gpus_of_job, visible)
+    return LocalLauncher(gpus, gpus_of_job, ",".join(have) if have and visible is None else visible)
 
 
 KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
@@ -33,6 +33,7 @@ from lora_tune.search.recorded import (
     step_attributes,
 )
 from lora_tune.search.samplers import make_sampler
+from lora_tune.search.sizes import smaller
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
@@ -85,6 +86,17 @@ def unproposed(
             trials.remove(trial)
 
 
+def _values(distribution: BaseDistribution) -> Sequence[Any]:
+    """The values that a parameter may have, where they can be counted; () for a continuous one."""
+    if isinstance(distribution, CategoricalDistribution):
+        return [c for c in distribution.choices if isinstance(c, int | float)]
+    if isinstance(distribution, IntDistribution) and not distribution.log:
+        return range(distribution.low, distribution.high + 1, distribution.step)
+    if isinstance(distribution, IntDistribution):
+        return range(distribution.low, distribution.high + 1)
+    return ()
+
+
 class Session:
     """Proposes the next trials of a sweep."""
 
@@ -119,7 +131,30 @@ class Session:
         ):
             return reason
         # What is no point of the space has no values for the search to complete.
-        return self._asked(self._study.ask({} if self._outside_waits() else self._distributions).number)
+        number = self._study.ask({} if self._outside_waits() else self._distributions).number
+        if self._settings.workload.kind == "command":
+            self._within_memory(number)
+        return self._asked(number)
+
+    def _within_memory(self, number: int) -> None:
+        """Of a script that nobody has a model of: give a sampler's proposal sizes below those that died of memory."""
+        trial = self._frozen(number)
+        if FIXED in trial.system_attrs or not trial.params:
+            return
+        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        known = [(t.params, t.user_attrs.get("verdict") == str(Verdict.INFEASIBLE)) for t in ended
+                 if not t.user_attrs.get("refused")]  # fmt: skip
+        died, lived = ([params for params, dead in known if dead is which] for which in (True, False))
+        choices = {name: _values(self._distributions[name]) for name in trial.params} if died else {}
+        moved = smaller(trial.params, choices, died, lived)
+        for name, value in moved.items():
+            distribution = self._distributions[name]
+            self._storage.set_trial_param(
+                self._trial_id(number), name, distribution.to_internal_repr(value), distribution
+            )
+        if moved:
+            why = f"{', '.join(moved)} below what ran out of memory"
+            self._storage.set_trial_user_attr(self._trial_id(number), "why", why)
 
     def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
         """A trial of these values, whatever the sampler would propose."""

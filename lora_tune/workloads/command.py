@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import SetupError, StudyError
+from lora_tune.base.gpus import gpus_of_command, gpus_of_machine, visible_in
 from lora_tune.base.kinds import LOG_READERS, on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name, layout_of
@@ -197,7 +199,8 @@ class CommandWorkload:
         if missing and on_this_machine(self._study.site.launcher):
             raise SetupError(f"study {self._study.name}: {missing}")
         doubts = [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
-        return [*doubts, *shell_words(self._settings.argv), *self._unread_parameters()]
+        words = shell_words(self._settings.argv)
+        return [*doubts, *words, *self._unread_parameters(), *self._about_gpus()]
 
     def _unread_parameters(self) -> list[str]:
         """Doubts about parameters that the script does not read. Raises StudyError where several trials would be alike.
@@ -215,6 +218,25 @@ class CommandWorkload:
         if nothing and len(idle) == len(self._study.search_space.corner()) and self._study.budget.trials != 1:
             raise StudyError(f"study {self._study.name}", "space", nothing)
         return [*([f"space: {nothing}"] if idle else ()), *([unsure_sentence(unsure)] if unsure else ())]
+
+    def _about_gpus(self) -> list[str]:
+        """What the study makes of this machine's GPUs, where trials run here and it is not what people mean."""
+        site, budget = self._study.site, self._study.budget
+        gpus = on_this_machine(site.launcher) and len(gpus_of_machine(visible_in({**os.environ, **site.environment})))
+        stated = "gpus_per_node" in site.model_fields_set
+        needed = site.gpus_per_node if stated else gpus_of_command(self._settings.argv)
+        if not gpus or site.launcher != "local":
+            return []
+        if not needed:
+            return [f"site.gpus_per_node = 0: trials see none of this machine's {gpus} GPUs; 1 gives each trial one"]
+        side_by_side = gpus // needed
+        if not stated and budget.parallel > side_by_side > 0:
+            own = f"budget.parallel = {side_by_side} and site.gpus_per_node = {needed} give each its own"
+            return [f"{budget.parallel} trials at a time share {gpus} GPUs of this machine; {own}"]
+        if side_by_side > budget.parallel:
+            return [f"{gpus - budget.parallel * needed} of {gpus} GPUs of this machine stay idle; "
+                    f"budget.parallel = {side_by_side} uses all"]  # fmt: skip
+        return []
 
     def _missing(self) -> str:
         """What of the command is not there, with the key to correct; "" where all is, or nobody can know."""
