@@ -48,6 +48,7 @@ from lora_tune.controller.runtime import (
     open_sweep,
     own_folder,
     record_study,
+    run_again,
 )
 from lora_tune.launchers import make_launcher
 from lora_tune.objectives import objective_of
@@ -138,7 +139,8 @@ def _register(plan: DrivePlan, storage: str | None, *, accept_changes: bool) -> 
     lease = take_lease(store, plan.study.name, time.time())
     try:
         with given_back(store, lease), own_folder(plan, store, lease):
-            record_study(plan, store, lease, accept_changes=accept_changes)
+            record_study(plan, store, lease, accept_changes=accept_changes, fixed=True)
+            run_again(plan, store, lease, time.time(), click.echo)
     finally:
         store.close()
     click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")

@@ -25,14 +25,16 @@ def base_trial(sweep: StudyRecords) -> Trial | None:
     return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
 
 
-def with_base(study: Study, sweep: StudyRecords, begin: Start | None = None, unread: Collection[str] = ()) -> Study:
+def with_base(
+    study: Study, sweep: StudyRecords, begin: Start | None = None, unread: Collection[str] = (), *, anew: bool = False
+) -> Study:
     """The study with a space that holds the machine's own config as the sweep's records have it.
 
-    begin: that config as trial 0 will measure it, for a sweep that has no trial yet. unread: switches that trials do
-    not read, which are not swept.
+    begin: that config as trial 0 will measure it, for a sweep that has no trial yet, or ``anew``: none that counts.
+    unread: switches that trials do not read, which are not swept.
     """
-    measured = base_trial(sweep)
-    first = begin.tuned if begin is not None and not sweep.trials else None
+    measured = None if anew and begin is not None else base_trial(sweep)
+    first = begin.tuned if begin is not None and (anew or not sweep.trials) else None
     return study_holding(study, first if measured is None else measured.tuned, unread)
 
 

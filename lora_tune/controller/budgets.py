@@ -33,7 +33,7 @@ def may_propose(study: Study, sweep: StudyRecords, now: float) -> str:
 def spent(study: Study, sweep: StudyRecords, now: float) -> str:
     """ "" while anything may be submitted, another attempt too; otherwise which budget is used up."""
     budget = study.budget
-    if budget.node_hours is not None and sweep.node_hours(now) >= budget.node_hours:
+    if budget.node_hours is not None and sweep.charged_hours(now) >= budget.node_hours:
         return f"the budget of {budget.node_hours:g} node-hours is spent"
     if budget.wall_hours is not None and now - sweep.began_at >= budget.wall_hours * 3600:
         return f"the {budget.wall_hours:g} hours of the sweep are over"

@@ -22,6 +22,11 @@ RETRIED = (
 )  # fmt: skip
 """Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
 
+OF_SETUP = (
+    *(kind for kind in RETRIED if kind != "unknown"), "configuration", "unsatisfiable", "unread", "mismatch",
+)  # fmt: skip
+"""Classes of failure that a person can fix without a change of the trial: it is run again when they have."""
+
 
 UNTRIED = (FailureKind.DISPLACED, FailureKind.CAPACITY)
 """Classes of attempts that no machine has had: they count for nothing."""
@@ -133,8 +138,8 @@ def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Fini
 
 
 def made(attempts: Sequence[Attempt]) -> int:
-    """How many of these count: those that a machine has had."""
-    return sum(attempt.failure not in UNTRIED for attempt in attempts)
+    """How many of these count: those that a machine has had, and whose fault was not fixed since."""
+    return sum(attempt.failure not in UNTRIED and attempt.fixed_at is None for attempt in attempts)
 
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)

@@ -136,16 +136,7 @@ class Driver:
             self._steering.look(self._now())
             self._study = self._steering.course.study
         self._look_at_jobs()
-        for trial in self._work.open_trials():
-            if trial.state is not TrialState.WAITING:
-                continue
-            if reason := budgets.spent(self._study, self.sweep, self._dependencies.clock.monotonic_now()):
-                sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
-                self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
-                continue
-            ready = queueing.may_be_submitted(self.sweep.attempts_of(trial.number), self._now())
-            if ready and self._submissions.refused is None and not self._records.away:
-                self._submissions.submit(trial)
+        self._submit_waiting()
         reason = self._proposals.refill(self._study, lambda: bool(self.interrupt))
         self._save()
         if self._records.lost and not self._on_cluster():
@@ -155,6 +146,25 @@ class Driver:
         if self._submissions.refused is not None and not (self._on_cluster() or self._records.unsaved):
             raise SetupError(f"{self._submissions.refused}; fix it and rerun the same command")
         return "" if self._work.open_trials() or self._records.unsaved else reason
+
+    def _submit_waiting(self) -> None:
+        """Further attempts, by number, while there is room: after a fault of the set-up there are more than slots."""
+        hopeless = self._proposals.hopeless() is not None
+        for trial in self._work.open_trials():
+            if trial.state is not TrialState.WAITING:
+                continue
+            if reason := budgets.spent(self._study, self.sweep, self._dependencies.clock.monotonic_now()):
+                sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
+                self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
+                continue
+            ready = queueing.may_be_submitted(self.sweep.attempts_of(trial.number), self._now())
+            stopped = hopeless or self._submissions.refused is not None or self._records.away
+            if ready and not stopped and self._slot_free():
+                self._submissions.submit(trial)
+
+    def _slot_free(self) -> bool:
+        running = sum(trial.state is TrialState.RUNNING for trial in self._work.open_trials())
+        return running < self._study.budget.parallel
 
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]

@@ -54,7 +54,7 @@ def last(study: Study, sweep: StudyRecords, now: float) -> bool:
         return False
     going = [a.node_hours(now) for t in _open(sweep) for a in sweep.attempts_of(t.number)[-1:]]
     ahead = sum(max(0.0, median(hours) - spent) for spent in going)
-    return sweep.node_hours(now) + ahead + median(hours) >= budget.node_hours
+    return sweep.charged_hours(now) + ahead + median(hours) >= budget.node_hours
 
 
 def _open(sweep: StudyRecords) -> list[Trial]:

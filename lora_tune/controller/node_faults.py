@@ -60,8 +60,9 @@ def may_be_the_nodes(sweep: StudyRecords, attempt: Attempt, now: float) -> bool:
 
 
 def _recent(attempts: Iterable[Attempt], now: float) -> list[Attempt]:
-    """Those that run, and those that ended in the last day; by their end."""
-    recent = [a for a in attempts if a.started_at and (a.ended_at is None or now - a.ended_at < LEFT_OUT_SECONDS)]
+    """Those that run, and those that ended in the last day of what was not fixed since; by their end."""
+    known = (a for a in attempts if a.started_at and a.fixed_at is None)
+    recent = [a for a in known if a.ended_at is None or now - a.ended_at < LEFT_OUT_SECONDS]
     return sorted(recent, key=lambda a: a.ended_at or now)
 
 

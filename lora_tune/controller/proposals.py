@@ -14,7 +14,7 @@ from lora_tune.controller.submissions import Submissions
 from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Trial
+from lora_tune.store.records import Attempt, Trial, TrialState
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.base import start
 from lora_tune.workloads.starting_point import parameters_at
@@ -80,13 +80,17 @@ class Proposals:
         self.unfilled = self._submissions.refused is None
         return ""
 
+    def hopeless(self) -> Trial | None:
+        """The newest of the trials that show that every trial fails alike; None where they show no such thing."""
+        return budgets.hopeless(self._work.sweep, self._fixed_at)
+
     def _hopeless(self) -> str:
         """Why no trial is worth starting while others run, "" where one is."""
-        if (failed := budgets.hopeless(self._work.sweep, self._fixed_at)) is None:
+        if (failed := self.hopeless()) is None:
             return ""
         unread = self._newest(failed).failure == FailureKind.UNREAD
         count = "a trial's log cannot be read" if unread else budgets.ALIKE
-        if self._work.open_trials():
+        if any(trial.state is TrialState.RUNNING for trial in self._work.open_trials()):
             sentence = f"{count}: no more are started while the others run"
             self._events.trouble("failures", sentence)
             return sentence

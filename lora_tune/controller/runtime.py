@@ -16,6 +16,7 @@ from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
 from lora_tune.config.study import Study
+from lora_tune.controller import setup_faults
 from lora_tune.controller.base_watch import refuse_departed, with_base
 from lora_tune.controller.changed_study import changes_since, lasting, remedy
 from lora_tune.controller.dependencies import Projects
@@ -30,6 +31,7 @@ from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
 from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
+from lora_tune.store.records import TrialState
 from lora_tune.workloads.base import Prepares, Workload, start, unread_switches
 
 
@@ -114,8 +116,13 @@ def _looking_twice(begun_since: Callable[[], bool]) -> Iterator[None]:
             raise
 
 
-def record_study(plan: DrivePlan, store: stores.Store, lease: Lease, *, accept_changes: bool) -> None:
-    """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``."""
+def record_study(
+    plan: DrivePlan, store: stores.Store, lease: Lease, *, accept_changes: bool, fixed: bool = False
+) -> None:
+    """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``.
+
+    fixed: a person has fixed what made trials fail; while nothing was measured, that may be in the base config.
+    """
     sweep = store.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its lease"
     kept = sweep.study_toml
@@ -132,7 +139,7 @@ def record_study(plan: DrivePlan, store: stores.Store, lease: Lease, *, accept_c
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
         kept = plan.text
-    if not accept_changes:
+    if not accept_changes and not (fixed and setup_faults.nothing_measured(plan.study, sweep)):
         refuse_departed(sweep, plan.workload)
     store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)
@@ -163,11 +170,11 @@ def driver(
     from lora_tune.projection.optuna_tables import OptunaTables
 
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
-        record_study(plan, store, lease, accept_changes=accept_changes)
+        record_study(plan, store, lease, accept_changes=accept_changes, fixed=environment.fixed)
         if (sweep := store.load(plan.study.name)) is not None:
-            plan = replace(
-                plan, study=with_base(plan.study, sweep, start(plan.workload), unread_switches(plan.workload))
-            )
+            anew = environment.fixed and setup_faults.nothing_measured(plan.study, sweep)
+            unread = unread_switches(plan.workload)
+            plan = replace(plan, study=with_base(plan.study, sweep, start(plan.workload), unread, anew=anew))
         requests = stores.Requests(store, plan.study.name, lease)
 
         def search() -> Proposer:
@@ -238,6 +245,8 @@ def at_work(
     if done := buffered.recover(lease, clock.now()):
         environment.view.line(done)
     records = FencedStore(buffered, lock)
+    if environment.fixed:
+        run_again(plan, records, lease, clock.now(), environment.view.line)
     with noting(count), keeping(buffered, lease, clock.now, count.note, lock.touch):
         dependencies = Dependencies(
             workload=plan.workload,
@@ -258,6 +267,21 @@ def at_work(
             plan.study, plan.paths, dependencies, lease,
             period=plan.period, submit_grace_seconds=grace, fixed_at=fixed_at,
         )  # fmt: skip
+
+
+def run_again(
+    plan: DrivePlan, records: stores.Store | FencedStore, lease: Lease, now: float, say: Callable[[str], None]
+) -> None:
+    """Trials that the set-up failed wait for another attempt; a search that is made after this knows of no failure."""
+    sweep = records.load(plan.study.name)
+    assert sweep is not None, "the sweep's row is made before its driver"
+    again = setup_faults.run_again(plan.study, sweep, start(plan.workload), now)
+    if not again:
+        return
+    records.save(lease, again, now)
+    if numbers := [str(trial.number) for trial in again.trials if trial.state is TrialState.WAITING]:
+        which = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(numbers)}"
+        say(f"failed of the set-up and run again under the same number: {which}")
 
 
 def _session(plan: DrivePlan, store: stores.Store) -> Proposes:

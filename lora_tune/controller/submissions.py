@@ -76,7 +76,8 @@ class Submissions:
         suspect = node_faults.suspect_nodes(self._work.sweep, self._dependencies.clock.now())
         for node, why in suspect.items():
             self._events.trouble(f"node {node}", f"node {node} is excluded for a day: {why}")
-        own = {n for a in self._work.sweep.attempts_of(trial.number) for n in a.nodes if a.failure in node_faults.ANY}
+        earlier = [a for a in self._work.sweep.attempts_of(trial.number) if a.fixed_at is None]
+        own = {node for attempt in earlier for node in attempt.nodes if attempt.failure in node_faults.ANY}
         return tuple(sorted(own | suspect.keys()))
 
     def unanswered_seconds(self, attempt: Attempt) -> float:

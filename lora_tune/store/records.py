@@ -69,6 +69,7 @@ class Attempt:
     trained nobody; 0 where trials share no job. A cost of the sweep, not of this trial.
     state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
     failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
+    fixed_at: when a person gave the command again after it had failed of the set-up; it counts for no budget then.
     """
 
     trial: int
@@ -95,6 +96,7 @@ class Attempt:
     failure: str = ""
     line: str = ""
     remedy: str = ""
+    fixed_at: float | None = None
 
     def node_hours(self, now: float) -> float:
         """Node-hours of this attempt up to ``now``, start-up included; 0 before it starts."""
@@ -269,6 +271,11 @@ class StudyRecords:
     def node_hours(self, now: float) -> float:
         """Node-hours of all attempts up to ``now``, and of the jobs that they shared."""
         return sum(attempt.node_hours(now) for attempt in self.attempts.values()) + self.overhead_hours
+
+    def charged_hours(self, now: float) -> float:
+        """Those of :meth:`node_hours` that a budget counts: without attempts that failed of a set-up since fixed."""
+        fixed = sum(attempt.node_hours(now) for attempt in self.attempts.values() if attempt.fixed_at is not None)
+        return self.node_hours(now) - fixed
 
     @property
     def overhead_hours(self) -> float:

@@ -48,6 +48,35 @@ def test_the_config_of_today_is_trial_0_and_the_best_is_told_against_it(house: C
         assert str(home.implementation) not in exported.read_text()
 
 
+def test_after_a_fault_of_the_set_up_is_fixed_the_config_and_the_study_s_points_run_first(
+    house: Callable[..., House],
+) -> None:
+    """A SPANK plugin refuses every job. The fix is in the launch script and in the config itself."""
+    home = house(trials=4, parallel=2, target=0.97, environment={"STANDIN_SECONDS": "1"})
+    text = home.study.read_text().replace("first_eval = 256\neval_every = 128\n", f'base = "{CONFIG}"\n')
+    point = 'enqueue = [{ LR = 5e-4, MAX_STEPS = 600, layout = "tp4 pp1 cp1 minibs4 mbs1" }]\n[pruning]'
+    text = text.replace("low = 60, high = 120, step = 20", "low = 400, high = 800, step = 100")
+    home.study.write_text(text.replace("[pruning]", point))
+    script = home.implementation / "run.sub"
+    works = script.read_text()
+    fault = 'echo "srun: spank.c:1105: _do_option_cb(): Assertion failed." >&2; exit 134\n'
+    script.write_text(works.replace("\n", f"\n{fault}", 1) if works.startswith("#!") else fault + works)
+    assert home.finish(120) == 3, home.said
+    assert "SLURM_GRES" in home.said
+    before = home.sweep().trials
+
+    script.write_text(works)
+    with (home.implementation / CONFIG).open("a") as config:
+        config.write("export VBOOST_VALUE=1\n")
+    assert home.finish(240) == 0, home.said
+    sweep = home.sweep()
+    assert sorted(sweep.trials) == [0, 1, 2, 3]
+    assert {t.verdict for t in sweep.trials.values()} <= {Verdict.REACHED, Verdict.CENSORED}, home.said
+    assert (sweep.trials[0].metrics.base, sweep.trials[0].base_values["VBOOST_VALUE"]) == (CONFIG, "1")
+    assert sweep.trials[1].point == before[1].point
+    assert [sweep.trials[n].tuned for n in before] == [trial.tuned for trial in before.values()]
+
+
 def test_folders_whose_names_have_spaces_from_the_base_config_to_the_line_by_hand(house: Callable[..., House]) -> None:
     """The study, the tree, the base's own folder in it, the sweep's output and that of the export."""
     environment = {"STANDIN_SECONDS": "1"}
