@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import EXIT_SETUP, LoraTuneError, SetupError, StudyError
-from lora_tune.base.findings import Finding, Level, free_space, problem, warning
+from lora_tune.base.findings import Finding, Level, free_space, good, problem, warning
 from lora_tune.base.paths import SweepPaths
 from lora_tune.commands.checks import cluster, database, probe
 from lora_tune.commands.options import guarded, output_option, storage_option, study_option, sweep_paths
@@ -18,6 +19,7 @@ from lora_tune.controller.doubts import doubts, option_refusals
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.client import ask
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.launchers.slurm.shell import in_words
 from lora_tune.launchers.slurm.submission import question
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import PYXIS, Examined, Workload, some_proposal
@@ -121,6 +123,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
+    yield good(in_words(os.environ))
     yield from cluster.time_limit(ask, study.site, job.resources.minutes)
     for refusal in option_refusals(job, study):
         what, _, fix = refusal.rpartition("; ")

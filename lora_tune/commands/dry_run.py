@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import click
@@ -16,6 +17,8 @@ from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import DrivePlan
 from lora_tune.launchers import preview
+from lora_tune.launchers.base import launcher_kind
+from lora_tune.launchers.slurm.shell import in_words
 from lora_tune.search.session import Session
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Job, Prepares, Workload, start, unread_switches
@@ -35,6 +38,8 @@ def print_proposals(plan: DrivePlan) -> None:
     if mark := mark_left(plan.file.read_text(encoding="utf-8")):
         remarks = [f"no trial would run: {mark}", *remarks]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
+    if launcher_kind(study.site).slurm:
+        click.echo(f"# {in_words(os.environ)}")
     begin = start(workload)
     study = study_holding(study, begin.tuned if begin else None, _unread(workload))
     session = Session(study, start=begin)

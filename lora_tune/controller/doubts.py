@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import launcher_kind
+from lora_tune.launchers.slurm.shell import functions_of, handed_on, held_back
 from lora_tune.workloads.base import ChecksBeforehand, Job, Prepares, Workload, some_proposal
 from lora_tune.workloads.script_header import header_options, refusals
-from lora_tune.workloads.script_needs import path_doubts, script_text
+from lora_tune.workloads.script_needs import environment_doubts, function_doubts, path_doubts, script_text
 
 
 def doubts(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]:
@@ -29,7 +31,23 @@ def doubts(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]
     for each in (job, *([before] if before else [])):
         for sentence in option_refusals(each, study):
             raise SetupError(f"study {study.name}: {sentence}")
-    return (*checked, *path_doubts(job))
+    return (*checked, *path_doubts(job), *_shell_doubts(job, study, checked))
+
+
+def _shell_doubts(job: Job, study: Study, checked: Sequence[str]) -> list[str]:
+    """What a job's scripts have in the shell that starts the sweep, and a job lacks. checked: doubts so far."""
+    if not launcher_kind(study.site).slurm:
+        return []
+    inherited = handed_on(os.environ)
+    known = {*inherited, *job.environment, *job.secrets, *study.site.step_variables()}
+    needs = [d for d in environment_doubts(job, known, os.environ) if not any(d.split(",")[0] in s for s in checked)]
+    held = [name for name in held_back(os.environ) if name not in job.secrets and name not in job.environment]
+    secrets = [
+        f"{name} of this shell reaches no trial, since it is a secret; "
+        f'if they need it, write {name} = {{ env = "{name}" }} in [site.environment]'
+        for name in held
+    ]
+    return [*function_doubts(job, functions_of(inherited)), *needs, *secrets]
 
 
 def option_refusals(job: Job, study: Study) -> list[str]:

@@ -42,6 +42,28 @@ _CUT = re.compile(
 _OPENS = re.compile(r"^(?:if|case)\b")
 _CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
 
+_AT_COMMAND = r"(?:^|[;&|]|\b(?:then|do|else)\b)[ \t]*"
+_FUNCTIONS = {
+    "module": (
+        re.compile(rf"{_AT_COMMAND}(?:module|ml)[ \t]+\w", re.MULTILINE),
+        re.compile(r"(?:source|\.)[ \t]+\S*(?:/init/(?:ba)?sh|modules\.sh|lmod\.sh|z00_lmod|/etc/profile|bashrc)"),
+        "source /etc/profile.d/modules.sh",
+    ),
+    **{
+        name: (
+            re.compile(rf"{_AT_COMMAND}{name}[ \t]+(?:de)?activate\b", re.MULTILINE),
+            re.compile(
+                r"(?:source|\.)[ \t]+\S*(?:(?:conda|mamba)\.sh|bashrc|/activate)|shell(?:\.bash)?[ \t]+hook|\bhook\b"
+            ),
+            f'eval "$({name} shell{hook})"',
+        )
+        for name, hook in (("conda", ".bash hook"), ("mamba", " hook --shell bash"), ("micromamba", " hook -s bash"))
+    },
+}
+"""Function of interactive shells -> how a script calls it, how it gets it for itself, and what to write."""
+_LOGIN = re.compile(r"\A#!\S*bash[ \t]+(?:-\w*[li]\w*|--login)")
+"""The first line of a script that bash runs as a login or interactive shell, which reads the profile."""
+
 _GIVEN = frozenset({
     "HOME", "USER", "LOGNAME", "PATH", "PWD", "OLDPWD", "SHELL", "HOSTNAME", "RANDOM", "SECONDS", "UID", "EUID", "PPID",
     "LINENO", "IFS", "OPTARG", "OPTIND", "FUNCNAME", "EPOCHSECONDS", "PIPESTATUS", "REPLY",
@@ -116,6 +138,46 @@ def script_doubts(script: Path, known: Collection[str]) -> list[str]:
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
             doubts.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
     return doubts
+
+
+def function_doubts(job: Job, functions: Collection[str]) -> list[str]:
+    """Which shell functions a job's scripts call that no job has, a sentence each. functions: what jobs are given."""
+    doubts = []
+    for script, text in _scripts(job):
+        code = _code(text)
+        for name, (call, made, source) in _FUNCTIONS.items():
+            defined = re.search(rf"\b{name}\s*\(\)", code) or made.search(text) or _LOGIN.search(text)
+            if name not in functions and call.search(code) and not defined:
+                doubts.append(
+                    f"{script} calls `{name}`, a function of your interactive shell that a job does not have; "
+                    f"write `{source}` before it"
+                )
+    return doubts
+
+
+def environment_doubts(job: Job, known: Collection[str], shell: Collection[str]) -> list[str]:
+    """Which variables a job's scripts need that nothing gives it, a sentence each.
+
+    known: variables that its jobs have. shell: those of the shell that starts the sweep.
+    """
+    doubts = {}
+    for script, _ in _scripts(job):
+        file = (job.cwd or job.folder) / script
+        for needed in needed_variables(file) if file.is_file() else ():
+            if needed.name not in known:
+                here = "this shell has and a job does not" if needed.name in shell else "nothing sets"
+                doubts[needed.name] = (
+                    f"{script} needs {needed.name}, which {here}, and ends at `{needed.line[:120]}`; "
+                    f"set {needed.name} in [site.environment]"
+                )
+    return list(doubts.values())
+
+
+def _scripts(job: Job) -> list[tuple[str, str]]:
+    """The scripts that a job's command names, with their texts."""
+    named = [word for word in job.argv if word.endswith((".sh", ".sub", ".sbatch", ".slurm", ".bash"))]
+    named = [*named, *(job.argv[:1] if job.script and job.argv[0] not in named else ())]
+    return [(word, text) for word in named if (text := script_text(job, word))]
 
 
 def path_doubts(job: Job) -> list[str]:

@@ -17,16 +17,9 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.site import Site
 from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.secret_values import SOURCING
+from lora_tune.launchers.slurm.shell import handed_on
 from lora_tune.launchers.slurm.submitting import sbatch_answer
 from lora_tune.workloads.base import Job
-
-INHERITED = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
-    *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "MODULEPATH", "ENROOT_CONFIG_PATH"),
-    *("http_proxy", "https_proxy", "no_proxy", "SLURM_CONF"),
-)
-"""What a job takes from the submitting shell. Everything else stays out: a config sourced there would leak into
-every trial, and SLURM_* or SBATCH_* of an enclosing job would change the submission."""
 
 _ELSEWHERE = "use another sweeps folder (--output)"
 
@@ -114,8 +107,7 @@ def _options(text: str, job: Job) -> list[str]:
 
 def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str], secrets: str = "") -> list[str]:
     """``env -i`` with exactly the job's environment, and sbatch. secrets: a file of further variables, "" without."""
-    inherited = {k: os.environ[k] for k in INHERITED if k in os.environ}
-    variables = inherited | site.step_variables() | dict(job.environment)
+    variables = handed_on(os.environ) | site.step_variables() | dict(job.environment)
     pairs = [f"{key}={value}" for key, value in variables.items()]
     hidden = (*SOURCING, secrets) if secrets else ()
     return ["env", "-i", *pairs, *hidden, "sbatch", *options, *site.sbatch_args, *script]
