@@ -43,6 +43,7 @@ SAMPLERS = Registry(
         "auto": "lora_tune.search.samplers:AUTO",
         "tpe": "lora_tune.search.samplers:TPE",
         "random": "lora_tune.search.samplers:RANDOM",
+        "requests": "lora_tune.search.samplers:REQUESTS",
         "gp": "lora_tune.search.samplers:GP",
         "cmaes": "lora_tune.search.samplers:CMAES",
         "grey_box": "lora_tune.search.samplers:GREY_BOX",

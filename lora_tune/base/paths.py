@@ -142,6 +142,11 @@ class SweepPaths:
         return self.root / "driver.log"
 
     @property
+    def driver_output(self) -> Path:
+        """What a driver printed that another program started."""
+        return self.root / "driver.out"
+
+    @property
     def unsaved(self) -> Path:
         """What the database could not take yet, one JSON object a line; gone once it could."""
         return self.root / "unsaved.jsonl"

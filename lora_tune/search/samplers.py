@@ -46,6 +46,8 @@ class SamplerKind:
         The first ``search.startup_trials`` proposals are drawn at random.
     draws_always : bool
         All proposals are.
+    proposes : bool
+        It proposes by itself; else it only fills in what the points that somebody asks for leave out.
     objectives : tuple of str, or None
         The scores that it models; None: any, and two at a time.
     recommends_unrun : bool
@@ -62,6 +64,7 @@ class SamplerKind:
     draws_first: bool = False
     draws_always: bool = False
     objectives: tuple[str, ...] | None = None
+    proposes: bool = True
 
 
 def sampler_kind(study: Study) -> SamplerKind:
@@ -284,6 +287,7 @@ def _throughput(study: Study) -> BaseSampler:
 
 TPE = SamplerKind(make=_tpe, draws_first=True)
 RANDOM = SamplerKind(make=_random, draws_always=True)
+REQUESTS = SamplerKind(make=_random, draws_always=True, proposes=False)
 GP = SamplerKind(make=_gp, draws_first=True)
 CMAES = SamplerKind(make=_cmaes, draws_first=True)
 GREY_BOX = SamplerKind(

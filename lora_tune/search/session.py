@@ -32,7 +32,7 @@ from lora_tune.search.recorded import (
     reported,
     step_attributes,
 )
-from lora_tune.search.samplers import make_sampler
+from lora_tune.search.samplers import make_sampler, sampler_kind
 from lora_tune.search.sizes import smaller
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
@@ -130,6 +130,8 @@ class Session:
             reason := not_worth(self._settings, expected_gain(self._study))
         ):
             return reason
+        if not sampler_kind(self._settings).proposes and not self.points_wait():
+            return 'every point that was asked for is proposed; search.sampler = "requests" proposes no other'
         # What is no point of the space has no values for the search to complete.
         number = self._study.ask({} if self._outside_waits() else self._distributions).number
         if self._settings.workload.kind == "command":

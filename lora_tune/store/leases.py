@@ -29,12 +29,12 @@ def take_lease(store: Store, name: str, now: float, unchanged: Held | None = Non
     somebody else drives it.
     """
     pid, owner = os.getpid(), store.held(name).owner
-    dead = (bool(gone) and owner == gone) or _ended(owner)
+    dead = (bool(gone) and owner == gone) or is_gone(owner)
     own = f"{host()} pid {pid} start {start_ticks(pid)} in {place()}"
     return store.take_lease(name, own, now, dead=dead, unchanged=unchanged)
 
 
-def _ended(owner: str) -> bool:
+def is_gone(owner: str) -> bool:
     """Whether an owner was a process of this host and is no more.
 
     Nothing can be seen from here of one in another PID namespace or under another boot: the host is another one, even

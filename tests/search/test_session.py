@@ -199,3 +199,13 @@ def test_evals_at_parts_of_an_epoch_stay_apart_and_are_read_back_as_they_were() 
         assert [(e.samples, e.loss) for e in seen.evals] == [(e.samples, e.loss) for e in evals]
         assert seen.reached == 0.75
     assert contents(session._study.get_trials()) == contents(recorded)
+
+
+def test_a_search_of_requests_proposes_what_is_asked_for_and_nothing_else() -> None:
+    session = Session(study_of('sampler = "requests"'), EMPTY)
+    assert "every point that was asked for is proposed" in str(session.ask())
+    session.enqueue({"LR": 0.03}, "asked for", request=4)
+    asked = session.ask()
+    assert isinstance(asked, Asked)
+    assert (asked.tuned["LR"], asked.request) == (0.03, 4)
+    assert isinstance(session.ask(), str)
