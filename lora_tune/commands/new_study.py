@@ -188,6 +188,10 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
         lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
     if log.other_sets:
         lines.append(f"# EDIT: not read: {', '.join(log.other_sets)}; name that one instead where it is what counts")
+        if log.settings["kind"] == "hf_trainer":
+            lines.append(
+                "# metric below is the set that is read; for the mean of all let the script log it, as eval_loss"
+            )
     notes = {
         "from_zero": "the first epoch is called 0",
         "repeated": "the progress bar shows the last eval again until there is a new one",

@@ -31,11 +31,15 @@ from lora_tune.logs.line_series import (
 from lora_tune.logs.line_tables import columns
 from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import RunLog, as_number
+from lora_tune.logs.trainer_lines import rows_of
 
 MAX_LINES = 20_000
 """Lines at each end of a log that are looked at."""
 
 MAX_LINE = 1000
+
+_UNREAD_SHOWN = 4
+"""Forms of lines that are shown because the pattern does not read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ class LogGuess:
     def metric(self) -> str:
         """What ``objective.metric`` calls the evals: their key, or the group of a pattern."""
         if self.settings["kind"] == "hf_trainer":
-            return "eval_loss"
+            return str(self.settings.get("metric", "eval_loss"))
         return str(self.settings.get("loss", "loss"))
 
 
@@ -102,8 +106,17 @@ def _as_printed(example: str, lines: Sequence[str]) -> str:
     return next((line.strip() for line in lines if with_points(line).strip() == example), example)
 
 
+_SUMMARIES = re.compile(r"^\s*(?:wandb|COMET INFO):\s")
+"""What a tracker prints of a run behind its end: no eval of its own."""
+
+
 def _guess(lines: Sequence[str]) -> LogGuess | None:
-    for form in (_mllog, _hf_trainer, _json_lines, _tables, _batches, _plain_text):
+    own = [line for line in lines if not _SUMMARIES.match(line)]
+    return _guess_of(own) or (_guess_of(lines) if len(own) < len(lines) else None)
+
+
+def _guess_of(lines: Sequence[str]) -> LogGuess | None:
+    for form in (_mllog, _hf_trainer, _json_lines, _trainer_lines, _tables, _batches, _plain_text):
         for candidate in form(lines):
             if proved := _proved(candidate, lines):
                 return proved
@@ -130,6 +143,16 @@ def _hf_trainer(lines: Sequence[str]) -> Iterator[LogGuess]:
     example = next((line for line in lines if re.search(r"\{[^{}]*'eval_loss':[^{}]*'epoch':", line)), "")
     if example:
         yield LogGuess(settings={"kind": "hf_trainer"}, example=example.strip(), unit="epoch")
+        return
+    sets: dict[str, str] = {}  # of a dict of eval sets, which has no eval_loss
+    for line in lines:
+        for key in re.findall(r"'(eval_\w+_loss)':(?=[^{}]*'epoch':)", line):
+            sets.setdefault(key, line.strip())
+    if sets:
+        first, *others = sets
+        settings = {"kind": "hf_trainer", "metric": first}
+        names = tuple(name.replace("_", " ") for name in others)
+        yield LogGuess(settings=settings, example=sets[first], unit="epoch", other_sets=names)
 
 
 def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
@@ -193,6 +216,13 @@ def _trains(name: str, loss: str) -> bool:
     return name != loss and NamedNumber(name, "", 0, 0, 0).trains and name_score(_words(loss)) > EVAL_SCORE
 
 
+def _trainer_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Lines of trainers that are known by a sign."""
+    for row, example in rows_of(lines):
+        settings = {"kind": "regex", **row.settings}
+        yield LogGuess(settings=settings, example=example, unit=row.unit, is_eval=row.is_eval, rising=row.rising)
+
+
 def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
     """A header with the names of columns, and rows below it."""
     for column in columns(lines):
@@ -229,15 +259,34 @@ def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
             if train:
                 settings["train"] = train
             yield LogGuess(
-                settings=settings, example=example.strip(), unit=unit, is_eval=whole > EVAL_SCORE, rising=not falls,
+                settings=settings, example=example.strip(), unit=unit, rising=not falls,
+                is_eval=whole > EVAL_SCORE or _of_episodes(name, example),
                 other_sets=others or _unread(settings["eval"], [stated[row][0] for row in rows]),
             )  # fmt: skip
 
 
+def _of_episodes(name: str, line: str) -> bool:
+    """Whether a measure is what a policy earned in its episodes: there is no other eval of it."""
+    return bool({"reward", "rew", "return", "returns"} & {*name.split()}) and _EPISODES.search(line) is not None
+
+
+_EPISODES = re.compile(r"(?i)episod|timesteps|\bep_|env_?steps|global_step")
+
+
 def _unread(text: str, lines: Sequence[str]) -> tuple[str, ...]:
-    """The last line that the pattern does not match, where most of these lines are such; they state one measure."""
-    unread = [line.strip()[:80] for line in lines if not re.search(text, line)]
-    return tuple(unread[-1:]) if 2 * len(unread) > len(lines) else ()
+    """The last line of each form that the pattern does not match, where most lines are such; they state one measure."""
+    unread = [line.strip() for line in lines if not re.search(text, line)]
+    forms = {re.sub(r"\([^)]*\)\s*|\d[\d.e+-]*", "", line.lower()): line[:80] for line in unread}
+    return tuple(forms.values())[:_UNREAD_SHOWN] if 2 * len(unread) > len(lines) else ()
+
+
+def _same_measure(text: str, stated: Stated, name: str) -> bool:
+    """Whether a pattern reads the measure called ``name`` wherever it matches."""
+    for line, numbers in stated:
+        match = re.search(text, line)
+        if match and not any(p.at == match.start("loss") and " ".join(p.words) == name for p in numbers):
+            return False
+    return True
 
 
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
@@ -254,6 +303,9 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
             for between in (*line_batches.average_between(line, place, loss), ".*?", ".*"):
                 text = pattern(line, loss, place, between)
                 read = series_of(text, stated)
+                wide = pattern(line, loss, place, between, wide=True)  # of an eval before training, which says more
+                if len(also := series_of(wide, stated)) > len(read) and _same_measure(wide, stated, name):
+                    text, read = wide, also
                 if advances(read, ordered=place.bracketed) and reads(text, line, loss):
                     settings = {"kind": "regex", "eval": text, **counting(read, unit, line)}
                     if 2 * len(read) >= len(rows):

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d,_])(?:\.\d++)?+|\d++(?:\.\d*+)?+|\.\d++)(?:[eEf][-+]?\d++)?+"
 _COMMA = re.compile(r"\d++,\d")
 _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
-    r"(?<![\w])(?P<name>[A-Za-z][\w./@-]*+(?: [A-Za-z][\w./@-]*+){0,3})"
+    r"(?<![\w])(?P<name>[A-Za-z][\w./@^-]*+(?: [A-Za-z][\w./@^-]*+){0,3}"
+    r"(?: [(\[][A-Za-z][\w -]{0,24}+[)\]](?=\s?[:=]))?)"
     r"(?P<between>[\"']?\s{0,40}+(?:[:=|：]|is|=>)?\s{0,12}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
     rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?!\w|\s?%\|)"
 )
@@ -26,9 +27,10 @@ _OPENED = re.compile(  # "Epoch [1/4]", "Epoch: [0][10/196]", "Epoch(val) [1][9/
 )
 _FORMS = {
     "samples": ("samples", "consumed samples", "sample", "sequences", "tokens", "consumed tokens", "tokens seen"),
-    "step": ("step", "steps", "iter", "iters", "iteration", "iterations", "it", "update", "updates"),
+    "step": ("timestep", "timesteps", "episode", "episodes", "step", "steps", "iter", "iters", "iteration",
+             "iterations", "it", "update", "updates"),
     "epoch": ("epoch", "epochs"),
-}
+}  # fmt: skip
 _PROGRESS = {word: group for group, words in _FORMS.items() for word in words}
 ORDER = ("samples", "step", "epoch")
 """Groups that say how far a run is, the finest first."""
@@ -36,10 +38,15 @@ ORDER = ("samples", "step", "epoch")
 EVAL_WORDS = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout", "validate"))
 _TRAIN_WORDS = frozenset(("train", "training", "tr", "smoothed", "lm"))
 _LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
-_LOSSES |= {"mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
+_LOSSES |= {"mlogloss": 5, "nloglik": 5, "deviance": 5, "rmsle": 5, "merror": 3, "mape": 3, "smape": 3, "fid": 3}
+_LOSSES |= {"lpips": 3, "eer": 3, "mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
 _SHARES = {"accuracy": 3, "acc": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "miou": 3, "dice": 3, "reward": 8}
-_SHARES |= {"map": 3, "ap": 3, "ndcg": 3}
+_SHARES |= {"map": 3, "ap": 3, "ndcg": 3, "psnr": 3, "ssim": 3, "mrr": 3, "mcc": 3, "kappa": 3, "spearman": 3}
+_SHARES |= {"pearson": 3, "precision": 3, "recall": 3, "iou": 3, "aucpr": 3, "auprc": 3, "auroc": 3, "chrf": 3}
+_SHARES |= {"rouge1": 3, "rouge2": 3, "rougel": 3, "r2": 3, "rew": 8, "return": 8, "returns": 8}
 """Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
+_OF_EVALS = {"error": 3, "err": 3, "l1": 2, "l2": 2, "huber": 2, "quantile": 3, "score": 3, "em": 3}
+"""Words of measures where an eval's word stands beside them; alone they say too little. ``score`` and ``em`` rise."""
 _MEASURES = _LOSSES | _SHARES
 EVAL_SCORE = 8
 """A measure whose name scores more says by itself that it is an eval's."""
@@ -53,10 +60,13 @@ _BARE = 9
 _CAPITALS = re.compile(r"mAP|mIoU|(?<=[a-z])(?=[A-Z])")
 """Where a name's next word begins; two measures are one word for all their capitals."""
 
+_SQUARED = re.compile(r"(?i)(?<![a-z])r(?:\^2|²|_squared|-squared|[- ]?sq(?![a-z]))")
+
 _SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
     rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})"
     r"(?![a-z/.]|-(?!set\b)|_[a-z])"
 )
+_COMPOSER = re.compile(r"(?<!\S)\[(?P<name>(?:epoch|batch)=)(?P<number>\d++)(?=[/\]])")
 _BRACKETED = re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])")
 _NUMBERED = re.compile(r"\s{0,8}(?P<number>\d++):(?=\s)")
 
@@ -82,9 +92,8 @@ class NamedNumber:
     @property
     def words(self) -> list[str]:
         """The name's words in small letters, ``val/avg_loss`` as val, avg and loss."""
-        return re.findall(
-            r"[a-z][a-z0-9]*|\d+", _CAPITALS.sub(lambda m: m[0].lower() or " ", f"{self.split} {self.name}").lower()
-        )
+        name = _SQUARED.sub("R2", f"{self.split} {self.name}")
+        return re.findall(r"[a-z][a-z0-9]*|\d+", _CAPITALS.sub(lambda m: m[0].lower() or " ", name).lower())
 
     @property
     def progress(self) -> str:
@@ -114,12 +123,13 @@ class NamedNumber:
     @property
     def falls(self) -> bool:
         """Whether less of it is better."""
-        return not (_SHARES.keys() & {*self.words}) or bool(_LOSSES.keys() & {*self.words})
+        known = {*self.words}
+        return not ({*_SHARES, "score", "em"} & known) or bool({*_LOSSES, "error", "err"} & known)
 
 
-_WORDS = {*_MEASURES, *EVAL_WORDS, *(form.split()[-1] for form in _PROGRESS), "entropy"}
+_WORDS = {*_MEASURES, *_OF_EVALS, *EVAL_WORDS, *(form.split()[-1] for form in _PROGRESS), "entropy"}
 _LONG = tuple(sorted(word for word in _WORDS if len(word) > 2))
-_SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1)(?![a-z])|(?<=[a-z])(?:AP|CE|F1)")
+_SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z])|(?<=[a-z])(?:AP|CE|F1|R2)|\[batch=")
 
 
 def _matters(line: str) -> bool:
@@ -132,6 +142,8 @@ def name_score(parts: list[str]) -> int:
     """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val_loss``."""
     known = {*parts} | ({"xent"} if {"cross", "entropy"} <= {*parts} else set())
     kind = max((_MEASURES.get(word, 0) for word in known), default=0)
+    if not kind and known & EVAL_WORDS:
+        kind = max((_OF_EVALS.get(word, 0) for word in known), default=0)
     if not kind or known & _SPREADS or (known & _CHANGES and "to" not in known):
         return 0
     named = 4 * bool(EVAL_WORDS & known) - 2 * bool(_TRAIN_WORDS & known) - 6 * bool(_BEST & known)
@@ -170,7 +182,7 @@ def pairs(line: str) -> Iterator[NamedNumber]:
             pair = NamedNumber(name, value["number"], begin, value.start("number"), value.end())
         if _misread(line, pair):
             continue
-        if pair.score and not pair.progress:
+        if (pair.score or _OF_EVALS.keys() & {*pair.words}) and not pair.progress:
             pair = _of_split(before, pair)
             before = before[:begin] + " " * (pair.end - begin) + before[pair.end :]
         yield pair
@@ -213,6 +225,13 @@ def _opened(line: str) -> Iterator[NamedNumber]:
         yield NamedNumber(match["name"], match["number"], match.start(), match.start("number"), match.end("number"))
 
 
+def _batch(line: str) -> Iterator[NamedNumber]:
+    """What Composer's blocks begin with: ``[batch=10/80]``, or the epoch where batches begin anew in each."""
+    for match in _COMPOSER.finditer(line):
+        name = "epoch" if match["name"].startswith("epoch") else "step"
+        yield NamedNumber(name, match["number"], match.start(), match.start("number"), match.end("number"))
+
+
 def _nameless(line: str) -> Iterator[NamedNumber]:
     """A number in brackets, or before a colon where the line begins.
 
@@ -232,15 +251,21 @@ def losses(line: str) -> list[NamedNumber]:
 
 def positions(line: str) -> list[NamedNumber]:
     """What says how far the run is, the finest first."""
-    numbers = [p for p in (*pairs(line), *_counted(line), *_opened(line)) if p.progress and p.number[:1].isdigit()]
+    numbers = [
+        p
+        for p in (*pairs(line), *_counted(line), *_opened(line), *_batch(line))
+        if p.progress and p.number[:1].isdigit()
+    ]
     return sorted(numbers, key=lambda p: ORDER.index(p.progress)) or [*_nameless(line)]
 
 
-def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, between: str = ".*?") -> str:
+def pattern(
+    line: str, loss: NamedNumber | None, progress: NamedNumber | None, between: str = ".*?", *, wide: bool = False
+) -> str:
     """A pattern for lines like this one, with the groups ``loss`` and samples, step or epoch as far as they are given.
 
     What stands between the two may differ from line to line (``between``), and so may the lengths of numbers and of
-    spaces.
+    spaces. wide: also where nothing but signs stands between them in this line.
     """
     parts = [(p, group) for p, group in ((loss, "loss"), (progress, progress.progress if progress else "")) if p]
     pieces = [(p.begin, p.end, _piece(line, p, group)) for p, group in parts]
@@ -251,7 +276,8 @@ def pattern(line: str, loss: NamedNumber | None, progress: NamedNumber | None, b
     text, last = "", None
     for begin, end, piece in pieces:
         gap = "" if last is None else line[last:begin]
-        text += between if re.search(r"\w", gap) or len(gap) > 4 else _literal(gap)
+        far = re.search(r"\w", gap) or len(gap) > 4 or (wide and len(gap) > 1)
+        text += between if far else _literal(gap)
         bare = last is None or (loss is not None and (loss.split or (text.endswith(between) and loss.name.isalpha())))
         alone = loss is not None and begin == loss.begin and bare
         text += _guard(line, begin) + piece if alone or loss is None else piece

@@ -18,6 +18,9 @@ _TRIED = 6
 _TRAIN_LINES = 500
 """Lines that are asked which pattern for training losses fits most of them."""
 
+_SHOWN_AGAIN = 3
+"""Lines to each different eval, from which on a line of progress shows each again; a plateau has fewer."""
+
 _BAR = re.compile(r"\d%\|")
 
 Stated = Sequence[tuple[str, list[NamedNumber]]]
@@ -70,9 +73,16 @@ def measures(stated: Stated) -> list[tuple[int, str, list[int]]]:
 def counting(series: Series, unit: str, line: str) -> dict[str, Any]:
     """Settings that say how the script counts and repeats itself."""
     settings = counts_from_zero(unit, f"{series[0][0]:g}")
-    if _BAR.search(line) and len(series) > len({loss for _, loss in series}):
+    if len(series) > len({loss for _, loss in series}) and (_BAR.search(line) or _shows_again(series, line)):
         settings["repeated"] = True
     return settings
+
+
+def _shows_again(series: Series, line: str) -> bool:
+    """Whether a line of progress shows the last eval until there is a new one: beside another loss, several times."""
+    changes = 1 + sum(before != after for (_, before), (_, after) in pairwise(series))
+    others = sum(p.score > 0 and not p.progress for p in pairs(line))
+    return others > 1 and changes > 1 and len(series) >= _SHOWN_AGAIN * changes
 
 
 def counts_from_zero(unit: str, first: str) -> dict[str, Any]:

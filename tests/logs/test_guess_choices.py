@@ -86,13 +86,14 @@ def bridge(*sets: str) -> bytes:
 
 
 def test_an_eval_before_training_does_not_hide_the_others() -> None:
-    assert evals(bridge("")) == EVALS
+    assert evals(bridge("")) == [(0, 2.4), *EVALS]
     assert read(bridge("")).other_sets == ()
 
 
-def test_of_named_sets_one_is_read_whole_and_another_is_shown() -> None:
+def test_of_named_sets_one_is_read_whole_and_the_others_are_shown() -> None:
     log = bridge("-set-A", "-set-B", "-set-C")
-    assert evals(log) == EVALS
-    (other,) = read(log).other_sets
+    assert evals(log) == [(0, 2.4), *EVALS]
+    one, other = read(log).other_sets
+    assert one.startswith("validation-set-B loss at iteration 30")
     assert other.startswith("validation-set-C loss at iteration 30")
     assert "validation-set-A" in read(log).settings["eval"]
