@@ -80,8 +80,13 @@ def why_untrue(
         or lost_evals(study, trial, run)
         or impossible_times(run, status, stamped=stamped, unit=study.progress_unit)
         or _no_time(study, trial, status, run, read_at_once, stamped=stamped)
-        or begun_above_zero(run, study.progress_unit)
+        or (None if _pace_alone(study, run) else begun_above_zero(run, study.progress_unit))
     )
+
+
+def _pace_alone(study: Study, run: RunLog) -> bool:
+    """Whether a run that says that it goes on from a checkpoint is compared by its pace, which that leaves alone."""
+    return bool(run.resumed) and not objective_of(study).judges_evals
 
 
 def other_log(attempt: Attempt, status: JobStatus, head: bytes, end: bytes, size: int) -> Diagnosis | None:

@@ -11,6 +11,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import conclusion, healing, node_faults, pauses, policy, queueing, results
 from lora_tune.controller.acceptance import other_log, why_untrue
 from lora_tune.controller.dependencies import Clock
+from lora_tune.controller.doubted_times import why_doubted
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
 from lora_tune.controller.verdict_line import first_clause, verdict_line
@@ -92,7 +93,9 @@ class EndedJobs:
             untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)
             if untrue is not None:
                 return untrue
-        return None
+        if attempt.stop in (StopKind.PRUNED, StopKind.CAPPED):
+            return None
+        return why_doubted(self._study, self._work.sweep, trial, status, runs[-1], attempt.number)
 
     def _diagnosis(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
         """Why the attempt failed, if it did."""

@@ -8,7 +8,9 @@ from typing import Any
 
 from lora_tune.base.identity import without_head
 from lora_tune.base.redact import without_escapes
+from lora_tune.logs.announced import MAX_TEXT
 from lora_tune.logs.decimal_commas import with_points
+from lora_tune.logs.resumed import says_resumed
 from lora_tune.logs.run import LogReader, RunLog, as_count, as_number
 from lora_tune.logs.run_builder import RunBuilder
 from lora_tune.logs.unmatched import Unmatched
@@ -108,6 +110,8 @@ class LineReader:
         elif line:
             self.run_builder.mark(now)
             text = with_points(plain(line)) if self.decimal_comma else plain(line)
+            if not self.run_builder.resumed_line and says_resumed(text):
+                self.run_builder.resumed_line = text.strip()[:MAX_TEXT]
             if not self._understood(text, now):
                 self._dropped += 1
             if not self.unmatched.found:

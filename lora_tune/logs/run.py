@@ -49,6 +49,8 @@ class RunLog:
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
     lost_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
     paused_seconds: how long its job stood still, which is left out of all its times.
+    resumed: the line that says that training goes on from a checkpoint, "" where none does; what such a program prints
+        of its speed is not believed.
     other_values: how many evals were printed for progress that has one, with another loss: they do not count.
     metric: the name of what ``evals`` are of, where the log tells several apart (stable_diffusion's FID and CLIP).
     other_metrics: the evals of the others, by name.
@@ -70,6 +72,7 @@ class RunLog:
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     dropped_lines: int = 0
     paused_seconds: float = 0.0
+    resumed: str = ""
     lost_evals: int = 0
     other_values: int = 0
     metric: str = ""

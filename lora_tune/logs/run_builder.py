@@ -56,6 +56,7 @@ class RunBuilder:
         "peak",
         "restarted",
         "resumed",
+        "resumed_line",
         "run_start",
         "run_stop",
         "scaled",
@@ -85,6 +86,7 @@ class RunBuilder:
         self.eval_stop: dict[float, int] = {}
         self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
         self.resumed: list[int] = []
+        self.resumed_line = ""  # the first that says that training goes on from a checkpoint
         self.paused_ms = 0  # taken out of the times, see ``without``
         self.overall: float | None = None
         self.peak: float | None = None
@@ -225,6 +227,8 @@ class RunBuilder:
         """What was gathered so far. printed: settings that the log states beside its records."""
         start, last = self.run_start, max(self.last, self.measured)
         throughput, eval_seconds = self._timing()
+        # What a program that goes on prints of its speed may count the samples of earlier sessions.
+        overall = None if self.resumed_line else self.overall
         shown = {name: printed[name] for name in (b"fp4", b"fp8", b"healing_iter") if name in printed}
         return RunLog(
             init_start_ms=self.init_start,
@@ -235,14 +239,15 @@ class RunBuilder:
             status=self.status,
             evals=_since(start, self.evals, Eval),
             throughput=throughput,
-            stated_throughput=self._stated_throughput(),
-            overall_throughput=self.overall,
+            stated_throughput=() if self.resumed_line else self._stated_throughput(),
+            overall_throughput=overall,
             peak_gib=self.peak,
             eval_seconds=eval_seconds,
             train=_since(start, self._train_points(printed), TrainPoint),
             hyperparameters=Announced({**shown, **self.announced}),
             dropped_lines=dropped_lines,
             paused_seconds=self.paused_ms / 1000,
+            resumed=self.resumed_line,
             lost_evals=self.lost_evals,
             other_values=self.other_values,
             metric=self.metric or "",
@@ -274,7 +279,9 @@ class RunBuilder:
                 stopped = resumed[starts] if starts < len(resumed) else ms
             if began is not None:
                 eval_seconds.append((stopped - began) / 1000)
-            rate = _train_rate(printed, done, samples) if began is None else _rate(samples - done, ended, began)
+            # Where a run that goes on from a checkpoint began, nobody knows.
+            whole = began is not None and not (self.resumed_line and not done)
+            rate = _rate(samples - done, ended, began) if whole else _train_rate(printed, done, samples)
             if not math.isnan(rate) or not throughput:
                 throughput.append(rate)
             ended, done = stopped, samples
@@ -333,6 +340,6 @@ def _train_rate(printed: Sequence[tuple[float, int]], after: float, until: float
     return median(rates) if rates else math.nan
 
 
-def _rate(samples: float, start: int | None, stop: int) -> float:
+def _rate(samples: float, start: int | None, stop: int | None) -> float:
     """Samples/s between two times in ms; NaN when that is no positive length of time."""
-    return samples / ((stop - start) / 1000) if start is not None and stop > start else math.nan
+    return samples / ((stop - start) / 1000) if start is not None and stop is not None and stop > start else math.nan
