@@ -232,15 +232,20 @@ def _space(proposals: Sequence[ProposedParameter], options: Sequence[Option]) ->
 
 
 def _objective(log: LogGuess | None) -> str:
+    """The best eval of a trial counts; the time to a value is one line away."""
     if log is None:
-        return '[objective]\nmetric = "loss"   # no target is known without a log: the lowest value counts\n'
+        return (
+            '[objective]\nmetric = "loss"   # the lowest eval of a trial counts; with target = VALUE the time to it\n'
+        )
     losses = [point.loss for point in log.run.evals if point.loss == point.loss]
     best = (max if log.rising else min)(losses, default=1.0)
     direction = 'direction = "maximize"\n' if log.rising else ""
-    why = "the best in that log: trials are compared by the time to it"
     end = "highest" if log.rising else "lowest"
-    other = f"# or, in place of the target, the {end} value counts: metric = {_text(log.metric)}"
-    return f"[objective]\n{direction}target = {reachable(best, rising=log.rising)!r}   # {why}\n{other}\n"
+    unit = log.unit if log.unit.endswith("s") else f"{log.unit}s"
+    why = f"the {end} eval of a trial counts, whenever it comes; progress is counted in {unit}"
+    best_there = "the best in that log: with this line the time to it counts"
+    target = f"# target = {reachable(best, rising=log.rising)!r}   # {best_there}"
+    return f"[objective]\nmetric = {_text(log.metric)}   # {why}\n{direction}{target}\n"
 
 
 def reachable(best: float, *, rising: bool) -> float:

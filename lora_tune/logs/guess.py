@@ -83,6 +83,11 @@ class LogGuess:
         """What ``objective.metric`` calls the evals: their key, or the group of a pattern."""
         if self.settings["kind"] == "hf_trainer":
             return str(self.settings.get("metric", "eval_loss"))
+        if self.rising and "eval" in self.settings:
+            before = re.sub(r"\\[sbdwW][*+?]*|\.\*\??", " ", self.settings["eval"].partition("(?P<loss>")[0])
+            name = (re.findall(r"[A-Za-z][\w/^-]*", before.replace("\\", "")) or [""])[-1]
+            if name and re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", self.example):
+                return str(name)
         return str(self.settings.get("loss", "loss"))
 
 

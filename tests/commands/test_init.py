@@ -18,7 +18,7 @@ from lora_tune.commands import init as module
 from lora_tune.commands.init import main as init
 from lora_tune.commands.new_study import reachable
 from lora_tune.commands.sweep import main as sweep
-from lora_tune.config.study import Study, load_study
+from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.workloads.proposed_space import propose
 from lora_tune.workloads.script_options import from_command, from_help, together
 from tests.waiting import wait_for
@@ -79,10 +79,12 @@ def test_a_log_alone_gives_a_study_that_says_what_to_edit(place: Path) -> None:
     (place / "run.log").write_text("step 10 val_loss 0.81234\nstep 20 val_loss 0.71234\n")
     done, study = begun("--log", "run.log")
     assert study is not None, done.output
-    assert study.objective.target == 0.713, "rounded to the side that is easier to reach"
+    assert (study.objective.metric, study.objective.target) == ("loss", None), "the lowest eval counts"
     text = (place / "mine.toml").read_text()
     assert text.count("EDIT") == 2, "the command and the parameters"
     assert "# made from: step 10 val_loss 0.81234" in text
+    assert "progress is counted in steps" in text
+    assert "# target = 0.713   #" in text, "rounded to the side that is easier to reach"
     assert "2 evals read in it: 0.81234 at 10 steps, 0.71234 at 20 steps" in text
 
 
@@ -133,14 +135,25 @@ def test_the_objective_that_init_offers_is_the_evals_loss(log: str, metric: str,
     (place / "run.log").write_text(log)
     begun("--log", "run.log", "python", "train.py")
     text = (place / "mine.toml").read_text()
-    assert f'the lowest value counts: metric = "{metric}"' in text
-    offered = re.sub(r"target = .*", f'metric = "{metric}"', text)
-    (place / "mine.toml").write_text(offered)
+    assert f'metric = "{metric}"   # the lowest eval of a trial counts' in text
+    offered = text
     read = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run", "--log", "run.log"])
     assert "eval: loss 1.4" in read.output
     (place / "mine.toml").write_text(offered.replace(f'metric = "{metric}"', 'metric = "loss"'))
     training = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run"])
     assert training.exit_code == 2, "a training loss"
+
+
+def test_the_time_to_the_best_is_one_line_away(place: Path) -> None:
+    (place / "run.log").write_text("epoch 1 val_acc 0.71\nepoch 2 val_acc 0.82\n")
+    _, study = begun("--log", "run.log", "python", "train.py")
+    assert study is not None
+    settings = study.objective
+    assert (settings.metric, settings.direction, settings.score) == ("val_acc", "maximize", "best_value")
+    text = (place / "mine.toml").read_text()
+    assert "progress is counted in epochs" in text
+    timed = parse_study(text.replace("# target = ", "target = "), place / "mine.toml").objective
+    assert (timed.target, timed.score) == (0.82, "time_to_target")
 
 
 def test_a_script_that_is_not_there_gets_no_study(place: Path) -> None:
