@@ -44,16 +44,35 @@ def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Vio
     """
     logged = announced(benchmark.name, values)
     names = {keys_of(benchmark.name).get(name.upper(), ""): name for name in values}
-    demanded = benchmark.demanded(logged)
-    compared = benchmark.by_text(logged) if _has_checker(benchmark) else demanded
-    broken = [key for key, _ in check_header(benchmark, logged)]
-    broken += [key for key, wanted in compared.items() if key in logged and not _equal(logged[key], wanted)]
+    demanded, broken = benchmark.demanded(logged), _broken(benchmark, logged)
+    stated = [key for key in broken if key in logged]  # what nobody states is the implementation's, no line of a study
+    batch = logged.get("global_batch_size")
+    if batch is None:  # what a batch decides is broken where every reference batch says so
+        beside = [_broken(benchmark, {**logged, "global_batch_size": size}) for size in benchmark.batch_sizes]
+        stated = [key for key in stated if all(key in there for there in beside)]
+    elif broken and not stated:
+        return [_of_batch(benchmark, names["global_batch_size"], batch, broken[0])]
     return [
         _violation(
             benchmark, names.get(key, key), logged.get(key), logged.get("global_batch_size"), demanded.get(key), key
         )
-        for key in dict.fromkeys(broken)
+        for key in dict.fromkeys(stated)
     ]
+
+
+def _broken(benchmark: Benchmark, logged: Mapping[str, object]) -> list[str]:
+    """The keys of a log with these values that break a rule, stated ones and those that the rules derive."""
+    compared = benchmark.by_text(logged) if _has_checker(benchmark) else benchmark.demanded(logged)
+    broken = [key for key, _ in check_header(benchmark, logged)]
+    return broken + [key for key, wanted in compared.items() if key in logged and not _equal(logged[key], wanted)]
+
+
+def _of_batch(benchmark: Benchmark, name: str, batch: object, key: str) -> Violation:
+    return Violation(
+        name,
+        f"{name} = {batch}: in the closed division of {benchmark.name} no log with that batch size is accepted, for "
+        f"its {key} (ruleset {benchmark.ruleset}); take another batch size, or use the open division",
+    )
 
 
 def _has_checker(benchmark: Benchmark) -> bool:

@@ -11,6 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from lora_tune.base.errors import InputError, LoraTuneError, StudyError
@@ -257,14 +258,22 @@ class MlperfWorkload(TreeWorkload):
         return source_lines([self.implementation.folder / file for file in self.sourced()])
 
     def _layout(self, proposal: Proposal) -> Layout:
-        """The effective layout: what the study leaves open comes from the base or the common config."""
+        """The effective layout: what the study leaves open comes from the base or the common config.
+
+        Where a tree states its batch whole, MINIBS is each data-parallel rank's part of it.
+        """
         set_there = self.implementation.values
         inherited = {
             name: set_there[known]
             for name in ("TP", "PP", "CP", "MBS", "MINIBS")
             if (known := next((n for n in (name, *ALIASES.get(name, ())) if n in set_there), None))
         }
-        return layout_of({**inherited, **proposal.parameters})
+        known = {**inherited, **proposal.parameters}
+        layout, whole = layout_of(known), None if "MINIBS" in known else self.gbs(proposal)
+        if whole is None:
+            return layout
+        ranks = layout.dp(self.study.search_space.gpu_count(proposal.parameters))
+        return replace(layout, minibs=max(1, whole // max(1, ranks)))
 
     def gbs(self, proposal: Proposal) -> int | None:
         """Samples of one optimizer step; None where the tree has a way of its own to count them."""

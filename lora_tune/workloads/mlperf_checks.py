@@ -203,10 +203,11 @@ def _by_the_rules(workload: MlperfWorkload, base: BaseConfig, *, evals: bool) ->
     evals: its eval schedule, too.
     """
     from lora_tune.mlperf.gate import check_space
-    from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
+    from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES, batch_names
 
     start, closed = workload.start(), workload.study.division == "closed"
-    if start is None or base.values.keys().isdisjoint(("MINIBS", "GBS", *ALIASES["GBS"])):
+    counted = ("MINIBS", "GBS", *ALIASES["GBS"], *batch_names(workload.benchmark.name))
+    if start is None or base.values.keys().isdisjoint(counted):
         return []  # only the container knows its batch
     violations = (v for v in check_space(workload.benchmark, {}, [start.parameters]) if closed or not v.fatal)
     apart = () if evals else INTERVAL_NAMES + SKIP_NAMES

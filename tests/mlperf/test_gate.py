@@ -81,6 +81,24 @@ def test_formulas_are_refused_with_the_value_that_they_give() -> None:
     assert "max_steps must be 1200000" in says("gpt_oss_20b", GBS=24, MAX_STEPS=500)
 
 
+@pytest.mark.parametrize("benchmark", sorted({*benchmarks_of("6.1.0")} - {"maskrcnn"}))
+def test_what_a_study_does_not_state_is_no_line_of_it(benchmark: str) -> None:
+    """A study of flux1 that tunes LEARNING_RATE was refused for "global_batch_size = None: remove the line"."""
+    try:
+        judged = read_benchmark(benchmark)
+    except ValueError:
+        pytest.skip("no target is read off its rules")
+    for name, value in {"LEARNING_RATE": 2e-4, "MAX_STEPS": 900}.items():
+        assert {v.name for v in check_values(judged, {name: value})} <= {name}
+    assert check_values(judged, {"NCCL_MIN_CTAS": 8}) == []
+
+
+def test_a_value_that_the_batch_decides_is_not_judged_where_nobody_states_the_batch() -> None:
+    assert says("flux1", LEARNING_RATE=2e-4) == ""
+    assert says("deepseekv3_671b", LR=2.4e-5) == ""
+    assert "LR = 0.0003" in says("deepseekv3_671b", GBS=16384, LR=3e-4)
+
+
 def test_a_tuned_range_is_refused_where_an_end_of_it_is() -> None:
     dlrm = read_benchmark("dlrmv4")
     (found,) = check_range(dlrm, {"LEARNING_RATE": (6e-7, 2e-6)}, [{"GBS": 8192, "LEARNING_RATE": 6e-7}])

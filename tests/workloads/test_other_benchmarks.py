@@ -77,6 +77,14 @@ def test_a_batch_that_is_stated_whole_is_the_trials(benchmark: str, tmp_path: Pa
     assert workload.gbs(trial(workload, start, LEARNING_RATE=5e-4)) == 512
 
 
+def test_the_config_is_called_by_each_ranks_part_of_the_batch_as_the_vendors_are(tmp_path: Path) -> None:
+    """``config_GB200_2x4x32.sh`` states BATCHSIZE alone: 32 is each rank's part. Trials' configs were called x1."""
+    space = {"LEARNING_RATE": RATE, "BATCHSIZE": {"type": "categorical", "choices": [256, 512]}}
+    workload, start = made(tmp_path / "tree", space, benchmark="flux1")
+    names = [workload.file_name(trial(workload, start, LEARNING_RATE=5e-4, BATCHSIZE=b)) for b in (256, 512)]
+    assert [name.split("xtp")[0].rpartition("x")[2] for name in names] == ["32", "64"]
+
+
 def test_a_batch_that_is_tuned_under_its_own_name_is_no_longer_the_bases(tmp_path: Path) -> None:
     space = {"BATCHSIZE": {"type": "categorical", "choices": [512, 1024]}, "LEARNING_RATE": 2e-4}
     workload, start = made(tmp_path / "tree", space, benchmark="flux1")
