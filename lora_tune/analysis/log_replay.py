@@ -199,8 +199,8 @@ class _Player:
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run, unit=self._study.progress_unit)
         action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
         if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
-            nobodys = replace(self._trial, parameters={})  # old logs mostly ran with other values than the study's
-            untrue = why_untrue(self._study, nobodys, self._attempt, _ENDED, run, stamped=self._stamped)
+            # Old logs mostly ran with other values than the study's, so they are held against none.
+            untrue = why_untrue(self._study, self._trial, self._attempt, _ENDED, run, written={}, stamped=self._stamped)
             action = conclusion.refuse(self._study, [self._attempt], untrue) if untrue else action
         kind = _KINDS.get(action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED)
         if kind is not None and kind not in self._verdicts:

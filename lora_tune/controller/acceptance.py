@@ -8,7 +8,7 @@ loss can be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from lora_tune.base.format import counted
@@ -20,11 +20,10 @@ from lora_tune.controller.policy import FLUSH, lost_evals
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.mlperf.knobs import keys_of
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
-from lora_tune.workloads.mlperf_names import PROBE_TRAINS
+from lora_tune.workloads.mlperf_names import key_of
 
 ORDER_SECONDS = 1.0
 """How far time stamps of several ranks may run backwards while samples grow; in 2,078 public logs they never do."""
@@ -52,9 +51,6 @@ STATED_AS_GIVEN = frozenset(
 )  # fmt: skip
 """MLLOG keys under which programs state a parameter as it was given. Under others they state derived values."""
 
-STEPS_OF_TRAINING = frozenset({"opt_learning_rate_training_steps", "max_steps"})
-"""Of these, what a probe's job may be written with another value of than its trial proposes."""
-
 
 def why_untrue(
     study: Study,
@@ -63,18 +59,20 @@ def why_untrue(
     status: JobStatus,
     run: RunLog,
     *,
+    written: Mapping[str, Value],
     stamped: bool,
     read_at_once: Callable[[float], float | None] = lambda _: None,
 ) -> Diagnosis | None:
     """Why the result of a job that is over cannot be true, or None.
 
+    written: what its job was written with, by variable (``workloads.base.written``).
     stamped: its log has time stamps of its own. read_at_once: for a log without, how long nobody had looked when the
     run's first so many seconds came at one look, with the end of the log; None where they came at several.
     """
     return (
         _other_attempt(attempt, run)
         or _other_benchmark(study, run)
-        or _other_values(study, trial, run)
+        or _other_values(study, trial, written, run)
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
         or lost_evals(study, trial, run)
@@ -218,20 +216,22 @@ def _other_benchmark(study: Study, run: RunLog) -> Diagnosis | None:
     )
 
 
-def _other_values(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
-    """The log announces other hyperparameters than the trial was given."""
-    keys = keys_of(study.benchmark.name if study.benchmark else "")
-    stated = {name: keys[name.upper()] for name in trial.parameters if keys.get(name.upper()) in STATED_AS_GIVEN}
-    for name, key in stated.items():
-        written = {trial.parameters[name]}
-        if trial.probe and key in STEPS_OF_TRAINING:
-            written.add(PROBE_TRAINS)
-        if key in run.hyperparameters and not any(_same(value, run.hyperparameters[key]) for value in written):
+def _other_values(study: Study, trial: Trial, written: Mapping[str, Value], run: RunLog) -> Diagnosis | None:
+    """The log announces other hyperparameters than the job was written with."""
+    benchmark = study.benchmark.name if study.benchmark else ""
+    for name in trial.parameters:
+        key = key_of(benchmark, name)
+        values = {n: value for n, value in written.items() if key_of(benchmark, n) == key}
+        if key not in STATED_AS_GIVEN or key not in run.hyperparameters or not values:
+            continue
+        came = run.hyperparameters[key]
+        if not any(_same(value, came) for value in values.values()):
+            stated = " and ".join(f"{n} {value}" for n, value in values.items())
             return Diagnosis(
                 FailureKind.MISMATCH,
-                f"the log announces {key} = {run.hyperparameters[key]}, the trial's {name} is {trial.parameters[name]}",
-                f"either the log is another run's, or the program does not use {name} as it is given, or announces "
-                "something else under this key: check the program",
+                f"the log announces {key} = {came}, and the job was written with {stated}",
+                f"either the log is another run's, or the program does not use {' and '.join(values)} as it is written,"
+                " or announces something else under this key: check the program",
             )
     return None
 

@@ -88,9 +88,13 @@ class EndedJobs:
             return other
         if mixed_in := pauses.unplaced(status, runs[-1], left_out=log.leaves_out_pauses):
             return mixed_in
+        written = self._jobs.written(trial)
         for run in runs:
             at_once = functools.partial(log.read_at_once, run)
-            untrue = why_untrue(self._study, trial, attempt, status, run, stamped=log.stamped, read_at_once=at_once)
+            untrue = why_untrue(
+                self._study, trial, attempt, status, run,
+                written=written, stamped=log.stamped, read_at_once=at_once,
+            )  # fmt: skip
             if untrue is not None:
                 return untrue
         if attempt.stop in (StopKind.PRUNED, StopKind.CAPPED):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from lora_tune.launchers.base import Ticket
 from lora_tune.launchers.job_records import foreign
 from lora_tune.logs.run import LogReader
 from lora_tune.store.records import Attempt, Trial
-from lora_tune.workloads.base import Job, Proposal, Workload
+from lora_tune.workloads.base import Job, Proposal, Value, Workload, written
 
 
 def proposal(trial: Trial, attempt: int) -> Proposal:
@@ -48,6 +48,10 @@ class Jobs:
             environment=environment,
             sweep=self._sweep,
         )
+
+    def written(self, trial: Trial) -> Mapping[str, Value]:
+        """What the trial's jobs are written with: what its log is held against."""
+        return written(self._workload, proposal(trial, 0))
 
     def foreign_record(self, attempt: Attempt) -> str:
         """Which record in the folder of an attempt is another one's; "" where none is."""

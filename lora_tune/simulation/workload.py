@@ -15,7 +15,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.simulation import SHIPPED
-from lora_tune.workloads.base import Export, Job, Proposal, Resources
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.mlperf_names import PROBE_STEPS
 
@@ -46,17 +46,8 @@ class SurfaceWorkload:
         self._settings = settings
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """A job whose only file says what is simulated. A probe ends after two blocks, each with its eval.
-
-        A block is as long as in MLPerf's probes, where VAL_CHECK_INTERVAL does not say how long.
-        """
-        parameters = dict(proposal.parameters)
-        if proposal.probe:
-            batch = int(parameters.get("GBS", 1))
-            block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_STEPS * batch)
-            steps = math.ceil(block / batch)
-            parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": block, "SKIP_EVALS": 0}
-        record = {"parameters": parameters, "seed": proposal.seed}
+        """A job whose only file says what is simulated."""
+        record = {"parameters": self.written(proposal), "seed": proposal.seed}
         site = self._study.site
         return Job(
             name=self._study.job_name(proposal.number, proposal.attempt),
@@ -68,6 +59,19 @@ class SurfaceWorkload:
                 nodes=self._nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=self._study.budget.trial_minutes
             ),
         )
+
+    def written(self, proposal: Proposal) -> dict[str, Value]:
+        """What is simulated. A probe ends after two blocks, each with its eval.
+
+        A block is as long as in MLPerf's probes, where VAL_CHECK_INTERVAL does not say how long.
+        """
+        parameters = dict(proposal.parameters)
+        if proposal.probe:
+            batch = int(parameters.get("GBS", 1))
+            block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_STEPS * batch)
+            steps = math.ceil(block / batch)
+            parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": block, "SKIP_EVALS": 0}
+        return parameters
 
     def _nodes(self, proposal: Proposal) -> int:
         return self._study.search_space.node_count(proposal.parameters)

@@ -171,6 +171,21 @@ def unread_switches(workload: Workload) -> tuple[str, ...]:
     return workload.unread_switches() if isinstance(workload, LeavesOut) else ()
 
 
+@runtime_checkable
+class StatesWritten(Protocol):
+    """A workload whose jobs are written with more than a trial's parameters, or with others."""
+
+    def written(self, proposal: Proposal) -> Mapping[str, Value]:
+        """Every variable that a trial's program finds, by its name there: what the trial changes, the base config's
+        own, the implementation's defaults, the values of a probe. Raises SetupError where the files cannot be read."""
+        ...
+
+
+def written(workload: Workload, proposal: Proposal) -> Mapping[str, Value]:
+    """The effective record of a trial: what its job is written with; its parameters where the workload adds nothing."""
+    return workload.written(proposal) if isinstance(workload, StatesWritten) else proposal.parameters
+
+
 PYXIS = "pyxis"
 """Slurm's plugin that starts containers."""
 

@@ -30,7 +30,7 @@ from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Va
 from lora_tune.workloads.base_config import as_value, equal
 from lora_tune.workloads.config_file import render, source_lines, value_text
 from lora_tune.workloads.metric import reader_of
-from lora_tune.workloads.mlperf_names import ALIASES, probe_values, refuse_illegal, spelled
+from lora_tune.workloads.mlperf_names import ALIASES, key_of, probe_values, refuse_illegal, spelled
 from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.places import ALSO, given_by_site, places
 from lora_tune.workloads.tree import TreeWorkload
@@ -167,6 +167,26 @@ class MlperfWorkload(TreeWorkload):
         refuse_illegal(self.implementation.values, exports)
         return exports
 
+    def written(self, proposal: Proposal) -> dict[str, Value]:
+        """What the trial's program finds: the files' defaults, the base or common config, and over them the exports.
+
+        A value stands once: what a layer sets under one name hides what those below it say under another. GBS is that
+        which follows from MINIBS where nothing states the batch whole.
+        """
+        record = self._beneath(self.exports(proposal))
+        batch, name = self.gbs(proposal), self.settings.benchmark
+        stated = any(key_of(name, known) == "global_batch_size" for known in record)
+        return record if batch is None or stated else {**record, "GBS": batch}
+
+    def _beneath(self, exports: Mapping[str, Value]) -> dict[str, Value]:
+        """``exports`` over what the implementation's files set and take by themselves."""
+        name, record = self.settings.benchmark, dict(exports)
+        for layer in (self.implementation.values, self._defaults):
+            hidden = {key for known in record if (key := key_of(name, known))}
+            below = {n: as_value(v) for n, v in layer.items() if key_of(name, n) not in hidden}
+            record = {**below, **record}
+        return record
+
     def unread_switches(self) -> tuple[str, ...]:
         """The switches that the implementation reads under no name: trials leave them alone."""
         return tuple(
@@ -207,8 +227,7 @@ class MlperfWorkload(TreeWorkload):
         }
         if not reads:
             return {}
-        values = {**{n: as_value(v) for n, v in implementation.values.items()}, **proposal.parameters, **exports}
-        disclosed = disclosure_exports(self.settings.benchmark, values, self.file_name(proposal), reads)
+        disclosed = disclosure_exports(self.settings.benchmark, self._beneath(exports), self.file_name(proposal), reads)
         return self._changed({name: value for name, value in disclosed.items() if isinstance(value, str | int)})
 
     @functools.cached_property
@@ -268,8 +287,8 @@ class MlperfWorkload(TreeWorkload):
             for name in ("TP", "PP", "CP", "MBS", "MINIBS")
             if (known := next((n for n in (name, *ALIASES.get(name, ())) if n in set_there), None))
         }
-        known = {**inherited, **proposal.parameters}
-        layout, whole = layout_of(known), None if "MINIBS" in known else self.gbs(proposal)
+        degrees = {**inherited, **proposal.parameters}
+        layout, whole = layout_of(degrees), None if "MINIBS" in degrees else self.gbs(proposal)
         if whole is None:
             return layout
         ranks = layout.dp(self.study.search_space.gpu_count(proposal.parameters))

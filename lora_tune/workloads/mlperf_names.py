@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from lora_tune.base.errors import InputError
+from lora_tune.mlperf.knobs import keys_of
 from lora_tune.workloads.base import Value
 from lora_tune.workloads.implementation import Implementation
 
@@ -37,6 +38,16 @@ PROBE_STEPS = 16
 
 PROBE_TRAINS = 2 * PROBE_STEPS
 """Optimizer steps that a probe's config is written with, whatever its trial proposes."""
+
+
+def key_of(benchmark: str, name: str) -> str:
+    """The MLLOG key under which a benchmark's programs announce a variable; "" where none is known.
+
+    One for all names of a thing: a trial's MAX_STEPS may be written as a tree's PRIMUS_TRAIN_ITERS.
+    """
+    keys = keys_of(benchmark)
+    others = (usual for usual, names in ALIASES.items() if name in names)
+    return next((key for known in (*others, name) if (key := keys.get(known.upper()))), "")
 
 
 def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:

@@ -210,7 +210,10 @@ def test_a_log_of_another_learning_rate_is_a_named_failure(tmp_path: Path) -> No
     sweep = swept(tmp_path, once(other))
     trial = sweep.trials[0]
     assert trial.verdict is Verdict.FAILED
-    assert f"announces opt_base_learning_rate = 0.000466, the trial's LR is {trial.parameters['LR']}" in trial.sentence
+    assert (
+        f"announces opt_base_learning_rate = 0.000466, and the job was written with LR {trial.parameters['LR']}"
+        in trial.sentence
+    )
     assert sweep.attempts[0, 0].failure == "mismatch"
 
 
@@ -241,7 +244,7 @@ def run_of(*losses: float, first: float = 10.0, **announced: object) -> RunLog:
 
 
 def kind(run: RunLog, status: JobStatus = ENDED, *, stamped: bool = True) -> FailureKind | None:
-    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, status, run, stamped=stamped)
+    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, status, run, written={}, stamped=stamped)
     return None if found is None else found.kind
 
 
@@ -258,7 +261,7 @@ def test_what_no_loss_can_be_is_refused(loss: float, believed: bool) -> None:
 
 def test_a_metric_that_may_be_negative_may_be_so() -> None:
     below = study_of(STUDY.replace("target = 0.925", "target = -3.5"))
-    assert why_untrue(below, TRIAL, ATTEMPT, ENDED, run_of(2.0, -3.6), stamped=True) is None
+    assert why_untrue(below, TRIAL, ATTEMPT, ENDED, run_of(2.0, -3.6), written={}, stamped=True) is None
 
 
 def test_a_log_with_the_token_of_another_attempt_is_refused() -> None:
@@ -278,28 +281,35 @@ def test_what_a_log_announces_as_given_is_the_trials(
     name: str, given: int, announced: dict[str, int], believed: bool
 ) -> None:
     trial = replace(TRIAL, parameters={**TRIAL.parameters, name: given})
-    found = why_untrue(STUDY_OF, trial, ATTEMPT, ENDED, run_of(0.95, 0.92, **announced), stamped=True)
+    logged = run_of(0.95, 0.92, **announced)
+    found = why_untrue(STUDY_OF, trial, ATTEMPT, ENDED, logged, written=trial.parameters, stamped=True)
     assert (found is None) is believed
-    assert found is None or (found.kind is FailureKind.MISMATCH and f"the trial's {name} is {given}" in found.line)
+    assert found is None or (found.kind is FailureKind.MISMATCH and f"written with {name} {given}" in found.line)
 
 
-@pytest.mark.parametrize(("probe", "announced", "believed"), [
-    (True, 32, True),
-    (True, 850, True),
-    (True, 7, False),
-    (True, 849, False),
-    (False, 32, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "announced", "believed"),
+    [
+        ({"MAX_STEPS": 32}, 32, True),  # a probe, whose trial proposes 850
+        ({"MAX_STEPS": 32}, 850, False),
+        ({"MAX_STEPS": 850}, 850, True),
+        ({"MAX_STEPS": 850}, 32, False),
+        ({"PRIMUS_TRAIN_ITERS": 850}, 850, True),  # under the tree's own name
+        ({"PRIMUS_TRAIN_ITERS": 850, "MAX_STEPS": 32}, 850, True),  # one of them is what the program reads
+        ({}, 7, True),
+    ],
+)
 @pytest.mark.parametrize(("workload", "key"), [
     ('kind = "mlperf"\nbenchmark = "llama2_70b_lora"', "opt_learning_rate_training_steps"),
     ('kind = "command"\nargv = ["train"]', "max_steps"),
 ])  # fmt: skip
-def test_a_probe_announces_the_steps_that_it_was_written_with_or_its_trials(
-    workload: str, key: str, probe: bool, announced: int, believed: bool
+def test_a_log_is_held_against_what_its_job_was_written_with(
+    workload: str, key: str, written: dict[str, int], announced: int, believed: bool
 ) -> None:
     study = parse_study(f"[workload]\n{workload}\n[space]\nLR = 1e-4\n[budget]\ntrials = 1\n", Path("t.toml"))
-    trial = replace(TRIAL, probe=probe, parameters={**TRIAL.parameters, "MAX_STEPS": 850})
-    problem = why_untrue(study, trial, ATTEMPT, ENDED, run_of(0.95, 0.94, **{key: announced}), stamped=True)
+    trial = replace(TRIAL, parameters={**TRIAL.parameters, "MAX_STEPS": 850})
+    run = run_of(0.95, 0.94, **{key: announced})
+    problem = why_untrue(study, trial, ATTEMPT, ENDED, run, written=written, stamped=True)
     assert (problem is None or problem.kind is not FailureKind.MISMATCH) is believed
 
 
@@ -325,7 +335,7 @@ def test_a_log_of_another_benchmark_reaches_nobodys_target(
         f"[workload]\n{workload}\n[space]\nLR = 1e-4\n[objective]\n{objective}\n[budget]\ntrials = 1\n", Path("t.toml")
     )
     met = run_of(0.3, submission_benchmark=announced)
-    found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, stamped=True)
+    found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, written={}, stamped=True)
     assert (found is None) is believed
     assert found is None or (found.kind, f"announces {announced}" in found.line) == (FailureKind.MISMATCH, True)
 
@@ -336,7 +346,7 @@ def test_the_target_of_a_rising_metric_is_named_as_the_benchmark_has_it() -> Non
         Path("t.toml"),
     )
     met = run_of(0.1, submission_benchmark="flux1")
-    found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, stamped=True)
+    found = why_untrue(study, replace(TRIAL, parameters={}), ATTEMPT, ENDED, met, written={}, stamped=True)
     assert found is not None
     assert "the target 0.80275 is that of dlrm_dcnv2" in found.line
 
@@ -377,7 +387,14 @@ def test_a_run_whose_lines_came_all_at_once_was_not_timed(unseen: float | None, 
     """Buffered output of a minute says nothing; that of a minute in which nobody looked is an estimate."""
     minute = replace(ENDED, seconds=60.0)
     found = why_untrue(
-        STUDY_OF, TRIAL, ATTEMPT, minute, run_of(0.92, first=0.5), stamped=False, read_at_once=lambda _: unseen
+        STUDY_OF,
+        TRIAL,
+        ATTEMPT,
+        minute,
+        run_of(0.92, first=0.5),
+        written={},
+        stamped=False,
+        read_at_once=lambda _: unseen,
     )
     assert (found is None) is believed
     if found is not None:
@@ -432,16 +449,26 @@ def test_evals_that_no_reader_keeps_are_said_where_one_of_them_may_have_met_the_
     lines = [record(1 + i, "eval_accuracy", 2.0 - i / 10, samples_count=8 * i) for i in range(1, 13)]
     reader.feed("\n".join([record(1, "run_start", None), *lines, ""]).encode())
     assert (len(reader.run().evals), reader.run().lost_evals) == (10, 2)
-    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, ENDED, reader.run(), stamped=True)
+    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, ENDED, reader.run(), written={}, stamped=True)
     assert found is not None
     assert found.line == "the log has 12 evals, of which the first 10 were kept: none of them at the target"
-    met = why_untrue(study_of(STUDY.replace("0.925", "1.5")), TRIAL, ATTEMPT, ENDED, reader.run(), stamped=True)
+    met = why_untrue(
+        study_of(STUDY.replace("0.925", "1.5")), TRIAL, ATTEMPT, ENDED, reader.run(), written={}, stamped=True
+    )
     assert met is None
 
 
 def test_a_log_of_a_round_learning_rate_is_not_the_log_of_one_nearby() -> None:
     given_trial = replace(TRIAL, parameters={"LR": 0.000124})
-    found = why_untrue(STUDY_OF, given_trial, ATTEMPT, ENDED, run_of(0.95, opt_base_learning_rate=0.0001), stamped=True)
+    found = why_untrue(
+        STUDY_OF,
+        given_trial,
+        ATTEMPT,
+        ENDED,
+        run_of(0.95, opt_base_learning_rate=0.0001),
+        written=given_trial.parameters,
+        stamped=True,
+    )
     assert found is not None
     assert found.kind is FailureKind.MISMATCH
 
@@ -450,7 +477,7 @@ def test_a_log_of_a_round_learning_rate_is_not_the_log_of_one_nearby() -> None:
 def test_a_value_printed_with_few_digits_is_still_the_value(value: float, digits: int) -> None:
     given_trial = replace(TRIAL, parameters={"LR": value})
     run = run_of(0.95, opt_base_learning_rate=float(f"{value:.{digits}g}"))
-    assert why_untrue(STUDY_OF, given_trial, ATTEMPT, ENDED, run, stamped=True) is None
+    assert why_untrue(STUDY_OF, given_trial, ATTEMPT, ENDED, run, written=given_trial.parameters, stamped=True) is None
 
 
 @pytest.mark.public_data

@@ -41,7 +41,7 @@ def blocks(first: float, eval_seconds: float = 5.0) -> RunLog:
 
 
 def test_a_run_that_went_on_from_a_checkpoint_is_measured_again() -> None:
-    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, replace(ENDED, seconds=1e4), run_of(1440), stamped=True)
+    found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, replace(ENDED, seconds=1e4), run_of(1440), written={}, stamped=True)
     assert found is not None
     assert found.kind is FailureKind.CLOCK
     assert found.line == "the log has 1536 samples after 9.6 s, for which its own pace later needs 153.6 s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,33 @@ class TestDoctor:
         assert any(words in what for what in self.told(workload, tmp_path))
         named, _ = made(tmp_path / "2" / "bert" / "implementations" / "x", {"LEARNING_RATE": RATE}, benchmark="bert")
         assert not any("lies among" in what for what in self.told(named, tmp_path))
+
+
+class TestTheEffectiveRecord:
+    """What a trial's job is written with: what its log is held against, and what is disclosed of it."""
+
+    def test_a_trial_s_own_value_hides_the_bases_under_any_name(self, tmp_path: Path) -> None:
+        workload, start = made(
+            tmp_path / "tree", {"LEARNING_RATE": RATE}, benchmark="flux1", config="export LR=0.0009\n"
+        )
+        record = workload.written(trial(workload, start, LEARNING_RATE=5e-4))
+        assert record["LEARNING_RATE"] == 5e-4
+        assert "LR" not in record
+        assert (record["BATCHSIZE"], record["MAX_STEPS"]) == (512, 900)
+
+    def test_the_base_is_what_its_config_says(self, tmp_path: Path) -> None:
+        workload, start = made(tmp_path / "tree", {"LEARNING_RATE": RATE}, benchmark="flux1")
+        base = Proposal(number=0, attempt=0, seed=7, parameters=start.parameters)
+        assert workload.is_base(base)
+        assert workload.written(base)["LEARNING_RATE"] == 2e-4
+
+    def test_a_probe_s_steps_are_those_of_the_probe(self, tmp_path: Path) -> None:
+        reads = f"{READS}echo $MINIBS $CP $TP $SKIP_EVALS\n"
+        space = {"LEARNING_RATE": RATE, "MAX_STEPS": {"type": "int", "low": 500, "high": 900}}
+        workload, start = made(
+            tmp_path / "tree", space, benchmark="llama2_70b_lora", reads=reads, config=f"{LAYOUT}unset BATCHSIZE\n"
+        )
+        probe = replace(trial(workload, start, LEARNING_RATE=5e-4, MAX_STEPS=850), probe=True)
+        record = workload.written(probe)
+        assert (record["MAX_STEPS"], record["GBS"]) == (32, 8)
+        assert workload.job(probe, tmp_path / "a").environment["MAX_STEPS"] == "32"
