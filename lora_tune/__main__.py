@@ -20,6 +20,7 @@ COMMANDS = {
     "steer": "ask something of a sweep that runs: try, stop, pause, change its budget",
     "ask": "the next trial, to be run by whoever asks",
     "tell": "how a trial that was asked for went",
+    "schema": "the JSON schema of a study file, for editors",
     "mcp": "a sweep as tools of a model (Model Context Protocol)",
     "export": "the best trial as a config that runs by hand",
     "report": "write sweeps/STUDY/report.html",

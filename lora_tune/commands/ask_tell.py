@@ -297,9 +297,8 @@ def _mllog(plan: DrivePlan, result: Result, began: float, now: float) -> str:
 
     Raises InputError for evals that no run of this age can have, and for a study whose logs have another form.
     """
-    kind = ((plan.study.workload.model_extra or {}).get("log") or {}).get("kind", "mllog")
-    if kind != "mllog" and result.evals:
-        raise InputError(f'workload.log.kind = "{kind}": give the log itself in that form, not evals')
+    if plan.study.log_kind != "mllog" and result.evals:
+        raise InputError(f'workload.log.kind = "{plan.study.log_kind}": give the log itself in that form, not evals')
     age, last = now - began, -math.inf
     lines = [_line(began, "run_start", None, "INTERVAL_START")]
     for number, e in enumerate(result.evals, 1):

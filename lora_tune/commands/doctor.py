@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -37,8 +38,11 @@ _WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 @output_option
 @click.option("--probe", "with_probe", is_flag=True, help="also run one short job that checks from a node")
 @click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
+@click.option("--json", "json_", is_flag=True, help="one JSON object a finding, one a line")
 @guarded
-def main(study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float) -> None:
+def main(
+    study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float, json_: bool
+) -> None:
     """Check what a study needs: each finding says what, why it matters and how to fix it.
 
     Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
@@ -47,6 +51,7 @@ def main(study_name: str, storage: str | None, output: Path | None, with_probe: 
     study = load_study(file)
     workload = load_workload(study, file)
     paths = sweep_paths(study.name, output)
+    show = _print_json if json_ else show_findings
     worst = show(_local(study, workload, paths, storage))
     if launcher_kind(study.site).slurm:
         worst = max(worst, show(_slurm(study, workload, paths)))
@@ -56,7 +61,17 @@ def main(study_name: str, storage: str | None, output: Path | None, with_probe: 
         sys.exit(EXIT_SETUP)
 
 
-def show(findings: Iterable[Finding]) -> Level:
+def _print_json(findings: Iterable[Finding]) -> Level:
+    """As :func:`show_findings`, for programs."""
+    worst = Level.GOOD
+    for finding in findings:
+        worst = max(worst, finding.level)
+        level = _WORDS[finding.level].lower()
+        click.echo(json.dumps({"level": level, "what": finding.what, "why": finding.why, "fix": finding.fix}))
+    return worst
+
+
+def show_findings(findings: Iterable[Finding]) -> Level:
     """Print findings as they are made; returns the worst level."""
     worst = Level.GOOD
     for finding in findings:

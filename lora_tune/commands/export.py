@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -225,11 +226,13 @@ def _ranges(numbers: Sequence[int]) -> str:
     help="show what changes against this config_*.sh, here or in the implementation",
 )
 @click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
+@click.option("--json", "json_", is_flag=True, help="one JSON object: the file, the line that runs it, and what it is")
 @guarded
 def main(
     study_name: str,
     storage: str | None,
     output: Path | None,
+    json_: bool,
     number: int | None,
     near_miss: bool,
     folder: Path | None,
@@ -245,6 +248,11 @@ def main(
     trial, believed = chosen(review.study, review.sweep, number, near_miss=near_miss)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)
     written = export_trial(review.study, trial, workload, folder or review.paths.best, believed)
+    if json_:
+        if base is not None or check:
+            raise InputError("--json says what was exported; take --diff and --check out, or --json")
+        click.echo(json.dumps(_as_json(review.study, trial, believed, written, typed(written, workload))))
+        return
     if believed is not None:
         click.echo(f"recommended: {recommended_words(review.study, believed)}, {trial_name(trial)}")
         click.echo(f"best single run: {best_run_words(review.study, believed)}")
@@ -261,6 +269,18 @@ def main(
     if check:
         refuse_departed(review.sweep, workload, "the export sources it: put it back")
         click.echo("\n" + _checked(written.path, trial, workload))
+
+
+def _as_json(study: Study, trial: Trial, believed: Recommended | None, written: Written, line: str) -> dict[str, Any]:
+    """An export as plain data. line: what runs it."""
+    return {
+        "config": str(written.path),
+        "run": line,
+        "trial": trial.number if trial.verdict is not None else None,
+        "parameters": dict(trial.parameters),
+        "recommended": None if believed is None else recommended_words(study, believed),
+        "best_run": None if believed is None else best_run_words(study, believed),
+    }
 
 
 def _checked(config: Path, trial: Trial, workload: Workload) -> str:

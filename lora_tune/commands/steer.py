@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,9 @@ from lora_tune.store.port import Request
 @click.option("--node-hours", type=float, help="node-hours of all trials")
 @click.option("--wall-hours", type=float, help="hours since the sweep began")
 @click.option("--trial-minutes", type=float, help="limit of one trial; a job's own limit stays as it was submitted")
+@click.option("--json", "json_", is_flag=True, help="one JSON object a request, one a line")
 @guarded
-def main(study_name: str, storage: str | None, output: Path | None, **options: Any) -> None:
+def main(study_name: str, storage: str | None, output: Path | None, json_: bool, **options: Any) -> None:
     """Ask something of a sweep; its driver does it at its next look and says what it did. Without an option: list.
 
     Every request is kept with who asked and when, and shown by status. Exit codes: 0 noted; 2 your input; 3 the
@@ -48,8 +51,11 @@ def main(study_name: str, storage: str | None, output: Path | None, **options: A
         wanted = list(wishes(course(review.study, requests.all()).study, review.sweep, options, now))
         for wish in wanted:
             noted = requests.ask(wish)
-            click.echo(f"request {noted.number}: {words(noted)}")
-        if not wanted:
+            click.echo(json.dumps(asdict(noted)) if json_ else f"request {noted.number}: {words(noted)}")
+        if not wanted and json_:
+            for known in requests.all():
+                click.echo(json.dumps(asdict(known)))
+        elif not wanted:
             click.echo("\n".join(listed(requests.all(), now)) or "nothing was asked of this sweep")
         elif now - store.held(review.study.name).renewed_at > LEASE_SECONDS:
             click.echo("nobody drives the sweep now; its next driver does this first", err=True)

@@ -123,6 +123,11 @@ class Study(Section):
         return counted(samples, self.progress_unit)
 
     @property
+    def log_kind(self) -> str:
+        """The form of its trials' logs, a name of ``base.kinds.LOG_READERS``."""
+        return self._log()[0]
+
+    @property
     def progress_unit(self) -> str:
         """What the log counts in, as far as its settings tell: samples, steps or epochs."""
         kind, settings = self._log()

@@ -15,6 +15,7 @@ from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.small_files import write_text
+from lora_tune.base.versions import commit_of
 from lora_tune.config.study import Study
 from lora_tune.controller import setup_faults
 from lora_tune.controller.base_watch import refuse_departed, with_base
@@ -28,6 +29,7 @@ from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import RequestStore
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
+from lora_tune.objectives import objectives_of
 from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
@@ -180,9 +182,22 @@ def driver(
         def search() -> Proposer:
             return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, environment.clock.now)
 
-        tables = OptunaTables(plan.study, store, lease)
+        tables = OptunaTables(plan.study, store, lease, meaning(plan.study, plan.file))
         with at_work(plan, store, lease, environment, search, plan.paths, lock, requests, tables) as driving:
             yield driving
+
+
+def meaning(study: Study, file: Path) -> dict[str, Any]:
+    """What a number of the sweep means, for those who see Optuna's tables alone. commit: of the study file's folder."""
+    objectives = objectives_of(study)
+    return {
+        "lora_tune:metric_names": [objective.name for objective in objectives],
+        "lora_tune:unit": [objective.unit or ("s" if objective.timed else "") for objective in objectives],
+        "lora_tune:target": study.objective.target if objectives[0].has_target else None,
+        "lora_tune:study_file": str(file),
+        "lora_tune:study_hash": study.digest,
+        "lora_tune:commit": commit_of(file.resolve().parent),
+    }
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import optuna
 from optuna.distributions import distribution_to_json
@@ -42,8 +44,12 @@ Seen = tuple[Trial | None, tuple[Eval, ...]]
 class OptunaTables:
     """One study of Optuna in a store's database, written under the lease of its sweep."""
 
-    def __init__(self, study: Study, store: Store, lease: Lease) -> None:
-        """Nothing is opened before the first :meth:`follow`."""
+    def __init__(self, study: Study, store: Store, lease: Lease, meaning: Mapping[str, Any] | None = None) -> None:
+        """Nothing is opened before the first :meth:`follow`.
+
+        meaning: what the numbers mean, which a study of Optuna's gets as attributes when it is made.
+        """
+        self._meaning = meaning or {}
         self._study, self._store, self._lease = study, store, lease
         self._space = space_of(study)
         self._texts = {name: distribution_to_json(distribution) for name, distribution in self._space[0].items()}
@@ -93,7 +99,9 @@ class OptunaTables:
         try:
             tune_sqlite(storage.engine)
             storage.engine.dispose()  # connections made before tuning
-            optuna.create_study(study_name=self._study.name, storage=storage, directions=directions(self._study))
+            made = optuna.create_study(study_name=self._study.name, storage=storage, directions=directions(self._study))
+            for name, value in self._meaning.items():
+                made.set_user_attr(name, value)
         finally:
             storage.remove_session()
             storage.engine.dispose()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_tune import Sweep
@@ -201,10 +201,11 @@ def test_a_log_in_the_studys_own_form_is_told_as_a_file(tmp_path: Path, monkeypa
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=12,
+    max_leaves=6,
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON, st.text(max_size=5), st.text(max_size=5))
 def test_whatever_is_told_is_a_result_or_refused_with_a_sentence(evals: object, log: str, failed: str) -> None:
     with contextlib.suppress(InputError):
