@@ -24,6 +24,7 @@ from lora_tune.controller.steering import Steering
 from lora_tune.controller.stops import JobStops
 from lora_tune.controller.submissions import Submissions
 from lora_tune.controller.sweep_records import SweepRecords
+from lora_tune.launchers.base import JobState
 from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
@@ -169,6 +170,9 @@ class Driver:
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
         poll = self._monitor.look(live)
+        now = self.sweep.attempts
+        if any(a.submitted_at and now[a.trial, a.number].state == JobState.LOST for a in live):
+            self._orphans.doubt()  # it may run all the same, unseen, beside the attempt that follows
         for attempt in poll.absent:
             if self._submissions.unanswered_seconds(attempt) < self._submit_grace:
                 continue

@@ -21,6 +21,10 @@ class Orphans:
         self._launcher, self._paths, self._events = launcher, paths, events
         self.surveyed_at = -math.inf
 
+    def doubt(self) -> None:
+        """A job was lost: look at once."""
+        self.surveyed_at = -math.inf
+
     def due(self, now: float) -> bool:
         """Whether it is time for a look, at ``now`` in epoch seconds."""
         return isinstance(self._launcher, Surveys) and now - self.surveyed_at >= SURVEY_SECONDS

@@ -17,6 +17,8 @@ _ONE_JOB = "a trial is one job, with one log"
 _PROBLEMS = {
     "array": f"makes an array of jobs of each trial; {_ONE_JOB}",
     "clusters": "sends trials to a cluster where nobody looks for them; the sweep asks the one that SLURM_CONF names",
+    "error": "keeps what a trial says of its failure out of its log",
+    "output": "sends a trial's log where nobody reads it",
     "job-name": "renames the jobs that the sweep finds by their names",
     "parsable": "keeps from sbatch's answer what tells the job's id",
     "quiet": "keeps from sbatch's answer what tells the job's id",
@@ -24,7 +26,7 @@ _PROBLEMS = {
     "wait": "keeps sbatch, and with it the sweep, until the job has ended; nothing would be watched meanwhile",
 }
 """Option -> what it does to any trial."""
-_OVERRULED = frozenset({"job-name", "quiet"})
+_OVERRULED = frozenset({"error", "job-name", "output", "quiet"})
 """What a header may say: our own word on the command line counts, and sbatch reads --quiet there alone."""
 
 

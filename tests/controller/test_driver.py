@@ -485,6 +485,28 @@ def test_jobs_that_no_record_wants_are_cancelled(tmp_path: Path) -> None:
     assert [e["event"] for e in events].count("orphan") == 1
 
 
+def test_a_job_that_is_lost_and_runs_all_the_same_is_ended_before_its_successor_has_long_run(tmp_path: Path) -> None:
+    """Its next attempt would run beside it; the survey came ten minutes later."""
+
+    class Forgetful(SurveyedCluster):
+        lost: str = ""
+
+        def _status(self, ticket: Ticket) -> JobStatus:
+            return JobStatus(state=JobState.LOST) if ticket.name == self.lost else super()._status(ticket)
+
+    cluster = Forgetful(FakeClock())
+    there = house(tmp_path, cluster, trials=1)
+    driver = there.driver()
+    driver.tick()
+    (cluster.lost,) = cluster.jobs
+    there.clock.sleep(1)
+    driver.tick()
+    there.clock.sleep(1)
+    driver.tick()
+    assert cluster.jobs[cluster.lost].ended is not None
+    assert [job.ended for name, job in cluster.jobs.items() if name != cluster.lost] == [None], "the next attempt runs"
+
+
 def test_a_driver_that_was_overtaken_while_it_stood_still_cancels_no_job_of_the_other(tmp_path: Path) -> None:
     """A suspended machine, a file system that hung: the first thing due afterwards is the look for orphans."""
     cluster = SurveyedCluster(FakeClock())

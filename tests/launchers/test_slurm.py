@@ -374,6 +374,29 @@ class TestMemory:
         assert (status.started_at, status.ended_at) == (seen.started_at, seen.ended_at)
         assert status.nodes == seen.nodes
 
+    def test_one_that_was_renamed_and_commented_is_found_there_by_its_id(
+        self, slurm_accounting: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, launcher = job_of(tmp_path / "a", WAITS_FOR_GO.format(go=str(tmp_path / "go"))), SlurmLauncher(CPU)
+        ticket = ticket_of(job, launcher.submit(job))
+        log_until(job, "begun")
+        slurm_accounting.run("scontrol", "update", f"JobId={ticket.job_id}", "JobName=renamed", "Comment=team-7")
+        (tmp_path / "go").touch()
+        poll_until(launcher, ticket, JobState.ENDED)
+        forget(slurm_accounting, tmp_path, monkeypatch)
+        wait_until(lambda: launcher.poll([ticket])[job.name].state is JobState.ENDED, 30, "sacct has it")
+
+    def test_without_accounting_its_own_record_says_how_it_ended(
+        self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job = replace(job_of(tmp_path / "a", SAY, CODE="3"), token="a" * 32)
+        launcher = SlurmLauncher(CPU)
+        ticket = replace(ticket_of(job, launcher.submit(job)), token="a" * 32)
+        poll_until(launcher, ticket, JobState.ENDED)
+        forget(slurm, tmp_path, monkeypatch)
+        status = launcher.poll([ticket])[job.name]
+        assert (status.state, status.exit_code) == (JobState.ENDED, 3)
+
     def test_without_accounting_it_is_lost_and_the_reason_says_so(
         self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

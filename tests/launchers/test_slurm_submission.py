@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from lora_tune.config.site import Site
+from lora_tune.launchers.slurm.shell import handed_on
 from lora_tune.launchers.slurm.submission import preview, submission_command
 from lora_tune.workloads.base import Job, Resources
 
@@ -46,7 +48,7 @@ FULL = Site(
 
 @pytest.fixture(autouse=True)
 def _small_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SHELL", "LOGNAME"):
+    for name in handed_on(os.environ):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/u", "USER": "u", "PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}.items():
         monkeypatch.setenv(name, value)

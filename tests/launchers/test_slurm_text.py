@@ -200,6 +200,22 @@ def test_a_renamed_or_commented_job_is_known_by_its_id_and_its_log(
     assert job_id_of(line, **known) == ("17" if ours else "")
 
 
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("17|COMPLETED|0:0|0:0|1000|1010|2000|00:00:00|n1|billing=x|renamed", True),
+        ("17|COMPLETED|0:0|0:0|1000|1010|2000|00:00:00|n1||renamed", True),
+        ("18|COMPLETED|0:0|0:0|1000|1010|2000|00:00:00|n1|billing=x|renamed", False),
+        ("17|COMPLETED|0:0|0:0|9000|9010|9900|00:00:00|n1|billing=x|renamed", False),
+        (f"17|COMPLETED|0:0|0:0|1000|1010|2000|00:00:00|n1|{'a' * 32}|study-0002-0", False),
+    ],
+    ids=["renamed and commented", "without its comment", "another id", "its id given out again", "another's token"],
+)
+def test_the_accounting_knows_a_renamed_and_commented_job_by_its_id_and_time(line: str, ours: bool) -> None:
+    sought = parse.Sought("study-0001-0", "mine", 1001.0, "17", Path("/sweeps/mine/job.log"))
+    assert (parse.find(parse.sacct_rows(line + "\n"), sought) is not None) == ours
+
+
 def test_without_a_token_nothing_was_ever_submitted() -> None:
     """Somebody else's job of the same name, on a cluster that keeps no comments."""
     assert job_id_of(squeue_line(Comment="(null)", SubmitTime="1000"), token="") == ""

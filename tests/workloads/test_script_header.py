@@ -33,6 +33,10 @@ from lora_tune.workloads.script_header import header_options, refusals
         ("--time=5 --wait --ntasks=2", [("wait", ""), ("ntasks", "2")]),
         ("--ntasks-per-node=8 train.sub", [("ntasks-per-node", "8")]),
         ("--export", [("export", "")]),
+        (
+            "--err=a -e b --outp c -ob --over --open-mode=append",
+            [("error", "a"), ("error", "b"), ("output", "c"), ("output", "b")],
+        ),
     ],
 )
 def test_words_as_sbatch_reads_them(words: str, read: list[tuple[str, str]]) -> None:
@@ -68,6 +72,9 @@ def test_a_header_ends_at_the_first_command() -> None:
         ("-M other", "", "-M other sends trials to a cluster"),
         ("--comment=x --job-name=y --quiet --ntasks=8 --ntasks-per-node=8", "", ""),
         ("", "--job-name=y", "--job-name=y renames"),
+        ("--error=x.err --output=x.out -e y", "", ""),
+        ("", "--error=x.err", "keeps what a trial says of its failure out of its log"),
+        ("", "-o x.out", "-o x.out sends a trial's log where nobody reads it"),
         ("", "--ntasks=8", ""),
     ],
 )

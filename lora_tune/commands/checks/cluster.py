@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.findings import Finding, good, problem, warning
-from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.site import Site
 from lora_tune.launchers.slurm.launcher import COMMANDS
 from lora_tune.launchers.slurm.parse import NODES, node_rows
+from lora_tune.launchers.slurm.partitions import LIMITS, REMEDY, beyond_limit, by_qos
 from lora_tune.launchers.slurm.refusals import WITHOUT_GRES
-from lora_tune.workloads.walltime import minutes_of
 
 Ask = Callable[..., str]
 """Runs a Slurm command and returns its standard output; raises LauncherError."""
@@ -96,24 +95,12 @@ def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
 
     Slurm takes a job that asks for more, unless it enforces the limit, and lets it wait for ever.
     """
-    named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "partition"]
-    names = set((named[-1] if named else site.partition or "").split(",")) - {""}
     try:
-        shown = ask("sinfo", "--all", "--noheader", "--format=%P|%l")
+        what = beyond_limit(ask(*LIMITS), site, minutes)
     except LauncherError:
         return  # said of the partition itself
-    rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 1]
-    limits = {name: text for name, text in rows if (name.strip(" *") in names if names else "*" in name)}
-    known = [minutes_of(text.strip()) for text in limits.values()]
-    if not minutes or not known or any(limit is None or limit >= minutes for limit in known):
-        return
-    say = warning if site.qos else problem
-    allowed = ", ".join(f"{name.strip(' *')}: {text.strip()}" for name, text in limits.items())
-    yield say(
-        f"a trial asks for {minutes:g} minutes, and its partition allows less ({allowed})",
-        "trials would wait in the queue forever",
-        "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')",
-    )
+    if what:
+        yield (warning if by_qos(site) else problem)(what, "trials would wait in the queue forever", REMEDY)
 
 
 def gpus_of(gres: str) -> int:

@@ -27,7 +27,7 @@ from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.job_records import foreign, read_pauses, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
 from lora_tune.launchers.secret_values import file_in_memory, secret_values
-from lora_tune.launchers.slurm import cancellations, parse
+from lora_tune.launchers.slurm import cancellations, parse, partitions
 from lora_tune.launchers.slurm.client import ask, clean_environment
 from lora_tune.launchers.slurm.refusals import refusal
 from lora_tune.launchers.slurm.submission import executor, preview, submission_command
@@ -63,6 +63,7 @@ class SlurmLauncher:
             raise SetupError(
                 f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
+        self._limits = ""
         self._pending = PendingSubmissions()
         self._cancelling: list[subprocess.Popen[bytes]] = []
         self._cancelled: set[str] = set()
@@ -84,6 +85,8 @@ class SlurmLauncher:
     def _submit(self, job: Job, token: str) -> str:
         """What sbatch makes of the job; takes as long as sbatch does."""
         attempt = AttemptPaths(job.folder)
+        if why := self._beyond_limit(job.resources.minutes):
+            raise RefusedError(job.name, why, partitions.REMEDY)
         # Before sbatch: after a crash between the two the job is found again by its name and this token.
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
@@ -102,6 +105,14 @@ class SlurmLauncher:
                 raise LimitError(job.name, refused.answer, jobs) from error
             raise refused from error
         return str(submitted.job_id)
+
+    def _beyond_limit(self, minutes: float) -> str:
+        """Why a job of so many minutes would wait for ever, "" where it would not; the limits are asked for once."""
+        if not minutes or partitions.by_qos(self._site):
+            return ""
+        with contextlib.suppress(LauncherError):  # a controller that is away is said of the submission
+            self._limits = self._limits or ask(*partitions.LIMITS)
+        return partitions.beyond_limit(self._limits, self._site, minutes)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct.
@@ -232,8 +243,15 @@ def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatu
     rows, why = _accounted(tickets, user), "neither squeue nor sacct knows it"
     if rows is None:
         rows, why = {}, "squeue does not know it, and there is no accounting to ask"
-    lost = JobStatus(state=JobState.LOST, reason=why)
-    return {t.name: _ended(row, t, row) if (row := rows.get(t.name)) else lost for t in tickets}
+    return {t.name: _ended(row, t, row) if (row := rows.get(t.name)) else _by_its_record(t, why) for t in tickets}
+
+
+def _by_its_record(ticket: Ticket, why: str) -> JobStatus:
+    """A job that Slurm does not know: as its own record of its end says, else LOST."""
+    if ticket.token and (end := read_records(AttemptPaths(ticket.folder), ticket.token).ended) is not None:
+        ended = JobStatus(state=JobState.ENDED, job_id=ticket.job_id, ended_at=end.at, reason=f"{why}; its record does")
+        return _with_end_record(replace(ended, exit_code=end.exit_code), ticket)
+    return JobStatus(state=JobState.LOST, reason=why)
 
 
 def _ended(row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) -> JobStatus:

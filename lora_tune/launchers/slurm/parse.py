@@ -16,6 +16,9 @@ from lora_tune.launchers.base import JobState, JobStatus, Waits
 WHOLE_SECONDS = 2.0
 """By how much a difference of two of Slurm's times may be off: it counts whole seconds, at both ends."""
 
+_ANSWERED_SECONDS = 150.0
+"""Between our intention to submit and Slurm's time of submission, at most: sbatch is ended after two minutes."""
+
 STATES = {
     "PENDING": JobState.QUEUED,
     "CONFIGURING": JobState.QUEUED,
@@ -273,6 +276,10 @@ def _is(row: JobRow, job: Sought) -> bool:
     submitted = row.submitted or job.submitted_at
     same_output = row.output in (str(job.log), str(job.log).replace("%", "%%"))  # Slurm expands a %
     same_id = row.job_id == job.job_id
+    if not row.output and same_id and job.submitted_at > 0:  # accounting keeps no output: the id, and its time
+        others = re.fullmatch(r"[0-9a-f]{32}", row.comment) is not None and row.comment != job.token
+        if not others and abs(submitted - job.submitted_at) <= _ANSWERED_SECONDS:
+            return True
     if row.comment == job.token:
         return row.name == job.name or same_id or same_output
     if same_output and (same_id or (not job.job_id and 0 < job.submitted_at <= submitted + WHOLE_SECONDS)):

@@ -20,6 +20,8 @@ from lora_tune.launchers.secret_values import SOURCING
 from lora_tune.launchers.slurm.shell import handed_on
 from lora_tune.launchers.slurm.submitting import sbatch_answer
 from lora_tune.workloads.base import Job
+from lora_tune.workloads.script_header import header_options
+from lora_tune.workloads.script_needs import script_text
 
 _ELSEWHERE = "use another sweeps folder (--output)"
 
@@ -102,7 +104,11 @@ def _options(text: str, job: Job) -> list[str]:
     """
     unwanted = ("--signal=", "--error=", "--wckey=", *(() if job.resources.minutes else ("--time=",)))
     options = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
-    return [option for option in options if not option.startswith(unwanted)]
+    kept = [option for option in options if not option.startswith(unwanted)]
+    header = header_options(script_text(job, job.argv[0])) if job.script else []
+    if any(option.name == "error" for option in header):
+        kept.append(f"--error={_literal(job.log)}")  # one log, whatever the script's header says
+    return kept
 
 
 def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str], secrets: str = "") -> list[str]:
