@@ -12,6 +12,8 @@ from lora_tune.config.study import Study
 NOT_IN_A_PACK = {
     "TP": ("a trial in a pack has one process", ("1", "")),
     "CP": ("a trial in a pack has one process", ("1", "")),
+    "TORCH_COMPILE": ("a pack runs its own passes", ("0", "False", "false", "")),
+    "CUDA_GRAPH": ("a pack runs its own passes", ("0", "auto", "")),
 }
 """Variables that no pack can train: why, and the values that it can."""
 NO = ("0", "False", "false", "")

@@ -24,6 +24,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune_recipes.fsdp_settings import DEFAULT_SHARDING, Sharding
 from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.step_graph import why_eager
 
 SILENCE = timedelta(minutes=5)
 """How long a rank waits for another in a collective before it fails: a lost rank must not hang the job."""
@@ -192,6 +193,10 @@ def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
     if settings.save_adapter and (tp > 1 or cp > 1):
         raise InputError("SAVE_ADAPTER: allowed with TP=1 and CP=1, where the adapter can be gathered")
     _refuse_sharded(settings, world, cuda=cuda)
+    if settings.cuda_graph == "1" and (reason := why_eager(settings, "cuda" if cuda else "cpu", world)):
+        raise InputError(f"CUDA_GRAPH=1: {reason}; allowed is auto or 0")
+    if settings.torch_compile and world > 1:
+        raise InputError(f"TORCH_COMPILE=1 with {world} processes: allowed is one process, or TORCH_COMPILE unset")
     if cp > 1 and settings.seq % (2 * cp):
         raise InputError(f"SEQ={settings.seq}: allowed is a multiple of 2*CP={2 * cp}")
     if cp > 1 and settings.attn != "sdpa":

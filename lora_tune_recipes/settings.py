@@ -118,6 +118,10 @@ class Settings:
     """Attention of transformers: ``sdpa``, ``eager`` or ``flash_attention_2``."""
     recompute: bool
     """Keep no activations within a layer for the backward pass but compute them again: less memory, more time."""
+    cuda_graph: str
+    """Replay each step as one CUDA graph: ``auto`` where it can be recorded, ``1`` (refused where not), ``0``."""
+    torch_compile: bool
+    """Compile the model's layers, all of a kind as one program, before the clock starts."""
     warmup: bool
     """Warm the kernels up before the clock starts."""
     probe: bool
@@ -203,6 +207,8 @@ def _machine(knobs: Knobs) -> dict[str, Any]:
         "load_in_4bit": knobs.choice("LOAD_IN_4BIT", ("", "nf4", "fp4")),
         "attn": knobs.choice("ATTN", ("sdpa", "eager", "flash_attention_2")),
         "recompute": knobs.choice("RECOMPUTE_GRANULARITY", ("", "full")) == "full",
+        "cuda_graph": knobs.choice("CUDA_GRAPH", ("auto", "1", "0")),
+        "torch_compile": knobs.switch("TORCH_COMPILE", default=False),
         "warmup": knobs.switch("WARMUP", default=True),
         "threads": knobs.integer("THREADS", 1, low=1),
     }

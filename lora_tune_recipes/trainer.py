@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from lora_tune.base.errors import InputError
 from lora_tune_recipes.batch import Batch, weighted_losses
 from lora_tune_recipes.lora_model import build
 from lora_tune_recipes.ranks import Ranks
 from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.step_graph import CAUSAL, StepGraph, is_plainly_causal, why_eager
 from lora_tune_recipes.text import Sequences
 
 DROPOUT_SEEDS = 7919
@@ -20,17 +24,45 @@ WARM_UP_STEPS = 2
 """The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
 
 
-def _groups(model: torch.nn.Module, ratio: float) -> list[dict[str, object]]:
+def _groups(model: torch.nn.Module, ratio: float, rate: Callable[[], float | torch.Tensor]) -> list[dict[str, object]]:
     """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together.
 
     factor: of the group's learning rate. It is ``ratio`` for the B matrices (LoRA+, Hayou et al. 2024).
+    rate: makes the learning rate that each group holds.
     """
     kinds: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             factor = ratio if "lora_B" in name or "lora_embedding_B" in name else 1.0
             kinds.setdefault((isinstance(parameter, DTensor), factor), []).append(parameter)
-    return [{"params": kind, "factor": factor} for (_, factor), kind in sorted(kinds.items(), key=lambda k: k[0])]
+    return [
+        {"params": kind, "factor": factor, "lr": rate()}
+        for (_, factor), kind in sorted(kinds.items(), key=lambda k: k[0])
+    ]
+
+
+def _compile_layers(model: torch.nn.Module, layers: frozenset[str]) -> None:
+    """Let torch compile every layer of these class names in place: all of a kind share one program."""
+    for module in model.modules():
+        if type(module).__name__ in layers:
+            module.compile(dynamic=False)
+
+
+def _is_eager(settings: Settings, ranks: Ranks, config: Any) -> bool:
+    """Whether this run launches every kernel. Raises InputError where a graph was asked for and cannot be."""
+    if settings.cuda_graph == "0" or why_eager(settings, ranks.device.type, ranks.world):
+        return True
+    plain = is_plainly_causal(config, settings.seq)
+    if not plain and settings.cuda_graph == "1":
+        raise InputError("CUDA_GRAPH=1: layers of this model attend to a part of the sequence; allowed is auto or 0")
+    return not plain
+
+
+def _first(error: BaseException) -> BaseException:
+    """What happened before ``error``: a recording that fails is ended, and fails to end."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,10 +88,16 @@ class Trainer:
         self._settings = settings
         self._ranks = ranks
         model = ranks.shard(build(settings))
-        groups = _groups(model, settings.lora_plus_ratio)
+        self._eager = _is_eager(settings, ranks, model.config)
+        if not self._eager:
+            model.get_base_model().set_attn_implementation(CAUSAL)
+        if settings.torch_compile:
+            _compile_layers(model, frozenset(model.get_base_model()._no_split_modules or ()))
+        # A recorded step reads its rate from the device's memory, where the next step's is put.
+        rate = (lambda: settings.lr) if self._eager else lambda: torch.tensor(settings.lr, device=ranks.device)
         optimizer = torch.optim.AdamW(
-            groups,
-            lr=settings.lr,
+            _groups(model, settings.lora_plus_ratio, rate),
+            capturable=not self._eager,
             betas=(settings.adam_beta1, settings.adam_beta2),
             weight_decay=settings.weight_decay,
             fused=True,
@@ -69,11 +107,25 @@ class Trainer:
         # accelerate's sharding replaces the parameters.
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._model.train()
+        self._graphs: dict[str, StepGraph] = {}
 
     def step(self, sequences: Sequences, lr: float) -> torch.Tensor:
         """One optimizer step on this rank's ``minibs`` sequences; returns their mean loss, still on the device."""
+        for group in self._optimizer.param_groups:
+            if self._eager:
+                group["lr"] = lr * group["factor"]
+            else:
+                group["lr"].fill_(lr * group["factor"])
         batch = Batch.of(sequences, self._ranks.device)
-        passes = batch._replace(weight=batch.weight / len(sequences)).split(self._settings.mbs)
+        return self._run("step", self._learn, batch._replace(weight=batch.weight / len(sequences)))
+
+    def _run(self, kind: str, work: Callable[[Batch], torch.Tensor], batch: Batch) -> torch.Tensor:
+        """``work`` on ``batch``: by its graph where there is one of this shape."""
+        graph = self._graphs.get(kind)
+        return graph.replay(batch) if graph is not None and graph.fits(batch) else work(batch)
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        passes = batch.split(self._settings.mbs)
         total = torch.zeros((), device=self._ranks.device)
         for i, part in enumerate(passes):
             with self._ranks.exchange(self._model, now=i == len(passes) - 1), self._ranks.parts(*part) as own:
@@ -83,8 +135,6 @@ class Trainer:
             total += loss.detach()
         if self._settings.grad_clip:
             clip(self._parameters, self._settings.grad_clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr * group["factor"]
         self._optimizer.step()
         self._optimizer.zero_grad()
         return total
@@ -102,11 +152,14 @@ class Trainer:
         self._model.eval()
         total = torch.zeros((), device=self._ranks.device)
         for rows in self._ranks.shares(len(validation), self._settings.mbs):
-            with self._ranks.parts(*Batch.of(validation.rows(rows), self._ranks.device)) as own:
-                total += self._loss(*own)
+            total += self._run("eval", self._score, Batch.of(validation.rows(rows), self._ranks.device))
         self._ranks.evaluated(self._model)
         self._model.train()
         return self._ranks.sum(total) / len(validation)
+
+    def _score(self, batch: Batch) -> torch.Tensor:
+        with self._ranks.parts(*batch) as own:
+            return self._loss(*own)
 
     def _loss(
         self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
@@ -120,18 +173,48 @@ class Trainer:
         return weighted_losses(logits, predict, weight).sum()
 
     def warm_up(self) -> None:
-        """Load and tune the kernels on random tokens, and leave weights, optimizer and random state as they were."""
+        """Load, tune and record the kernels on random tokens; weights, optimizer and random state stay as they were."""
         settings = self._settings
         before = [p.detach().clone() for p in self._parameters]
         devices = [self._ranks.device] if self._ranks.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             tokens = np.random.default_rng(0).integers(0, self.vocabulary, (settings.minibs, settings.seq + 1))
             synthetic = Sequences(tokens, np.ones((settings.minibs, settings.seq), np.bool_))
-            for _ in range(WARM_UP_STEPS):
-                self.step(synthetic, settings.lr)
-            self.evaluate(synthetic)
+            if self._eager:
+                for _ in range(WARM_UP_STEPS):
+                    self.step(synthetic, settings.lr)
+                self.evaluate(synthetic)
+            else:
+                self._record(Batch.of(synthetic, self._ranks.device))
         with torch.no_grad():
             for parameter, value in zip(self._parameters, before, strict=True):
                 parameter.copy_(value)
-        self._optimizer.state.clear()
+        self._forget_steps()
         self._ranks.synchronize()
+
+    def _record(self, batch: Batch) -> None:
+        """A step and a forward pass of an eval as graphs. The step's random numbers go on as they do without one."""
+        pool = torch.cuda.graph_pool_handle()
+        try:
+            self._graphs["step"] = StepGraph(self._learn, batch, pool)
+            self._model.eval()
+            with torch.no_grad():
+                self._graphs["eval"] = StepGraph(self._score, batch.split(self._settings.mbs)[0], pool)
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            # A graph takes up to half as much memory again; what fits without one trains without one.
+            if self._settings.cuda_graph == "1" or not isinstance(_first(error), torch.OutOfMemoryError):
+                raise
+            print("CUDA_GRAPH=auto: no memory for a recorded step; kernels are launched one by one", flush=True)
+            self._graphs.clear()
+            self._optimizer.zero_grad()
+            torch.cuda.empty_cache()
+        self._model.train()
+
+    def _forget_steps(self) -> None:
+        """The optimizer as it was before the first step."""
+        if self._eager:
+            self._optimizer.state.clear()
+            return
+        for moments in self._optimizer.state.values():  # in place: the recorded step changes these very tensors
+            for tensor in moments.values():
+                tensor.zero_()
