@@ -28,7 +28,7 @@ from lora_tune.base.redact import redact
 from lora_tune.base.small_files import open_regular
 from lora_tune.commands import ask_tell
 from lora_tune.commands.explain import trial_story
-from lora_tune.commands.options import Review, load_review, sweep_paths
+from lora_tune.commands.options import STORAGE_VARIABLE, Review, load_review, sweep_paths
 from lora_tune.commands.plan import mark_left, plan_of
 from lora_tune.commands.standing import Standing, SweepSnapshot
 from lora_tune.commands.tell import as_json as trial_json
@@ -89,7 +89,8 @@ class AgentTools:
             load_workload(parse_study(text, file), file)
             file.write_text(text, encoding="utf-8")
         else:
-            file.unlink(missing_ok=True)
+            if file.exists():
+                raise InputError(f"{file} exists; give the whole text to replace it, or use another name")
             logs = ["--log", log] if log else []
             _run("init", *logs, "--output", str(file), "--", *(command or []))
         written = file.read_text(encoding="utf-8")
@@ -163,7 +164,7 @@ class AgentTools:
         result = ask_tell.result_of(evals or [], failed=failed, over=not running)
         return trial_json(ask_tell.tell(self._plan(study), self._storage, token, result))
 
-    def stop(self, trial: int | None = None, why: str = "", study: str = "") -> dict[str, Any]:
+    def stop(self, trial: int | None = None, study: str = "") -> dict[str, Any]:
         """Stop a trial (its configuration's run then counts against it in verdicts), or without a number pause the
         whole sweep: nothing more is proposed, what runs goes on; start resumes it."""
         plan = self._plan(study)
@@ -316,12 +317,12 @@ class AgentTools:
         """A driver of its own session, and where in its output file it begins to print."""
         line = [sys.executable, "-m", "lora_tune.sweep", "--study", str(plan.file), "--quiet"]
         line += ["--output", str(self._output)] if self._output else []
-        line += ["--storage", self._storage] if self._storage else []
         with plan.paths.driver_output.open("ab") as output:
             begun = output.tell()
             process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+                line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                env=_environment(self._storage),
+            )  # fmt: skip
             return process, begun
 
 
@@ -347,11 +348,22 @@ def _answered(store: stores.Store, name: str, request: int) -> bool:
 
 def _run(command: str, *arguments: str, storage: str | None = None) -> str:
     """What a command of ours prints. Raises InputError with its sentence where it fails."""
-    line = [sys.executable, "-m", f"lora_tune.{command}", *(["--storage", storage] if storage else []), *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, check=False)
+    line = [sys.executable, "-m", f"lora_tune.{command}", *arguments]
+    try:
+        done = subprocess.run(
+            line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, check=False,
+            env=_environment(storage),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SetupError(f"lora-tune {command} did not end within 5 minutes; run it by hand to see why") from error
     if done.returncode != 0:
         raise InputError(visible((done.stderr.strip() or done.stdout.strip())[-800:]).removeprefix("lora_tune: "))
     return done.stdout.strip()
+
+
+def _environment(storage: str | None) -> dict[str, str]:
+    """Our variables, with the database's URL among them: a command line is seen by everybody on the machine."""
+    return {**os.environ, **({STORAGE_VARIABLE: storage} if storage else {})}
 
 
 def _ended(sweep: StudyRecords) -> int:
@@ -388,8 +400,16 @@ def _status(snapshot: SweepSnapshot) -> dict[str, Any]:
         "requests_waiting": [r.number for r in snapshot.requests if r.answered_at is None][:ROWS],
         "refused": [f"request {r.number}: {r.answer}"[:LINE] for r in snapshot.requests[-ROWS:]
                     if r.answered_at is not None and not r.accepted][-3:],
-        "next": "start: it is not over and nobody drives it" if snapshot.standing == Standing.UNATTENDED else None,
+        "next": _next(study, snapshot.standing),
     }  # fmt: skip
+
+
+def _next(study: Study, condition: str) -> str | None:
+    """What the model may do about a sweep that nobody drives."""
+    if condition != Standing.UNATTENDED:
+        return None
+    outside = study.site.launcher == ask_tell.OUTSIDE
+    return "propose another trial, or tell how an open one went" if outside else "start: nobody drives it"
 
 
 def _sentence(review: Review, trial: int) -> str | None:

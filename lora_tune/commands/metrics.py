@@ -161,11 +161,12 @@ class Metrics:
             yield family
 
 
-def address(text: str) -> tuple[str, int]:
-    """Host and port of ``[HOST:]PORT``; the host is 127.0.0.1 when none is given. Raises InputError."""
+def address(text: str, option: str = "--metrics") -> tuple[str, int]:
+    """Host and port of ``[HOST:]PORT``; the host is 127.0.0.1 when none is given. Raises InputError, naming the
+    ``option``."""
     host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise InputError(f"--metrics {text!r} is not of the form [HOST:]PORT; write for example 9464")
+        raise InputError(f"{option} {text!r} is not of the form [HOST:]PORT; write for example 9464")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,20 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from click.testing import CliRunner
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
 
 from lora_tune import Sweep
 from lora_tune.base.errors import InputError
 from lora_tune.commands.agent_tools import TOOLS, AgentTools
-from lora_tune.commands.mcp import main, server_of
+from lora_tune.commands.mcp import TOKEN_VARIABLE, main, server_of
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import TrialState, Verdict
 from tests.commands.test_ask_tell import STUDY
 from tests.conftest import REPOSITORY
 from tests.own_scripts.rows import SCRIPTS
+from tests.waiting import wait_for
 
 SHORT = 8000
 """Characters of one answer: some two thousand tokens."""
@@ -150,6 +154,9 @@ def test_a_study_that_cannot_be_is_not_written_and_one_whose_sweep_began_stays(
     with pytest.raises(InputError, match="launcher"):
         outside.init("new", text=STUDY.replace('"outside"', '"nosuch"'))
     assert not (tmp_path / "new.toml").exists()
+    with pytest.raises(InputError, match=r"mine\.toml exists; give the whole text to replace it"):
+        outside.init("mine", command=["python", "train.py"])
+    assert (tmp_path / "mine.toml").read_text() == STUDY
     outside.propose()
     with pytest.raises(InputError, match="the sweep of mine has begun; its study stays"):
         outside.init("mine", text=STUDY)
@@ -168,6 +175,49 @@ def test_the_command_says_what_to_install_where_the_sdk_is_missing(monkeypatch: 
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     done = CliRunner().invoke(main, [])
     assert (done.exit_code, 'pip install "lora-tune[mcp]"' in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_by_http_it_is_not_served_without_a_token_that_nobody_guesses(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = CliRunner(env={TOKEN_VARIABLE: token}).invoke(main, ["--http", "0"])
+    assert (done.exit_code, f"set {TOKEN_VARIABLE} to a secret of 16 characters" in done.stderr) == (2, True)
+    assert CliRunner().invoke(main, ["--http", "port"]).exit_code == 2
+
+
+@pytest.mark.long
+def test_by_http_who_has_the_token_is_answered_and_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(STUDY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port, token = free.getsockname()[1], "0123456789abcdef"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), TOKEN_VARIABLE: token}
+    line = [sys.executable, "-m", "lora_tune.mcp", "--http", str(port)]
+    server = subprocess.Popen(line, cwd=tmp_path, env=environment)
+    where = f"http://127.0.0.1:{port}/mcp"
+
+    async def asked(words: str) -> str:
+        async with httpx2.AsyncClient(headers={"Authorization": words}) as http:
+            if words != f"Bearer {token}":
+                answer = await http.post(where, json={})
+                assert answer.status_code == 401
+                return answer.text
+            async with Client(streamable_http_client(where, http_client=http)) as client:
+                return str((await answering(client)("study"))["study"])
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        wait_for(listens, 60, "the server")
+        assert anyio.run(asked, f"Bearer {token}") == "mine"
+        for wrong in ("", "Bearer 0123456789abcdeg", token, "Basic eDp5"):
+            assert "send Authorization: Bearer" in anyio.run(asked, wrong)
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 @pytest.mark.long
