@@ -19,7 +19,7 @@ from lora_tune.commands.people import people_if_known
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.base_watch import with_base
-from lora_tune.controller.dependencies import RealClock
+from lora_tune.controller.dependencies import Discards, RealClock
 from lora_tune.controller.driver import Driver, Proposer
 from lora_tune.controller.quota import NodeQuota, demand
 from lora_tune.controller.runtime import DrivePlan, Environment, driver, make_clock
@@ -74,6 +74,10 @@ class _Gated:
         if not isinstance(self._inner, Enqueues):
             raise errors.InputError("this search takes no proposals")
         self._inner.enqueue(values, why, request)
+
+    def discard(self, number: int) -> None:
+        if isinstance(self._inner, Discards):
+            self._inner.discard(number)
 
     def tell(self, record: Trial) -> None:
         self._inner.tell(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from lora_tune.base.process import steady
 from lora_tune.config.study import Study
@@ -74,6 +74,15 @@ class Proposer(Protocol):
         ...
 
     def tell(self, record: Trial) -> None: ...
+
+
+@runtime_checkable
+class Discards(Protocol):
+    """A search that learns of a proposal of which no trial was made."""
+
+    def discard(self, number: int) -> None:
+        """The proposal of this number must fail, and is not run."""
+        ...
 
 
 class Projects(Protocol):

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from lora_tune.config.study import Study
-from lora_tune.controller.dependencies import Proposer
+from lora_tune.controller.dependencies import Discards, Proposer
 from lora_tune.controller.steering import Enqueues
 from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
@@ -24,7 +24,7 @@ MOST = 2
 """Such trials of one sweep: each moves the belief a little, and the budget is for the search."""
 
 
-class Proposes(Proposer, Enqueues, Protocol):
+class Proposes(Proposer, Enqueues, Discards, Protocol):
     """A search that also takes points from outside."""
 
     def points_wait(self) -> bool:
@@ -112,6 +112,10 @@ class LastRun:
     def report(self, number: int, evals: Sequence[Eval]) -> None:
         """As of the search."""
         self._search.report(number, evals)
+
+    def discard(self, number: int) -> None:
+        """As of the search."""
+        self._search.discard(number)
 
     def tell(self, record: Trial) -> None:
         """As of the search."""

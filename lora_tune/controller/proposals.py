@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, eval_schedule
-from lora_tune.controller.dependencies import Dependencies
+from lora_tune.controller.dependencies import Dependencies, Discards
+from lora_tune.controller.doomed import MOST, why_doomed
 from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.jobs import proposal as proposal_of
 from lora_tune.controller.submissions import Submissions
 from lora_tune.logs.failure_signatures import FailureKind
 from lora_tune.search.no_effect import no_effect
@@ -65,7 +67,7 @@ class Proposals:
             return reason
         clock, sweep = self._dependencies.clock, self._work.sweep
         self._events.trouble("effect", idle.sentence if (idle := no_effect(study, sweep)) else "")
-        until = clock.now() + FILL_SECONDS
+        until, doomed = clock.now() + FILL_SECONDS, 0
         while not interrupted() and self._submissions.refused is None and clock.now() <= until:
             if reason := budgets.may_propose(study, sweep, clock.monotonic_now()):
                 return reason
@@ -75,6 +77,11 @@ class Proposals:
             if isinstance(proposal, str):
                 return proposal
             trial = self._new_trial(study, proposal)
+            if sentence := self._doomed(trial):
+                doomed += 1
+                if doomed >= MOST:
+                    return f"the last {doomed} proposals would all fail: {sentence}"
+                continue
             self._work.put_trial(trial)
             self._submissions.submit(trial)
         self.unfilled = self._submissions.refused is None
@@ -97,6 +104,23 @@ class Proposals:
         self._save()
         remedy = self._newest(failed).remedy or "see the job logs"
         raise SetupError(f"{count}: {failed.sentence}; {remedy}; fix it and rerun the same command")
+
+    def _doomed(self, trial: Trial) -> str:
+        """Why a trial that the search proposed is not run, since it must fail; "" where it is run.
+
+        What a person asked for and the machine's own config are run as they are.
+        """
+        search = self._dependencies.session
+        asked_for = trial.metrics.base is not None or trial.request is not None or trial.replicate_of is not None
+        if asked_for or not isinstance(search, Discards):
+            return ""
+        sentence = why_doomed(self._dependencies.workload, self._work.sweep, proposal_of(trial, 0))
+        if sentence:
+            search.discard(trial.number)
+            self._events.trouble(
+                "doomed", f"{' '.join(f'{n}={v}' for n, v in trial.tuned.items())} is not run: {sentence}"
+            )
+        return sentence
 
     def _new_trial(self, study: Study, proposal: Asked) -> Trial:
         begin, space = start(self._dependencies.workload), study.search_space

@@ -240,6 +240,13 @@ class Session:
         state, values = ending(self._settings, record)
         self._study.tell(record.number, values, state=state)
 
+    def discard(self, number: int) -> None:
+        """A proposal of which no trial is made, since it must fail: the sampler takes it for one that cannot run."""
+        trial = self._trial_id(number)
+        self._storage.set_trial_user_attr(trial, "refused", True)
+        optuna.Trial(self._study, trial).set_constraint(INFEASIBLE, 1.0)
+        self._study.tell(number, state=TrialState.PRUNED)
+
     def _frozen(self, number: int) -> FrozenTrial:
         return self._storage.get_trial(self._trial_id(number))
 

@@ -186,6 +186,15 @@ def written(workload: Workload, proposal: Proposal) -> Mapping[str, Value]:
     return workload.written(proposal) if isinstance(workload, StatesWritten) else proposal.parameters
 
 
+@runtime_checkable
+class KnowsEvals(Protocol):
+    """A workload that knows beforehand when its trials evaluate."""
+
+    def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
+        """Samples before a trial's first eval, and samples of its whole training; None where nobody states them."""
+        ...
+
+
 PYXIS = "pyxis"
 """Slurm's plugin that starts containers."""
 

@@ -178,6 +178,10 @@ class MlperfWorkload(TreeWorkload):
         stated = any(key_of(name, known) == "global_batch_size" for known in record)
         return record if batch is None or stated else {**record, "GBS": batch}
 
+    def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
+        """Samples before the first eval, and of the whole training, where both are stated."""
+        return mlperf_evals.first_eval(self, proposal)
+
     def _beneath(self, exports: Mapping[str, Value]) -> dict[str, Value]:
         """``exports`` over what the implementation's files set and take by themselves."""
         name, record = self.settings.benchmark, dict(exports)

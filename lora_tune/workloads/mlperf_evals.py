@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
 
     Nothing where the rules count epochs, or where steps are counted and the first evals skipped: there the
     implementations keep the rules by themselves. Nothing either where nobody states the batch that they follow from.
+    Where the study sets the interval, the evals that are left out at the start are the study's or the config's, too.
     """
     settings, benchmark, implementation = workload.settings, workload.benchmark, workload.implementation
     gbs = workload.gbs(proposal)
@@ -69,8 +71,24 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
         "VAL_CHECK_INTERVAL": every,
         "SKIP_EVALS": max(0, round(first / (every * unit)) - 1),
     }
-    if not implementation.mentions("SKIP_EVALS", "SKIP_EVAL"):
+    if not implementation.mentions("SKIP_EVALS", "SKIP_EVAL") or (tuned and not settings.first_eval):
         del derived["SKIP_EVALS"]
     return {
         name: value for name, value in derived.items() if proposal.parameters.keys().isdisjoint((name, *ALIASES[name]))
     }
+
+
+def first_eval(workload: MlperfWorkload, proposal: Proposal) -> tuple[float, float] | None:
+    """Samples before a trial's first eval, and samples of its whole training; None where nobody states one of them."""
+    record, benchmark = workload.written(proposal), workload.benchmark
+    batch = workload.gbs(proposal)
+    every, skipped, steps = (_number(record, name) for name in ("VAL_CHECK_INTERVAL", "SKIP_EVALS", "MAX_STEPS"))
+    if batch is None or every is None or steps is None or benchmark.progress == "epoch_num":
+        return None
+    unit = batch if counts_steps(benchmark.name, workload.implementation) else 1
+    return ((skipped or 0) + 1) * every * unit, steps * batch
+
+
+def _number(record: Mapping[str, Value], name: str) -> float | None:
+    known = (record[n] for n in (name, *ALIASES.get(name, ())) if n in record)
+    return next((float(value) for value in known if isinstance(value, int | float)), None)

@@ -172,6 +172,18 @@ class TestEvals:
         environment = workload().job(proposal({**BEST, "VAL_CHECK_INTERVAL": 192}), tmp_path).environment
         assert environment["VAL_CHECK_INTERVAL"] == "192"
 
+    @pytest.mark.parametrize("interval", [50, 384, 1152])
+    def test_a_tuned_interval_alone_moves_no_other_variable_of_the_schedule(
+        self, interval: int, tmp_path: Path
+    ) -> None:
+        """SKIP_EVALS was added, to leave the first eval where the closed division has it: 50 died at sample 1,150."""
+        values = proposal({**BEST, "VAL_CHECK_INTERVAL": interval})
+        (config,) = workload().job(values, tmp_path).files.values()
+        assert "SKIP_EVAL" not in config
+        assert workload().first_eval(values) == (interval, 6400)
+        stated = workload(workload={"first_eval": 1152})
+        assert f"SKIP_EVALS={round(1152 / interval) - 1}" in next(iter(stated.job(values, tmp_path).files.values()))
+
     def test_it_is_left_alone_where_the_implementation_derives_it(self, implementation: Path, tmp_path: Path) -> None:
         conf = implementation / "conf" / "megatron_gpt_peft_tuning_config.yaml"
         conf.write_text(conf.read_text().replace("  skip_evals: ${oc.env:SKIP_EVALS,0}\n", ""))
