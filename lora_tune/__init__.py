@@ -7,6 +7,7 @@ lines are the objective: the seconds from ``run_start`` to the eval loss that wa
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -34,5 +35,22 @@ def _without_interrupts(kind: type[BaseException], error: BaseException, trace: 
         sys.__excepthook__(kind, error, trace)
 
 
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def _bound_threads() -> None:
+    """One thread for NumPy's linear algebra where the user has set no number: with a thread a core a command takes
+    several times the processor time, on a login node that others use, and is no faster.
+
+    ``putenv`` reaches the libraries and not ``os.environ``, of which trials are given a copy: theirs stay as they are.
+    """
+    if not any(os.environ.get(name) for name in _THREADS):
+        for name in _THREADS:
+            os.putenv(name, "1")
+
+
 if sys.argv[:1] == ["-m"]:  # python -m lora_tune.COMMAND, and nobody's import
     sys.excepthook = _without_interrupts
+    _bound_threads()
+elif os.path.basename(sys.argv[0] if sys.argv else "") == "lora-tune":  # noqa: PTH119 - pathlib takes longer to import
+    _bound_threads()
