@@ -16,7 +16,8 @@ import click
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import Advice, advise
 from lora_tune.analysis.describe import parameters_text
-from lora_tune.analysis.importance import FEWEST, knobs
+from lora_tune.analysis.failing_values import failing_values
+from lora_tune.analysis.importance import FEWEST, Knob, cannot_tell, knobs
 from lora_tune.analysis.stopping import account_words, stopping_account
 from lora_tune.analysis.summary import (
     ending_word,
@@ -220,23 +221,32 @@ def _print_trial(review: Review, number: int, as_json: bool) -> None:
         click.echo(f"  {name:<11} {sentence}")
 
 
-def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json: bool) -> None:
-    study, sweep = review.study, review.sweep
-    ranking = knobs(study, sweep)
-    if as_json:
-        document = {"importance": [asdict(k) for k in ranking], "advice": [asdict(a) for a in advice],
-                "next": asdict(ahead), "priors": len(sweep.priors)}  # fmt: skip
-        click.echo(json.dumps(document))
-        return
+def _print_importance(study: Study, sweep: StudyRecords, ranking: Sequence[Knob], unknown: str) -> None:
     click.echo(f"What sets the better trials apart, in {objective_words(study)}")
     for knob in ranking:
         bar = "█" * round(30 * knob.share)
         click.echo(f"  {knob.name:<20} {knob.share:>4.0%}  {bar:<30} best third: {knob.best}")
-    if not ranking:
+    if unknown:
+        click.echo(f"  {unknown}")
+    elif not ranking:
         done = len(ranked(study, sweep))
         measured = "was measured" if done == 1 else "were measured"
         what = "reached the target" if objective_of(study).has_target else measured
         click.echo(f"  {counted(done, 'trials')} {what}; the shares are meaningful from {FEWEST} on")
+
+
+def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json: bool) -> None:
+    study, sweep = review.study, review.sweep
+    ranking, failing, unknown = knobs(study, sweep), failing_values(sweep), cannot_tell(study, sweep)
+    if as_json:
+        document = {"failing": [asdict(f) for f in failing], "importance": [asdict(k) for k in ranking],
+                "cannot_tell": unknown, "advice": [asdict(a) for a in advice], "next": asdict(ahead),
+                "priors": len(sweep.priors)}  # fmt: skip
+        click.echo(json.dumps(document))
+        return
+    for value in failing:
+        click.echo(visible(value.sentence(study)))
+    _print_importance(study, sweep, ranking, unknown)
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
     best = best_run(study, sweep)

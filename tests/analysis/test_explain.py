@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.analysis.advice import Advice, advise
-from lora_tune.analysis.importance import knobs
+from lora_tune.analysis.failing_values import failing_values
+from lora_tune.analysis.importance import cannot_tell, knobs
 from lora_tune.commands import explain
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, TrainPoint
@@ -326,7 +328,7 @@ def test_the_command_speaks_to_people_and_to_programs(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "What sets the better trials apart" in said.output
     told = json.loads(CliRunner().invoke(explain.main, [*options, "--json"]).stdout)
-    assert told.keys() == {"importance", "advice", "next", "priors"}
+    assert told.keys() == {"failing", "importance", "cannot_tell", "advice", "next", "priors"}
     one = json.loads(CliRunner().invoke(explain.main, [*options, "--trial", "3", "--json"]).stdout)
     assert one["trial"] == 3
     wrong = CliRunner().invoke(explain.main, [*options, "--trial", "99"])
@@ -340,3 +342,67 @@ def test_hostile_texts_are_told_as_one_line() -> None:
         for _, words in explain.trial_story(study, sweep, record):
             assert HOSTILE not in words
             assert words.isprintable()
+
+
+def ranks(objective: Any = lambda number: 1500.0 + number, bad: int = 4) -> StudyRecords:
+    """24 trials: the ten of one rank never reach the target, the others all do."""
+    runs = []
+    for number in range(24):
+        fails = number < 10
+        made = trial(number, 1e-4 * (1 + number % 7), Verdict.CENSORED if fails else Verdict.REACHED)
+        tuned = {"LR": made.tuned["LR"], "RANK": bad if fails else (8, 16)[number % 2]}
+        metrics = made.metrics if fails else replace(made.metrics, objective=objective(number))
+        runs.append((replace(made, tuned=tuned, parameters={**made.parameters, **tuned}, metrics=metrics), FALLING))
+    return sweep_with(*runs)
+
+
+def test_a_value_at_which_nothing_converges_is_the_first_line(tmp_path: Path) -> None:
+    """Importance counts among trials that reached the target, and put it at 9% with four pieces of advice about LR."""
+    (found,) = failing_values(ranks())
+    assert found.sentence(study_of()) == "RANK=4 never reached the target: 0 of 10, others 14 of 14"
+    assert found.trials == tuple(range(10))
+    advice = advise(study_of(), ranks())
+    assert advice[0].seen == found.sentence(study_of())
+    assert not [a for a in advice if "learning rate" in a.seen + a.do]
+    stored(tmp_path, ranks(), study_of())
+    said = CliRunner().invoke(explain.main, ["--study", "built", "--output", str(tmp_path)])
+    assert said.output.splitlines()[0] == found.sentence(study_of())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_failures_that_go_with_no_value_name_none(seed: int) -> None:
+    rng = random.Random(seed)
+    runs = []
+    for number in range(40):
+        made = trial(number, 1e-4 * rng.randint(1, 9), rng.choice([Verdict.CENSORED, Verdict.REACHED]))
+        runs.append((replace(made, tuned={**made.tuned, "RANK": rng.choice([4, 8, 16])}), FALLING))
+    assert failing_values(sweep_with(*runs)) == []
+
+
+def test_a_rate_above_which_trials_fail_is_a_side_of_a_number() -> None:
+    runs = [(trial(n, 1e-4 * (n + 1), Verdict.REACHED if n < 12 else Verdict.PRUNED), FALLING) for n in range(24)]
+    (found,) = failing_values(sweep_with(*runs))
+    assert re.fullmatch(r"LR of 0\.001[0-9]* or more", found.at)
+    assert found.good == 0
+
+
+def test_on_a_flat_surface_no_knob_is_named() -> None:
+    """The top one was put at 59 to 68%."""
+    named = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        flat = [(trial(n, 10 ** rng.uniform(-5, -3), objective=1000 * math.exp(rng.gauss(0, 0.1))), FALLING)
+                for n in range(30)]  # fmt: skip
+        sweep = sweep_with(*flat)
+        named += bool(knobs(study_of(), sweep))
+        assert bool(knobs(study_of(), sweep)) is not cannot_tell(study_of(), sweep).startswith("cannot tell")
+    assert named <= 3
+
+
+def test_at_high_noise_nobody_says_that_more_trials_bring_nothing() -> None:
+    rng = random.Random(0)
+    noisy = [(trial(n, 5e-4, objective=700.0 if n == 1 else 1000 * math.exp(rng.gauss(0, 0.2))), FALLING)
+             for n in range(16)]  # fmt: skip
+    advice = advise(study_of(), sweep_with(*noisy))
+    assert not [a for a in advice if "bring nothing" in a.seen]
+    assert "16 runs is about" in one_with(advice_of(sweep_with(*noisy)), "cannot be told").evidence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
 from lora_tune.objectives import objective_of
+from lora_tune.search.scatter import scatter_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 DEAR = 0.2
@@ -24,6 +26,8 @@ SLOW = 0.9
 """Slower than this share of the best published throughput on the same machine counts as slow."""
 START_UP = 0.25
 """Share of the node-hours that start-up may take."""
+LUCK = 0.02
+"""By how much the best of all runs may lie low by luck before nobody can tell whether later ones brought nothing."""
 STALE = 0.4
 """Share of the node-hours at the end that brought no gain, from which on more trials look pointless."""
 GAIN = 0.01
@@ -218,7 +222,8 @@ def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The last trials brought nothing."""
+    """The last trials brought nothing, or nobody can tell: where runs of one configuration scatter, the luckiest of
+    many lies so low that what is truly better does not show below it."""
     ended = sorted((t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0)
     if len(reached(sweep)) < 8 or not objective_of(study).timed:
         return None
@@ -231,6 +236,14 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
     if stale <= STALE * sum(hours):
         return None
     since = tuple(sorted(t.number for t in ended[last_gain + 1 :]))
+    scatter = scatter_of(study, sweep)
+    if (luck := scatter.sd * math.sqrt(2 * math.log(len(reached(sweep))))) > LUCK:
+        return Advice(
+            seen="whether more trials would bring anything cannot be told",
+            do="confirm the best with more seeds before you spend more, or stop",
+            evidence=f"{scatter.words}, so the best of {len(reached(sweep))} runs is about {luck:.0%} low by luck",
+            trials=since,
+        )
     return Advice(
         seen="more trials bring nothing",
         do="stop here and confirm the best with more seeds, or change the space",
