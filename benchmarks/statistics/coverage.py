@@ -40,7 +40,7 @@ OPTIMIZER = { type = "categorical", choices = ["adam", "lion"] }
 [objective]
 target = 0.5
 """
-NOISES = (0.02, 0.05, 0.10, 0.20)
+NOISES = tuple(float(v) for v in os.environ.get("COVERAGE_NOISES", "0.02,0.05,0.1,0.2").split(","))
 HEAVY = (0.05, 0.10)
 RUNS = 30
 SWEEPS = int(os.environ.get("COVERAGE_SWEEPS", "500"))

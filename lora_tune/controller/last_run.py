@@ -1,4 +1,8 @@
-"""Before a sweep ends, the configuration that it will hand over is run as a whole, if no trial has run it."""
+"""Known configurations that are run beside the search's own: the leader again, and last what is recommended.
+
+A search without a model of its own has its leader run a second and a third time. Before a sweep ends, the configuration
+that it will hand over is run as a whole, if no trial has run it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from lora_tune.controller.dependencies import Discards, Proposer
 from lora_tune.controller.steering import Enqueues
 from lora_tune.logs.run import Eval
 from lora_tune.objectives import objective_of
-from lora_tune.search.samplers import sampler_kind
+from lora_tune.search.samplers import repeats_leader, sampler_kind
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
 
 if TYPE_CHECKING:
@@ -82,6 +86,8 @@ class LastRun:
     def ask(self) -> Asked | str:
         """The search's own proposal, or what is believed best; meanwhile why nothing is proposed."""
         study = self._study()
+        if (again := self._again(study)) is not None:
+            return again
         beyond_runs = sampler_kind(study).recommends_unrun and objective_of(study).timed
         if not beyond_runs or not self._records().reached() or self._search.points_wait():
             return self._search.ask()
@@ -91,6 +97,16 @@ class LastRun:
         if going := len(_open(self._records())):
             return f"the last trial waits for the {going} that run, to be what is believed best then"
         return self._unrun() or self._search.ask()
+
+    def _again(self, study: Study) -> Asked | None:
+        """The leader again, of a sampler whose proposals do not repeat what is in doubt themselves."""
+        if not repeats_leader(study) or not self._records().reached() or self._search.points_wait():
+            return None
+        from lora_tune.search.repeats import WHY as AGAIN
+        from lora_tune.search.repeats import wanted
+
+        tuned = wanted(study, self._records())
+        return None if tuned is None else self._search.propose(study.search_space.conditions.complete(tuned), AGAIN)
 
     def _unrun(self) -> Asked | None:
         """A trial of what is recommended; None where one has run it, or while others run."""

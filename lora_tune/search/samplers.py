@@ -201,19 +201,16 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
     By throughput where that is wanted; TPE for every other objective, for trials of several sizes, and for scripts of
     which nothing is known, unless ``budget.stop_below`` needs an expected gain, which TPE cannot state.
     """
-    space, search = study.search_space, study.search
     if not objective_of(study).timed or study.objective.second is not None:
         alone = study.objective.score == "throughput" and study.objective.second is None
         return _throughput(study) if alone else _tpe(study, old_runs)
-    known = search.full_fine_tuning_lr is not None or bool(published_about(study)) or bool(old_runs())
-    wanted = known or _coordinates(study).layout is not None or study.budget.stop_below is not None
-    if space.varies_nodes or not wanted:
+    if not _believes_something(study, old_runs):
         return _windowed_tpe(study)
     from lora_tune.search.grey_box.from_today import FromTodaySampler
 
     start = where_the_user_stands(study)
     make = partial(FromTodaySampler, start=start, nodes=study.site.nodes)
-    if space.switches() and study.probes and start is not None:
+    if study.search_space.switches() and study.probes and start is not None:
         return _time_to_target(study, old_runs, partial(_staged, study=study, start=start, make=make))
     return _time_to_target(study, old_runs, make)
 
@@ -244,6 +241,25 @@ def _staged(
         worth=study.budget.stop_below,
         seed=study.search.seed,
     )
+
+
+def _believes_something(study: Study, old_runs: OldRuns) -> bool:
+    """Whether layouts, published results or old runs give the grey box something to believe in."""
+    known = study.search.full_fine_tuning_lr is not None or bool(published_about(study)) or bool(old_runs())
+    wanted = known or _coordinates(study).layout is not None or study.budget.stop_below is not None
+    return wanted and not study.search_space.varies_nodes
+
+
+def repeats_leader(study: Study) -> bool:
+    """Whether the leader is run again (``search.repeats``): where a search models configurations and not what runs of
+    them scatter by. The grey box repeats what is in doubt itself; what is drawn at random is drawn as the study asks.
+    A warm block measures a speed to a fraction of a percent."""
+    kind = sampler_kind(study)
+    if study.objective.second is not None or study.objective.score == "throughput" or kind.draws_always:
+        return False
+    if study.search.sampler == "auto":
+        return not objective_of(study).timed or not _believes_something(study, tuple)
+    return kind.draws_first
 
 
 def where_the_user_stands(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:

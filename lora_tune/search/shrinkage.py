@@ -1,46 +1,57 @@
 """What the results of any search say of its configurations: means of repeats, shrunk towards their neighbours.
 
 A Gaussian process over the space's parameters, on ln(objective), or on the objective itself where results have either
-sign, one row a run. A configuration that did well while its
-neighbours did not was lucky, mostly: by how much follows from the noise between seeds, which repeats and the smoothness
-of the results tell, starting from what is usual. No sampler is asked, so it serves each of them.
+sign, one row a run. A configuration that did well while its neighbours did not was lucky, mostly. Two things keep luck
+out of what is said of the best: the run for which a leader was run again is left out, since it was picked for being
+fast (``search.repeats``), and what a best of so many would gain by luck alone is taken back, by simulation. Noise and
+the differences between configurations are not known but believed on a grid, each point by its evidence. No sampler is
+asked, so it serves each of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from optuna.distributions import BaseDistribution
+import numpy.typing as npt
 
 from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
+from lora_tune.search.grey_box.bounds import solved
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.gaussian import (
-    HERE,
-    Array,
-    Data,
-    Posterior,
-    Prior,
-    condition,
-    fit,
-    log_evidence,
-    repeated_noise,
-)
+from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, log_evidence, matern
 from lora_tune.search.grey_box.training_data import thinned
 from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
 from lora_tune.search.recommendation import Belief, best_run
 from lora_tune.search.recorded import fitting
+from lora_tune.search.repeats import WHY
+from lora_tune.search.scatter import pooled, width_of, within
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
 FITTED, LEARNED = 120, 400
 """Runs by which the scales are fitted, and by which neighbours are judged: the work grows with their cube."""
 
-WIDER = 1.4
-"""By how much the interval of the best is wider than the belief in any one: its scales are estimates, and the
- best was chosen. On smooth surfaces with 7 to 20% of noise 72% of the intervals would hold the truth without it."""
+WIDER = 1.1
+"""By how much the interval of the best is wider than the belief in any one: surfaces are no draws of the process. The
+ intervals of simulated sweeps hold the truth in 85 to 95% so (``benchmarks.statistics --part coverage``)."""
+
+NOISES = np.linspace(-2.7, 2.7, 11)
+"""Grid of ln(noise) about what repeats say, in standard deviations of that belief."""
+
+AMPLITUDES, LENGTHS = (0.5, 1.0, 2.0), (0.6, 1.2, 2.5)
+"""Grids of how far configurations differ, in the spread of their means, and of over what distance, relative to 0.6
+sqrt(features)."""
+
+LEAST_WEIGHT = 2e-3
+"""Points of the grid that are believed less than this beside the likeliest are left out."""
+
+DOUBT = 0.5
+"""Standard deviations by which what ran once has to look better than what was run again."""
+
+DRAWS = 200
+"""Simulated sweeps by which the luck of the best is told."""
 
 LEAST_AMPLITUDE = 0.01
 """The least by which configurations are taken to differ before their results say more, in ln(objective)."""
@@ -81,20 +92,35 @@ def _axis(study: Study, sweep: StudyRecords) -> _Axis:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of one configuration that reached the target: the place of each, the lower the better."""
+    """The runs of one configuration that reached the target: the place of each, the lower the better.
+
+    places: of those that count, which are all but the one that was picked for being good and run again. again: it was.
+    """
 
     trial: Trial
     places: tuple[float, ...]
+    all_places: tuple[float, ...] = ()
+    again: bool = False
 
     @property
     def mean(self) -> float:
         return float(np.mean(self.places))
 
+    @property
+    def every(self) -> float:
+        """Mean of all runs."""
+        return float(np.mean(self.all_places))
+
+    @property
+    def runs(self) -> int:
+        return len(self.all_places)
+
 
 def believes(study: Study, sweep: StudyRecords) -> Belief:
     """The configuration of the lowest expected objective among those that ran; one run at least must have reached.
 
-    One that missed the target as often as it reached it is left out while there is another.
+    One that missed the target as often as it reached it is left out while there is another. One that ran once takes
+    the place of one that was run again only where it is better by more than the doubt in it.
     """
     axis = _axis(study, sweep)
     configs = _configurations(axis, sweep)
@@ -103,20 +129,51 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
         assert luckiest is not None, "asked before a trial reached the target"
         value = luckiest.objective
         return Belief(tuned=luckiest.tuned, objective=value, low=value, high=value, trial=luckiest.number)
-    space, fits = study.search_space.distributions(), fitting(study)
+    fits = fitting(study)
     inside = [c for c in configs if fits(c.trial)]
     outside = [c for c in configs if not fits(c.trial)]
-    sd = seed_spread(study)
-    means, variances = _posterior(study, space, inside, sd)
+    noise = _usual(study, axis, configs)
+    if inside:
+        learned = _learned(study, inside, noise)
+        means, variances = learned.means, learned.variances
+        again = np.array([c.again for c in inside])
+        handicap = np.where(again, 0.0, DOUBT * np.sqrt(variances)) if again.any() else np.zeros(len(inside))
+        if not again[int(np.argmin(means + 0.5 * variances + handicap))]:
+            means = means + learned.luck(handicap, once=~again)
+        sd = learned.noise
+    else:
+        means = variances = handicap = np.empty(0)
+        sd = noise[0]
     level, spread = _level(configs)
     for c in outside:  # the machine's own config, say: no point of the space, so it has no neighbours
         precision = len(c.places) / sd**2 + 1 / spread**2
         means = np.append(means, (c.mean * len(c.places) / sd**2 + level / spread**2) / precision)
-        variances = np.append(variances, 1 / precision)
-    at = int(np.argmin(means + 0.5 * variances))
-    value, low, high = axis.results(float(means[at]), WIDER * Z90 * math.sqrt(float(variances[at])))
-    best = [*inside, *outside][at].trial
-    return Belief(tuned=best.tuned, objective=value, low=low, high=high, trial=best.number)
+        variances, handicap = np.append(variances, 1 / precision), np.append(handicap, 0.0)
+    at = int(np.argmin(means + 0.5 * variances + handicap))
+    best, half = [*inside, *outside][at], WIDER * Z90 * math.sqrt(float(variances[at]))
+    # The mean of further runs: of a time that scatters by a factor it lies above the middle one.
+    above = 0.5 * sd**2 * (-1 if axis.scale.maximise else 1) if axis.scale.relative else 0.0
+    value, low, high = axis.results(float(means[at]) + above, half)
+    why = _why(axis, best, sd)
+    return Belief(tuned=best.trial.tuned, objective=value, low=low, high=high, trial=best.trial.number, why=why)
+
+
+def _why(axis: _Axis, best: _Runs, sd: float) -> str:
+    """On what the belief in the best rests, as somebody may check it."""
+    runs = f"{best.runs} runs of it average" if best.runs > 1 else "its one run took"
+    value = axis.results(best.every, 0.0)[0]
+    differ = f"{100 * sd:.2g}%" if axis.scale.relative else f"{sd * axis.unit:.3g}"
+    picked = ", the first of which was picked for being good" if best.again else ""
+    return f"{runs} {value:.4g}{picked}; one run differs from the next by about {differ}"
+
+
+def _usual(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> tuple[float, float, float, int]:
+    """The scatter that is usual, the sd of its logarithm, and squares and degrees of freedom of all repeats."""
+    squares, freedom = within(c.all_places for c in configs)
+    if axis.scale.prior_sd:
+        return seed_spread(study), width_of(study), squares, freedom
+    means = [c.mean for c in configs]
+    return max(float(np.std(means)) / 3, axis.scale.least_sd(means)), 1.5, squares, freedom
 
 
 def _configurations(axis: _Axis, sweep: StudyRecords) -> list[_Runs]:
@@ -139,10 +196,12 @@ def _counts(axis: _Axis, trial: Trial) -> bool:
 
 
 def _runs(axis: _Axis, trials: Sequence[Trial]) -> _Runs:
-    places = [at for t in trials if (at := axis.place(t)) is not None]
+    ordered = sorted(trials, key=lambda t: t.number)
+    places = [at for t in ordered if (at := axis.place(t)) is not None]
+    again = len(ordered) > 1 and any(t.why == WHY for t in ordered[1:])
     middle = float(np.mean(places))
-    nearest = min(zip(places, trials, strict=True), key=lambda pair: abs(pair[0] - middle))[1]
-    return _Runs(nearest, tuple(places))
+    nearest = min(zip(places, ordered, strict=True), key=lambda pair: abs(pair[0] - middle))[1]
+    return _Runs(nearest, tuple(places[1:] if again else places), tuple(places), again)
 
 
 def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
@@ -153,69 +212,134 @@ def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
 
 def half_width(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) -> float:
     """Half of the 90% interval of ln(objective) at ``tuned``, run or not, by the results alone."""
-    space, fits = study.search_space.distributions(), fitting(study)
-    inside = [c for c in _configurations(_axis(study, sweep), sweep) if fits(c.trial)]
+    fits, axis = fitting(study), _axis(study, sweep)
+    inside = [c for c in _configurations(axis, sweep) if fits(c.trial)]
     if not inside:
         return WIDER * Z90 * seed_spread(study)
-    posterior, coordinates = _learned(study, space, inside, seed_spread(study))
-    x = np.array([coordinates.speed_features(tuned)])
-    _, covariance = posterior.predict(x, np.ones((1, 1)))
-    return WIDER * Z90 * math.sqrt(float(covariance[0, 0]))
+    learned = _learned(study, inside, _usual(study, axis, inside))
+    _, variance = learned.predicted(np.array([learned.coordinates.speed_features(tuned)]))
+    return WIDER * Z90 * math.sqrt(float(variance[0]))
 
 
-def _posterior(
-    study: Study, space: Mapping[str, BaseDistribution], configurations: Sequence[_Runs], sd: float
-) -> tuple[Array, Array]:
-    """Mean and variance of each configuration's ln(objective) (n)."""
-    if not configurations:
-        return np.empty(0), np.empty(0)
-    posterior, coordinates = _learned(study, space, configurations, sd)
-    x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
-    mean, variance = posterior.predict_each(x, np.ones((len(x), 1)))
-    if len(posterior.data.y) < sum(len(c.places) for c in configurations):
-        _with_own_runs(posterior, configurations, x, mean, variance)
-    return mean, variance
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """What the runs of configurations say: a mixture of posteriors over noise and the scales of the surface.
+
+    weights, posteriors, noises: of the mixture (k). means, variances: of the configurations' truths (n). rows: of the
+    configurations (n, d). counts: runs of each that count.
+    """
+
+    coordinates: Coordinates
+    weights: Array
+    posteriors: Sequence[Posterior]
+    noises: Array
+    rows: Array
+    configurations: Sequence[_Runs]
+    means: Array
+    variances: Array
+
+    @property
+    def noise(self) -> float:
+        """Sd of single runs, as believed."""
+        return math.sqrt(float(self.weights @ self.noises**2))
+
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        """Mean and variance (n) at feature rows."""
+        return _mixed(self.posteriors, self.weights, x)
+
+    def luck(self, handicap: Array, once: npt.NDArray[np.bool_]) -> float:
+        """By how much the best of so many looks better than it is, were the surface as it is believed.
+
+        Runs are simulated about it at the likeliest scales, smoothed as the real ones are, and the best is picked by
+        the same rule. handicap: what is added to each before the best is picked. once: those that were not run
+        again; the best of the others is known by runs that nobody picked.
+        """
+        at = int(np.argmax(self.weights))
+        posterior, noise = self.posteriors[at], float(self.noises[at])
+        prior, data = posterior.prior, posterior.data
+        trend = float(prior.sd[0]) ** 2
+        kernel = (prior.amplitude**2 + prior.departure**2) * matern(self.rows, data.x, prior.length)
+        smoother = solved(posterior.factor, (kernel + prior.departure**2 + trend).T).T
+        place = {row.tobytes(): n for n, row in enumerate(self.rows)}
+        truths = self.means[[place[row.tobytes()] for row in data.x]]
+        runs = truths[:, None] + noise * np.random.default_rng(0).standard_normal((len(data.y), DRAWS))
+        shown = prior.mean[0] + smoother @ (runs - prior.mean[0])
+        picked = np.argmin(shown + handicap[:, None], axis=0)
+        gained = (self.means[picked] - shown[picked, np.arange(DRAWS)])[once[picked]]
+        return max(0.0, float(gained.mean())) if len(gained) else 0.0
 
 
-def _learned(
-    study: Study, space: Mapping[str, BaseDistribution], configurations: Sequence[_Runs], sd: float
-) -> tuple[Posterior, Coordinates]:
-    """What the runs of configurations within the space say of ln(objective) over it. sd: of seeds, as is usual."""
+def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, float, float, int]) -> _Learned:
+    """What the runs of configurations within the space say of ln(objective) over it. noise: as of :func:`_usual`."""
+    space = study.search_space
     coordinates = Coordinates(
-        distributions=space, gpus=study.search_space.gpus, roles=dict.fromkeys(space, "speed"),
-        conditions=study.search_space.conditions,
+        distributions=space.distributions(), gpus=space.gpus, roles=dict.fromkeys(space.distributions(), "speed"),
+        conditions=space.conditions,
     )  # fmt: skip
-    x = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
+    rows = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     counts = [len(c.places) for c in configurations]
-    data = _data(np.repeat(x, counts, axis=0), np.concatenate([c.places for c in configurations]), sd)
+    data = _data(np.repeat(rows, counts, axis=0), np.concatenate([c.places for c in configurations]), noise[0])
+    own_squares, own_freedom = within(c.places for c in configurations)
+    known = pooled(*noise)
+    belief = _NoiseBelief(noise[0], noise[1], max(0.0, noise[2] - own_squares), noise[3] - own_freedom)
     level, spread = _level(configurations)
-    start = Prior(
-        mean=np.array([level]), sd=np.array([spread + 0.1]), amplitude=spread, length=0.6 * math.sqrt(x.shape[1]),
-        shift=0.01 * LEAST_AMPLITUDE, departure=0.01 * LEAST_AMPLITUDE, noise_scale=repeated_noise(data),
-        weights=np.ones(x.shape[1]),
-    )  # fmt: skip
-    prior = _fitted(thinned(data, FITTED), start) if len(data.y) > 2 else start
-    return condition(thinned(data, LEARNED), prior), coordinates
+    fitted = thinned(data, FITTED)
+    points = []
+    for length in LENGTHS:
+        for amplitude in AMPLITUDES:
+            for step in NOISES / math.sqrt(2 * known.freedom):
+                sd = known.sd * math.exp(step)
+                prior = Prior(
+                    mean=np.array([level]), sd=np.array([spread + 0.1]), amplitude=amplitude * spread,
+                    length=0.6 * length * math.sqrt(rows.shape[1]), shift=0.01 * LEAST_AMPLITUDE,
+                    departure=0.01 * LEAST_AMPLITUDE, noise_scale=sd / noise[0], weights=np.ones(rows.shape[1]),
+                )  # fmt: skip
+                scales = -0.5 * (math.log(amplitude) ** 2 + (math.log(length) / 0.7) ** 2)
+                points.append((log_evidence(fitted, prior) + belief.log_density(sd) + scales, prior, sd))
+    highest = max(value for value, _, _ in points)
+    points = [point for point in points if point[0] > highest + math.log(LEAST_WEIGHT)]
+    weights = np.exp(np.array([value for value, _, _ in points]) - highest)
+    weights /= weights.sum()
+    most = thinned(data, LEARNED)
+    posteriors = [condition(most, prior) for _, prior, _ in points]
+    means, variances = _mixed(posteriors, weights, rows)
+    sds = np.array([sd for _, _, sd in points])
+    if len(most.y) < len(data.y):
+        _with_own_runs(most, float(weights @ sds), configurations, rows, means, variances)
+    return _Learned(coordinates, weights, posteriors, sds, rows, configurations, means, variances)
 
 
-def _fitted(data: Data, start: Prior) -> Prior:
-    """The scales of the best evidence, looked for from two sides: configurations differ, or seeds do."""
-    believed = _belief(start)
-    noisy = replace(start, amplitude=0.3 * start.amplitude, noise_scale=start.amplitude / float(data.sd[0]))
-    priors = [fit(data, begin, believed) for begin in (start, noisy)]
-    return max(priors, key=lambda prior: log_evidence(data, prior) + believed(prior))
+@dataclass(frozen=True, slots=True)
+class _NoiseBelief:
+    """What is believed of the noise beside what the rows of the process say: what is usual, and repeats left out."""
+
+    usual: float
+    width: float
+    squares: float
+    freedom: int
+
+    def log_density(self, sd: float) -> float:
+        usual = -0.5 * (math.log(sd / self.usual) / self.width) ** 2
+        return usual - self.freedom * math.log(sd) - 0.5 * self.squares / sd**2
+
+
+def _mixed(posteriors: Sequence[Posterior], weights: Array, x: Array) -> tuple[Array, Array]:
+    """Mean and variance of a mixture at feature rows."""
+    each = [posterior.predict_each(x, np.ones((len(x), 1))) for posterior in posteriors]
+    means, variances = np.array([mean for mean, _ in each]), np.array([variance for _, variance in each])
+    middle = weights @ means
+    return middle, weights @ (variances + (means - middle) ** 2)
 
 
 def _with_own_runs(
-    posterior: Posterior, configurations: Sequence[_Runs], x: Array, mean: Array, variance: Array
+    data: Data, noise: float, configurations: Sequence[_Runs], x: Array, mean: Array, variance: Array
 ) -> None:
-    """Add to ``mean`` and ``variance`` (n) what runs that were left out of the posterior say of their own rows."""
-    known = {row.tobytes() for row in posterior.data.x}
-    noise = (posterior.prior.noise_scale * float(posterior.data.sd[0])) ** 2
+    """Add to ``mean`` and ``variance`` (n) what runs that were left out of ``data`` say of their own rows."""
+    known = {row.tobytes() for row in data.x}
     for at, c in enumerate(configurations):
         if x[at].tobytes() not in known:
-            precision = 1 / variance[at] + len(c.places) / noise
-            mean[at] = (mean[at] / variance[at] + sum(c.places) / noise) / precision
+            precision = 1 / variance[at] + len(c.places) / noise**2
+            mean[at] = (mean[at] / variance[at] + sum(c.places) / noise**2) / precision
             variance[at] = 1 / precision
 
 
@@ -225,15 +349,3 @@ def _data(x: Array, y: Array, sd: float) -> Data:
         x=x, basis=np.ones((n, 1)), y=y, sd=np.full(n, sd), source=np.full(n, HERE, dtype=np.int64),
         below=np.zeros(n, dtype=np.bool_), extended=np.zeros(n),
     )  # fmt: skip
-
-
-_WIDTHS = {"amplitude": 1.0, "length": 0.7, "shift": 0.1, "departure": 0.1, "noise_scale": 0.8}
-"""Sd of ln(scale) about where it starts: the usual noise between seeds is that of our benchmarks, and a script may be
-far quieter."""
-
-
-def _belief(start: Prior) -> Callable[[Prior], float]:
-    def log_belief(prior: Prior) -> float:
-        return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in _WIDTHS.items())
-
-    return log_belief
