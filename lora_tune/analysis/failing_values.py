@@ -61,10 +61,10 @@ def failing_values(sweep: StudyRecords) -> list[FailingValue]:
     return list(_of_their_own(sure.values()))
 
 
-def explained(found: list[FailingValue]) -> frozenset[int]:
+def explained(values: list[FailingValue]) -> frozenset[int]:
     """Trials whose failure goes with a value other than a learning rate's: their curves say nothing of the rest."""
     rates = ("LR", "learning_rate", "lr")
-    return frozenset(number for value in found if value.name not in rates for number in value.trials)
+    return frozenset(number for value in values if value.name not in rates for number in value.trials)
 
 
 def _good(trial: Trial) -> bool:
