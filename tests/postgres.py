@@ -121,6 +121,22 @@ class Postgres:
             self._server.send_signal(how)
             self._server.wait(60)
 
+    def standby(self) -> Path:
+        """The data of a standby as it is now, taken by streaming; it hears of nothing that is written later."""
+        data = self.folder / "standby"
+        where = ["--host=127.0.0.1", f"--port={self.port}", f"--username={USER}", "--no-password"]
+        self._run(["pg_basebackup", f"--pgdata={data}", "--write-recovery-conf", "--no-sync", "-c", "fast", *where])
+        return data
+
+    def promote(self, standby: Path) -> None:
+        """A standby's data take the place, and the address, of the server's own, which has died."""
+        assert self._server is None or self._server.poll() is not None, "the primary is still there"
+        (self.folder / "data").rename(self.folder / "died")
+        standby.rename(self.folder / "data")
+        self.start()
+        with self._connect("postgres") as connection:
+            assert connection.execute("SELECT pg_promote()").fetchall() == [(True,)]
+
     def answers(self) -> bool:
         """Whether a client gets an answer now."""
         import psycopg
@@ -156,7 +172,12 @@ class Postgres:
         programs = _programs()
         assert programs is not None
         done = subprocess.run(
-            [programs / argv[0], *argv[1:]], capture_output=True, text=True, timeout=120, env=_environment(), **self._as
+            [programs / argv[0], *argv[1:]],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**_environment(), "PGPASSWORD": PASSWORD},
+            **self._as,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -89,6 +89,9 @@ class How:
 @click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
 @click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
 @click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
+@click.option(
+    "--merge-rescued", is_flag=True, help="first put the folder's rescued.db back into the database, which lost some"
+)
 @metrics_option
 @signing_key_option
 @click.option("--quiet", is_flag=True, help="print nothing but the result")
@@ -124,6 +127,8 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     if register:
         _register(plan, options["storage"], accept_changes=options["accept_changes"])
         return
+    if options["merge_rescued"]:
+        _merge_rescued(plan, options["storage"])
     how = How(
         accept_changes=options["accept_changes"],
         standby=options["standby"],
@@ -144,6 +149,21 @@ def _register(plan: DrivePlan, storage: str | None, *, accept_changes: bool) -> 
     finally:
         store.close()
     click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
+
+
+def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:
+    """Put what a driver rescued back into the database."""
+    from lora_tune.store.locate import open_store
+    from lora_tune.store.merging import merge_rescued
+
+    store = open_store(plan.paths, storage)
+    try:
+        lease = take_lease(store, plan.study.name, time.time())
+        with given_back(store, lease):
+            sweep = merge_rescued(store, lease, plan.paths.rescued)
+    finally:
+        store.close()
+    click.echo(f"{counted(len(sweep.trials), 'trials')} of {plan.paths.rescued} are back in the database", err=True)
 
 
 def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:

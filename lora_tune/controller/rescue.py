@@ -63,5 +63,6 @@ class Rescue:
         return (
             f"{self.lost}; nothing is written there any more, running jobs are watched to their end, and all records "
             f"are in {self._path}. To go on: stop this command, put the database back or copy {self._path.name} into "
-            "its place (or name it with --storage), and run the same command again"
+            "its place (or name it with --storage), and run the same command again; a team's database takes them back "
+            "with --merge-rescued"
         )

@@ -151,10 +151,39 @@ def step_clock(room: Room, chance: random.Random) -> str:
     return f"{seconds:+d} s"
 
 
+def rename_job(room: Room, chance: random.Random) -> str:
+    """A site, or a person, gives a job another name, and now and then a comment of its own as well."""
+    if not (job := room.a_job(chance, "RUNNING", "PENDING")):
+        return ""
+    comment = ("Comment=team-7",) if chance.random() < 0.5 else ()
+    return job if room.rename(job, *comment) else ""
+
+
+def comment_job(room: Room, chance: random.Random) -> str:
+    """Somebody writes a comment on a job, over the token that was there, or takes it away."""
+    job = room.a_job(chance, "RUNNING", "PENDING")
+    text = chance.choice(("billing=x", "", "operator: seen"))
+    return job if job and room.cluster.succeeds("scontrol", "update", f"JobId={job}", f"Comment={text}") else ""
+
+
+def suspend_job(room: Room, chance: random.Random) -> str:
+    """An administrator suspends a running job, and lets it go on."""
+    job = room.a_job(chance, "RUNNING")
+    if not job or not room.cluster.succeeds("scontrol", "suspend", job):
+        return ""
+    time.sleep(chance.uniform(0.2, 4))
+    wait_until(
+        lambda: room.cluster.succeeds("scontrol", "resume", job) or room.cluster.job_state(job) != "SUSPENDED",
+        30,
+        f"job {job} goes on",
+    )
+    return job
+
+
 FAULTS: dict[str, Fault] = {
     f.__name__: f
     for f in (
         kill_driver, kill_job, restart_slurmd, lose_node, restart_controller, restart_database, truncate_log,
-        write_half_a_line, repeat_lines, reorder_lines, fill_disk, step_clock,
+        write_half_a_line, repeat_lines, reorder_lines, fill_disk, step_clock, rename_job, comment_job, suspend_job,
     )
 }  # fmt: skip

@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class Room(House):
         self.url = postgres.new_database() if postgres else sqlite_url(self.paths.database)
         self._clock = folder / "clock"
         self._offset = 0
+        self._first_names: dict[str, str] = {}
         self.step_clock(0)
 
     @property
@@ -139,6 +141,27 @@ class Room(House):
     def a_line(self, log: Path, chance: random.Random) -> bytes:
         lines = [line for line in log.read_bytes().splitlines() if b":::MLLOG" in line]
         return chance.choice(lines) if lines else b""
+
+    def a_job(self, chance: random.Random, *states: str) -> str:
+        """The id of one of this sweep's jobs in one of these states; "" where there is none."""
+        jobs = [row[1] for row in self._rows("%j %A %T") if row[2] in states]
+        return chance.choice(sorted(jobs)) if jobs else ""
+
+    def rename(self, job_id: str, *more: str) -> bool:
+        """Give a job another name, and ``more`` of scontrol's changes; False where it has ended meanwhile."""
+        (name, *_) = (row[0] for row in self._rows("%j %A") if row[1] == job_id)
+        other = f"{self.name}-renamed-{job_id}"
+        if not self.cluster.succeeds("scontrol", "update", f"JobId={job_id}", f"JobName={other}", *more):
+            return False
+        self._first_names.setdefault(other, name)
+        return True
+
+    def slurm_jobs(self) -> Counter[str]:
+        """As a house's, each job under the name that it was submitted with."""
+        jobs: Counter[str] = Counter()
+        for name, count in super().slurm_jobs().items():
+            jobs[self._first_names.get(name, name)] += count
+        return jobs
 
     def job_processes(self) -> Iterator[int]:
         """Processes of this study's jobs, on whatever node, but for Slurm's own."""
