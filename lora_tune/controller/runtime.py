@@ -182,7 +182,7 @@ def driver(
         def search() -> Proposer:
             return LastRun(_session(plan, store), lambda: driving.study, lambda: driving.sweep, environment.clock.now)
 
-        tables = OptunaTables(plan.study, store, lease, meaning(plan.study, plan.file))
+        tables = OptunaTables(plan.study, store, lease, meaning(plan.study, plan.file), requests)
         with at_work(plan, store, lease, environment, search, plan.paths, lock, requests, tables) as driving:
             yield driving
 

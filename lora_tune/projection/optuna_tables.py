@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -22,7 +22,8 @@ from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.projection.rows import rows_of
 from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, space_of, trial_at
-from lora_tune.store import Lease, Store, tune_sqlite
+from lora_tune.store import Lease, Requests, Store, tune_sqlite
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState
 from lora_tune.store.trial_tables import NoStudyError, TrialRows, TrialTables
@@ -36,6 +37,9 @@ EVALS_SECONDS = 5.0
 OURS = ("why", "kind", BASE, REQUEST, "verdict", "refused", FIXED)
 """Attributes that say of a proposal what its record does: those of another proposal of that number are wrong."""
 
+ENQUEUED = "study.enqueue_trial"
+"""Who asked, of points that came by Optuna."""
+
 _OPEN = ("RUNNING", "WAITING")
 
 Seen = tuple[Trial | None, tuple[Eval, ...]]
@@ -44,12 +48,16 @@ Seen = tuple[Trial | None, tuple[Eval, ...]]
 class OptunaTables:
     """One study of Optuna in a store's database, written under the lease of its sweep."""
 
-    def __init__(self, study: Study, store: Store, lease: Lease, meaning: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, study: Study, store: Store, lease: Lease, meaning: Mapping[str, Any] | None = None,
+        requests: Requests | None = None,
+    ) -> None:  # fmt: skip
         """Nothing is opened before the first :meth:`follow`.
 
-        meaning: what the numbers mean, which a study of Optuna's gets as attributes when it is made.
+        meaning: what the numbers mean, which a study of Optuna's gets as attributes when it is made. requests: of
+        people, to which those are added who speak to Optuna.
         """
-        self._meaning = meaning or {}
+        self._meaning, self._requests = meaning or {}, requests
         self._study, self._store, self._lease = study, store, lease
         self._space = space_of(study)
         self._texts = {name: distribution_to_json(distribution) for name, distribution in self._space[0].items()}
@@ -87,11 +95,27 @@ class OptunaTables:
         end = sweep.next_number
         # An earlier release wrote proposals there first, and points that waited.
         if stale := [n for n, state in tables.states.items() if n >= end and state in _OPEN]:
+            self._take_in(tables, [n for n in stale if tables.states[n] == "WAITING"])
             tables.forget(stale)
         if tables.directions != wanted:
             tables.turn(wanted)
             tables.states.clear()  # what has ended has other values now, too
         return tables
+
+    def _take_in(self, tables: TrialTables, numbers: Sequence[int]) -> None:
+        """Points that somebody gave to Optuna's ``study.enqueue_trial`` become requests, which the driver answers.
+
+        Not those that the study names, nor those that an earlier release kept there for requests of its own.
+        """
+        if self._requests is None or not numbers:
+            return
+        known = [request.what for request in self._requests.all() if request.kind == "enqueue"]
+        for number, attributes in sorted(tables.attributes(numbers).items()):
+            values, own = attributes.get(FIXED), {BASE, REQUEST} & attributes.keys()
+            what = {"values": values, "clone_of": None, "optuna_trial": number}
+            points = [dict(point) for point in self._study.search.enqueue]
+            if isinstance(values, dict) and values and not own and values not in points and what not in known:
+                self._requests.ask(Request(kind="enqueue", what=what, who=ENQUEUED, asked_at=time.time()))
 
     def _make(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -6,6 +6,7 @@ the lease, and so that writing them again changes nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,20 @@ class TrialTables:
         with self._store._fenced(self._lease) as connection:
             connection.execute(sa.delete(table).where(table.c.study_id == self._study))
             connection.execute(sa.insert(table), rows)
+
+    def attributes(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """The attributes of these trials, by number: those of people and of programs."""
+        known: dict[int, dict[str, Any]] = {}
+        with self._store._reading() as connection:
+            ids = self._known(connection, numbers)
+            for name in ATTRIBUTES:
+                table = self._tables[name].c
+                wanted = sa.select(table.trial_id, table.key, table.value_json)
+                rows = connection.execute(wanted.where(table.trial_id.in_([*ids.values()]))).all()
+                for number, own in ids.items():
+                    texts = {row.key: json.loads(row.value_json) for row in rows if row.trial_id == own}
+                    known.setdefault(number, {}).update(texts)
+        return known
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Take these trials out: they have never been."""

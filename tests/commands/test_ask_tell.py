@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import optuna
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -212,6 +213,19 @@ def test_whatever_is_told_is_a_result_or_refused_with_a_sentence(evals: object, 
         result = result_of(evals, log=log, failed=failed)
         assert result.evals or result.log or result.failed
         assert result.digest == result_of(evals, log=log, failed=failed).digest
+
+
+def test_a_point_that_somebody_gave_to_optuna_becomes_a_request(sweep: Sweep) -> None:
+    sweep.tell(sweep.ask().token, [(100, 0.5)])
+    study = optuna.load_study(study_name="mine", storage=f"sqlite:///{sweep.folder}/sweep.db")
+    for values in ({"LR": 0.02}, {"LR": 7.0}):
+        study.enqueue_trial(values, skip_if_exists=False)
+    asked, other = sweep.ask(), sweep.ask()
+    assert (asked.parameters["LR"], asked.why) == (0.02, "asked for by study.enqueue_trial: try LR=0.02")
+    assert other.parameters["LR"] != 0.02
+    listed = CliRunner().invoke(main, ["steer", "--study", "mine.toml"]).output
+    assert "try LR=7.0: refused: LR = 7.0 is not" in listed
+    assert len(study.get_trials(states=(optuna.trial.TrialState.WAITING,))) == 0
 
 
 def test_a_job_is_taken_once(tmp_path: Path) -> None:
