@@ -21,6 +21,7 @@ from lora_tune.simulation.h100 import function as h100
 from lora_tune.simulation.launcher import SimulatedLauncher, of_study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal, Resources
+from lora_tune.workloads.mlperf_names import PROBE_STEPS
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 GOOD = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "PP": 1, "CP": 1, "MINIBS": 4, "MBS": 1, "GBS": 8}
@@ -222,8 +223,9 @@ def test_a_probe_is_a_short_run_with_two_evals(tmp_path) -> None:
     made = workload.job(Proposal(number=0, attempt=0, seed=1, parameters=GOOD, probe=True), tmp_path)
     data = json.loads(made.files["parameters.json"])
     outcome = h100.outcome(data["parameters"], data["seed"])
-    assert [s for s, _, _ in outcome.evals] == [384, 768]
-    assert outcome.end_seconds - outcome.init_seconds < 500
+    block = PROBE_STEPS * GOOD["GBS"]  # as long as in a probe of run.sub
+    assert [s for s, _, _ in outcome.evals] == [block, 2 * block]
+    assert outcome.end_seconds - outcome.init_seconds < 250
 
 
 def test_an_export_says_that_nothing_was_measured(tmp_path) -> None:

@@ -169,6 +169,31 @@ def test_runs_decide_by_what_it_costs_in_samples_beside_what_it_saves() -> None:
     assert decision(*base, *runs(0.15, 0.12, 0.14)).decided() == UNCHANGED
 
 
+def test_what_costs_samples_is_told_from_what_runs_beside_it_does_not() -> None:
+    both, dear, cheap = frozenset({0, 1}), frozenset({0}), frozenset({1})
+    options = (UNCHANGED, *(ArithmeticChoice(changes=c, ln_seconds=-0.04 * len(c)) for c in (dear, cheap, both)))
+    known = (*runs(0.0, 0.02, changes=UNCHANGED.changes), *runs(0.15, 0.16, changes=both), *runs(0.0, changes=cheap))
+    decided = Arithmetic(options=options, runs=known, expected=REFERENCE, reference=REFERENCE).decided()
+    assert decided.changes == cheap
+
+
+def test_fewer_samples_than_the_bases_are_luck_and_no_reason_for_another_arithmetic() -> None:
+    slower = ArithmeticChoice(changes=frozenset({0}), ln_seconds=0.002)
+    base = runs(0.1, 0.12, 0.1, changes=UNCHANGED.changes)
+    known = Arithmetic(
+        options=(UNCHANGED, slower), runs=(*base, *runs(0.0, 0.01, 0.0)), expected=REFERENCE, reference=REFERENCE
+    )
+    assert known.decided() == UNCHANGED
+
+
+def test_a_second_run_beside_one_under_way_is_worth_less_so_that_slots_try_different_things() -> None:
+    two = (UNCHANGED, FASTER, ArithmeticChoice(changes=frozenset({1}), ln_seconds=-0.038))
+    known = Arithmetic(options=two, runs=(), expected=REFERENCE, reference=REFERENCE)
+    first, _ = known.next_run()
+    second, _ = known.with_run(WholeRun(changes=first.changes)).next_run()
+    assert first.changes != second.changes
+
+
 def test_samples_below_the_reference_cost_nothing_since_the_score_takes_them_back() -> None:
     base = runs(-0.2, -0.19, -0.2, changes=UNCHANGED.changes)
     assert decision(*base, *runs(-0.1, -0.11, -0.1)).decided() == FASTER

@@ -15,6 +15,7 @@ from lora_tune.search.advantage import Advantage
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.incumbent import IncumbentChoice, choose, on_layout_of
 from lora_tune.search.optuna_trials import annotate, usual_init_seconds
+from lora_tune.search.proposed import Proposed
 from lora_tune.search.sentences import TO_BE_SURE, staying
 
 
@@ -45,20 +46,30 @@ class FromTodaySampler(GreyBoxSampler):
         """The grey box's proposal, or what may decide sooner whether the configuration of today is handed over."""
         if not search_space:
             return {}
+        proposed = self.next_run(study, search_space, skip=trial.number)
+        if proposed is None:
+            return super().sample_relative(study, trial, search_space)
+        annotate(study, trial, why=proposed.why, kind=proposed.kind)
+        return proposed.values
+
+    def next_run(
+        self, study: optuna.Study, search_space: Mapping[str, BaseDistribution], skip: int = -1
+    ) -> Proposed | None:
+        """What to run next by all trials but ``skip``; None where trials record no samples to the target.
+
+        A short run that shows whether a layout lives before it replaces the one of today has no price: its rate is
+        infinite.
+        """
         choice = self._choice(study)
         if choice is not None and self.probes:
             unsure = choice.unsure_of_memory(lambda values: self.alike(study, values))
             if unsure is not None:
-                annotate(study, trial, why=TO_BE_SURE, kind="probe")
-                return dict(unsure)
-        proposed = self.proposal(study, search_space, skip=trial.number)
-        if proposed is None:
-            return super().sample_relative(study, trial, search_space)
-        if choice is not None:
-            again = choice.deciding(study.get_trials(deepcopy=False), lambda values: self._hours(study, values))
-            proposed = again if again is not None and again.rate > proposed.rate else proposed
-        annotate(study, trial, why=proposed.why, kind=proposed.kind)
-        return proposed.values
+                return Proposed(dict(unsure), "probe", math.inf, TO_BE_SURE)
+        proposed = self.proposal(study, search_space, skip=skip)
+        if proposed is None or choice is None:
+            return proposed
+        again = choice.deciding(study.get_trials(deepcopy=False), lambda values: self._hours(study, values))
+        return again if again is not None and again.rate > proposed.rate else proposed
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The configuration believed best: values, expected seconds, a sentence.

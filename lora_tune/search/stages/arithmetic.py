@@ -1,14 +1,17 @@
 """Switches that change arithmetic: whether what they save in seconds a sample is lost in samples to the target. Pure.
 
-ln(samples to the target) of a whole run is the base's plus what each changed arithmetic adds, all with normal priors.
-Samples below the reference are taken back by the score, so only those above it count. The next whole run is the one
-that improves what would be decided after it most, the knowledge gradient (Frazier, Powell and Dayanik 2008,
-doi:10.1137/070693424). Nothing is decided for an arithmetic that no whole run has brought to the target.
+ln(samples to the target) of a whole run is the base's plus what each changed arithmetic adds. Most add nothing worth
+speaking of, some cost: a belief is a mixture over which do, normal in each part, so that one dear run clears others.
+Samples below the reference are taken back by the score, so only those above it count, and none that are fewer than the
+base's. The next whole run is the one that improves what would be decided after it most, the knowledge gradient
+(Frazier, Powell and Dayanik 2008, doi:10.1137/070693424). Nothing is decided for an arithmetic that no whole run has
+brought to the target.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,15 +25,23 @@ Changes = frozenset[int]
 
 LEVEL_SD = 0.05
 """Sd of the base's ln(samples) around what is expected of it (public submissions: 2.9%, and a site's own)."""
-EFFECT_SD = 0.05
-"""Sd of what another arithmetic adds to ln(samples): a guess, wider than the 2.9% by which submissions differ."""
+DEAR = 0.25
+"""Chance that another arithmetic costs samples worth speaking of (assumption: most of the public configs cost none)."""
+HARMLESS_SD = 0.015
+"""Sd of what an arithmetic adds to ln(samples) that costs nothing worth speaking of."""
+COSTS, COSTS_SD = 0.08, 0.05
+"""What another adds, and its sd: a guess, well above the 2.9% by which public submissions differ."""
+LEAST_WEIGHT = 0.01
+"""Weight below which a hypothesis of which arithmetics are dear is dropped."""
 MISSED = 0.1
 """What a run that did not reach the target lacked, in ln(samples) beyond its end, at least; also its sd."""
 SURE = 0.8
 """Chance that another arithmetic pays, from which on it is kept."""
-DRAWS = 512
-OUTCOMES = 9
+DRAWS = 128
+OUTCOMES = 5
 """Draws of a belief, and outcomes of a run that are looked ahead to."""
+AHEAD = (1, 3, 8)
+"""Runs that are looked ahead to at once: one noisy run alone seldom changes a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +84,14 @@ class Arithmetic:
         return np.array([1.0, *(float(at in changes) for at in self._switches)])
 
     @cached_property
-    def _belief(self) -> tuple[Array, Array]:
-        """Mean and covariance of the base's ln(samples) and of what each switch adds."""
-        mean = np.array([self.expected, *[0.0] * len(self._switches)])
-        covariance = np.diag([LEVEL_SD**2, *[EFFECT_SD**2] * len(self._switches)])
+    def _belief(self) -> _Belief:
+        """The base's ln(samples) and what each switch adds, after all runs that have ended."""
+        belief = _prior(self.expected, len(self._switches))
         for run in self.runs:
             if math.isfinite(run.ln_samples):
                 late = MISSED if run.missed else 0.0
-                mean, covariance = _after(
-                    mean, covariance, self._row(run.changes), run.ln_samples + late, math.hypot(run.sd, late)
-                )
-        return mean, covariance
+                belief = _after(belief, self._row(run.changes), run.ln_samples + late, math.hypot(run.sd, late))
+        return belief
 
     def above_reference(self) -> float:
         """The expected ln(samples) of the base above the reference, which is all that fewer samples can win.
@@ -92,7 +100,8 @@ class Arithmetic:
         """
         if math.isinf(self.reference):
             return math.inf
-        mean, sd = float(self._belief[0][0]) - self.reference, math.sqrt(float(self._belief[1][0, 0]))
+        row = self._row(frozenset())
+        mean, sd = _mean(self._belief, row) - self.reference, _sd(self._belief, row)
         from scipy.special import ndtr
 
         return mean * float(ndtr(mean / sd)) + sd * math.exp(-0.5 * (mean / sd) ** 2) / math.sqrt(2 * math.pi)
@@ -104,57 +113,118 @@ class Arithmetic:
 
     def decided(self) -> ArithmeticChoice:
         """The option to hand over."""
-        return self.options[self._decide(*self._belief, self._reached)[0]]
+        return self.options[self._decide(self._belief, self._reached)[0]]
 
-    def _decide(self, mean: Array, covariance: Array, reached: Changes) -> tuple[int, float]:
+    def _decide(self, belief: _Belief, reached: Changes) -> tuple[int, float]:
         """The number of the best option that may be handed over, and its expected ln(score) less the first's."""
-        normal = np.random.default_rng(0).normal(size=(DRAWS, len(mean)))
-        draws = mean + normal @ np.linalg.cholesky(covariance + 1e-14 * np.eye(len(mean))).T
         rows = np.array([self._row(o.changes) for o in self.options])
-        samples = np.maximum(draws @ rows.T, self.reference)
-        score = samples + np.array([o.ln_seconds for o in self.options])
-        apart = score - score[:, :1]
-        sure = (apart < 0).mean(axis=0) >= SURE
-        allowed = [at for at, o in enumerate(self.options) if not o.changes or (o.changes <= reached and sure[at])]
-        means = apart.mean(axis=0)
+        saved = np.array([o.ln_seconds for o in self.options])
+        normal = np.random.default_rng(0).normal(size=(DRAWS, rows.shape[1]))
+        means, sure = np.zeros(len(rows)), np.zeros(len(rows))
+        for part in belief:
+            draws = part.mean + normal @ np.linalg.cholesky(part.covariance + 1e-14 * np.eye(rows.shape[1])).T
+            needed = draws @ rows.T  # fewer than the base's are luck: no arithmetic is taken for what it saves there
+            score = np.maximum(np.maximum(needed, needed[:, :1]), self.reference) + saved
+            apart = score - score[:, :1]
+            means += part.weight * apart.mean(axis=0)
+            sure += part.weight * (apart < 0).mean(axis=0)
+        allowed = [
+            at for at, o in enumerate(self.options) if not o.changes or (o.changes <= reached and sure[at] >= SURE)
+        ]
         best = min(allowed, key=lambda at: means[at])
         return best, float(means[best])
 
     def next_run(self) -> tuple[ArithmeticChoice, float]:
         """The option of which one more run is worth most, and how much, in ln(score) of what is then decided.
 
-        Open runs count as if they would reach the target as expected.
+        Several runs of an option are valued at once and credited by the run, those under way among them. Open runs
+        count as if they would reach the target as expected.
         """
-        mean, covariance = self._belief
-        reached = self._reached
+        belief, reached = self._belief, self._reached
         for run in self.runs:
             if not math.isfinite(run.ln_samples):
                 row = self._row(run.changes)
-                mean, covariance = _after(mean, covariance, row, float(row @ mean), self.run_sd)
+                belief = _after(belief, row, _mean(belief, row), self.run_sd)
                 reached |= run.changes
-        now = self._decide(mean, covariance, reached)[1]
-        gains = [self._gain(mean, covariance, reached, option, now) for option in self.options]
+        now = self._decide(belief, reached)[1]
+        under_way = Counter(r.changes for r in self.runs if not math.isfinite(r.ln_samples))
+        gains = [
+            max(self._gain(belief, reached, option, now, runs) / runs for runs in AHEAD)
+            / (1 + under_way[option.changes])
+            for option in self.options
+        ]
         best = int(np.argmax(gains))
         return self.options[best], gains[best]
 
-    def _gain(self, mean: Array, covariance: Array, reached: Changes, option: ArithmeticChoice, now: float) -> float:
-        row = self._row(option.changes)
-        spread = math.sqrt(float(row @ covariance @ row) + self.run_sd**2)
-        after = []
-        for outcome in _quantiles(OUTCOMES):
-            belief = _after(mean, covariance, row, float(row @ mean) + spread * outcome, self.run_sd)
-            after.append(self._decide(*belief, reached | option.changes)[1])
-        return now - float(np.mean(after))
+    def _gain(self, belief: _Belief, reached: Changes, option: ArithmeticChoice, now: float, runs: int) -> float:
+        row, noise = self._row(option.changes), self.run_sd / math.sqrt(runs)
+        after, weights = 0.0, 0.0
+        for part in belief:
+            if part.weight < 5 * LEAST_WEIGHT:
+                continue
+            spread = math.sqrt(float(row @ part.covariance @ row) + noise**2)
+            for outcome in _quantiles(OUTCOMES):
+                then = _after(belief, row, float(row @ part.mean) + spread * outcome, noise)
+                after += part.weight / OUTCOMES * self._decide(then, reached | option.changes)[1]
+            weights += part.weight
+        return now - after / weights
 
     def with_run(self, run: WholeRun) -> Arithmetic:
         """The same after one more run."""
         return replace(self, runs=(*self.runs, run))
 
 
-def _after(mean: Array, covariance: Array, row: Array, value: float, sd: float) -> tuple[Array, Array]:
-    """A normal belief after one reading of ``row``."""
-    gain = covariance @ row / float(row @ covariance @ row + sd**2)
-    return mean + gain * (value - float(row @ mean)), covariance - np.outer(gain, row @ covariance)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is believed if some arithmetics are dear and the others harmless: its weight, and a normal belief."""
+
+    weight: float
+    mean: Array
+    covariance: Array
+
+
+_Belief = tuple[_Part, ...]
+
+
+def _prior(expected: float, switches: int) -> _Belief:
+    """One part for every set of dear arithmetics."""
+    parts = []
+    for mask in range(2**switches):
+        dear = [bool(mask >> at & 1) for at in range(switches)]
+        weight = math.prod(DEAR if d else 1 - DEAR for d in dear)
+        mean = np.array([expected, *(COSTS if d else 0.0 for d in dear)])
+        sds = np.array([LEVEL_SD, *(COSTS_SD if d else HARMLESS_SD for d in dear)])
+        parts.append(_Part(weight, mean, np.diag(sds**2)))
+    return _kept(parts)
+
+
+def _kept(parts: Sequence[_Part]) -> _Belief:
+    total = math.fsum(p.weight for p in parts)
+    kept = [p for p in parts if p.weight >= LEAST_WEIGHT * total]
+    rest = math.fsum(p.weight for p in kept)
+    return tuple(_Part(p.weight / rest, p.mean, p.covariance) for p in kept)
+
+
+def _after(belief: _Belief, row: Array, value: float, sd: float) -> _Belief:
+    """A belief after one reading of ``row``."""
+    parts = []
+    for part in belief:
+        told = part.covariance @ row
+        variance, off = float(row @ told) + sd**2, value - float(row @ part.mean)
+        likelihood = math.exp(-0.5 * min(off * off / variance, 200.0)) / math.sqrt(variance)
+        mean, covariance = part.mean + told * (off / variance), part.covariance - np.outer(told, told) / variance
+        parts.append(_Part(part.weight * likelihood, mean, covariance))
+    return _kept(parts)
+
+
+def _mean(belief: _Belief, row: Array) -> float:
+    return math.fsum(p.weight * float(row @ p.mean) for p in belief)
+
+
+def _sd(belief: _Belief, row: Array) -> float:
+    middle = _mean(belief, row)
+    spread = (p.weight * (float(row @ p.covariance @ row) + (float(row @ p.mean) - middle) ** 2) for p in belief)
+    return math.sqrt(math.fsum(spread))
 
 
 def _quantiles(count: int) -> Sequence[float]:

@@ -13,10 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,48 +22,14 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.study import Study
-from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.forecast import compared
 from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
-from lora_tune.search.optuna_trials import annotate, of_trial
-from lora_tune.search.proposed import Proposed
-from lora_tune.search.recorded import FIXED, PROBE
-from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
-from lora_tune.search.stages.plan import Stage, gain_of, improvement, names
-from lora_tune.search.stages.screening import Screening, Setting, Switch, SwitchReading
+from lora_tune.search.optuna_trials import annotate
+from lora_tune.search.recorded import FIXED
+from lora_tune.search.stages.knowledge import PROBE_SHARE, USUAL_START, WORTH, RunCosts, StageKnowledge, StageStep
+from lora_tune.search.stages.screening import Screening, Switch
 
 Values = Mapping[str, Any]
-
-WORTH = 0.002
-"""Share of the score by which a node-hour is to improve it, where ``budget.stop_below`` does not say."""
-REPEATS = 2
-"""Probes of the base's own setting: what they differ by is the scatter of all others."""
-CLEAR_SDS = 1.64
-"""Standard deviations by which a setting must be faster than the base before it is handed over."""
-USUAL_SAMPLES = 3000.0
-"""Samples of a run, where nobody knows: the weight of evals beside training follows."""
-USUAL_START = 160.0
-"""Seconds of start-up (public runs on one node: 50 to 270)."""
-PROBE_SHARE = 0.135
-"""A probe's part of a whole run's clock: 256 of some 3,000 samples, and two evals, of which all are 12% of it."""
-TOLD_APART = 2.49
-"""Standard errors between two means that a test at 5% tells apart in 80 of 100 cases (1.64 + 0.84)."""
-EXTRA_PROBES = 8
-"""Probes after every level has been tried, of settings that may be faster yet: as many as simulated sweeps needed."""
-MOST_LAYOUTS = 12
-"""Layouts that are counted as in doubt before any is measured: each probe tells of several."""
-MOST_ALONE = 4
-"""Switches of changed arithmetic of which every combination is looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCosts:
-    """Node-hours of a probe and of a whole run, start-up included, before the sweep has measured its own."""
-
-    probe: float
-    whole: float
 
 
 def usual_costs(study: Study) -> RunCosts:
@@ -75,19 +37,6 @@ def usual_costs(study: Study) -> RunCosts:
     seconds = 60 * study.budget.trial_minutes
     probe = min(seconds, USUAL_START + PROBE_SHARE * max(0.0, seconds - USUAL_START))
     return RunCosts(probe=probe * study.site.nodes / 3600, whole=seconds * study.site.nodes / 3600)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HyperparametersStage:
-    """gain: share of the score that learning rate, steps and warm-up can win. node_hours: of telling it from luck."""
-
-    gain: float
-    node_hours: float
-
-    @property
-    def rate(self) -> float:
-        """Gain a node-hour; infinite where nothing bounds the gain."""
-        return math.inf if math.isinf(self.gain) else self.gain / self.node_hours
 
 
 class StagesSampler(BaseSampler):
@@ -124,7 +73,7 @@ class StagesSampler(BaseSampler):
         )
         self._goal, self._costs, self._worth = goal, costs, WORTH if worth is None else worth
         self._rng, self._random = np.random.default_rng(seed), RandomSampler(seed=seed)
-        self._step: tuple[object, _Step | None] = (None, None)
+        self._step: tuple[object, StageStep | None] = (None, None)
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -161,7 +110,7 @@ class StagesSampler(BaseSampler):
         rate = self._next(study).rate
         return None if math.isinf(rate) else -math.expm1(-max(0.0, rate))
 
-    def _next(self, study: optuna.Study, skip: int = -1) -> _Step:
+    def _next(self, study: optuna.Study, skip: int = -1) -> StageStep:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != skip and t.state is not TrialState.WAITING]
         key = (len(trials), sum(t.state.is_finished() for t in trials))
         if self._step[0] != key or self._step[1] is None:
@@ -169,8 +118,8 @@ class StagesSampler(BaseSampler):
         assert self._step[1] is not None
         return self._step[1]
 
-    def _known(self, trials: Sequence[FrozenTrial]) -> _Knowledge:
-        return _Knowledge(
+    def _known(self, trials: Sequence[FrozenTrial]) -> StageKnowledge:
+        return StageKnowledge(
             trials=trials, switches=self._switches, start=self._start, goal=self._goal, of_all=self._all,
             of_layouts=self._layouts, coordinates=self._coordinates, costs=self._costs, worth=self._worth,
         )  # fmt: skip
@@ -190,406 +139,6 @@ class StagesSampler(BaseSampler):
     def plan(self) -> list[str]:
         """What each stage costs and can win, before any run; why one is skipped. A line each."""
         return [stage.words for stage in self._known(()).stages()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step(Proposed):
-    """What to run next; rate: infinite where it is part of a stage that has begun."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Knowledge:
-    """What a study's trials say, stage by stage.
-
-    of_all: the grey box of all parameters that are no switches. of_layouts: of those alone that decide speed; None
-    where there are none. Others: as of :class:`StagesSampler`.
-    """
-
-    trials: Sequence[FrozenTrial]
-    switches: tuple[Switch, ...]
-    start: Values
-    goal: Goal
-    of_all: FromTodaySampler
-    of_layouts: FromTodaySampler | None
-    coordinates: Coordinates
-    costs: RunCosts
-    worth: float
-
-    # -- readings
-
-    @cached_property
-    def whole_space(self) -> list[FrozenTrial]:
-        """The trials that are points of the space."""
-        names = self.start.keys()
-        return [t for t in self.trials if names <= t.params.keys()]
-
-    @cached_property
-    def paced(self) -> list[FrozenTrial]:
-        """Those whose pace depends on switches alone: all else that decides speed is as in the base."""
-        speed = self.coordinates.speed_names
-        return [t for t in self.whole_space if all(t.params[n] == self.start[n] for n in speed)]
-
-    def setting(self, values: Values) -> Setting:
-        """The level of each switch in ``values``."""
-        return tuple(s.levels.index(values[s.name]) for s in self.switches)
-
-    def values(self, setting: Setting, rest: Values | None = None) -> dict[str, Any]:
-        """A setting of the switches on a configuration, the base's where none is named."""
-        chosen = {s.name: s.levels[level] for s, level in zip(self.switches, setting, strict=True)}
-        return {**self.start, **(rest or {}), **chosen}
-
-    @cached_property
-    def batch(self) -> float:
-        """The global batch size of the base."""
-        return self.coordinates.batch(self.start)
-
-    @cached_property
-    def _work(self) -> tuple[float, float]:
-        """Samples and evals of a usual run: the reference's, else the base's own."""
-        samples = self.goal.reference_samples(self.batch) if math.isfinite(self.batch) else 0.0
-        own = (t for t in self.paced if t.state is TrialState.COMPLETE)
-        facts: Values = next((t.user_attrs for t in own), {})
-        if not samples > 0:
-            samples = first_number(facts, "stop_samples", "samples_to_target")
-        samples = samples if samples > 0 else USUAL_SAMPLES
-        if self.goal.schedule is not None and math.isfinite(self.batch):
-            schedule = self.goal.schedule(self.batch)
-            return samples, 1 + max(0.0, samples - schedule.first_samples) / schedule.interval_samples
-        evals = first_number(facts, "evals")
-        return samples, evals if evals > 0 else 1.0
-
-    @cached_property
-    def _usual_eval(self) -> float:
-        known = [first_number(t.user_attrs, "seconds_per_eval") for t in self.whole_space]
-        return median(known) if (known := [s for s in known if s > 0]) else 0.0
-
-    def ln_seconds(self, trial: FrozenTrial) -> float:
-        """ln(seconds) of a usual run at this trial's pace; NaN where it says none."""
-        speed = first_number(trial.user_attrs, "samples_per_second")
-        evals = first_number(trial.user_attrs, "seconds_per_eval")
-        samples, count = self._work
-        if not speed > 0:
-            return math.nan
-        return math.log(samples / speed + count * (evals if evals >= 0 else self._usual_eval))
-
-    @cached_property
-    def screening(self) -> Screening:
-        """The switches, by every trial of the base's layout."""
-        read = [self._reading(t) for t in self.paced]
-        made = Screening(switches=self.switches, readings=tuple(r for r in read if r is not None))
-        return made.fitted()
-
-    def _reading(self, trial: FrozenTrial) -> SwitchReading | None:
-        setting, seconds = self.setting(trial.params), self.ln_seconds(trial)
-        whole = trial.user_attrs.get("kind") != PROBE
-        if math.isfinite(seconds) or trial.state is TrialState.RUNNING:
-            return SwitchReading(setting=setting, ln_seconds=seconds, whole=whole)
-        verdict = trial.user_attrs.get("verdict")
-        return SwitchReading(setting=setting, whole=whole, dead=True) if verdict in ("infeasible", "failed") else None
-
-    def _hours(self, *, probe: bool) -> float:
-        kind = [t for t in self.whole_space if (t.user_attrs.get("kind") == PROBE) is probe and not _dead(t)]
-        hours = [h for t in kind if t.state.is_finished() and (h := first_number(t.user_attrs, "node_hours")) > 0]
-        return median(hours) if hours else self.costs.probe if probe else self.costs.whole
-
-    # -- arithmetic
-
-    @cached_property
-    def base_speed(self) -> Setting:
-        """The fastest measured setting with the base's arithmetic, where it is clearly faster; else the base."""
-        return self._clearly(self.screening.leader(precise=True))
-
-    def _clearly(self, setting: Setting) -> Setting:
-        mean, sd = self.screening.compared(setting, self.screening.base)
-        return setting if mean + CLEAR_SDS * sd < 0 else self.screening.base
-
-    @cached_property
-    def options(self) -> dict[frozenset[int], Setting]:
-        """What may be decided of changed arithmetic: the setting of each combination of the leader's changes."""
-        screening, leader = self.screening, self._clearly(self.screening.leader())
-        changed = sorted(screening.precision_of(leader), key=lambda at: -abs(self._alone(leader, at)))[:MOST_ALONE]
-        options = {frozenset[int](): self.base_speed}
-        for mask in range(1, 2 ** len(changed)):
-            kept = frozenset(at for i, at in enumerate(changed) if mask >> i & 1)
-            setting = tuple(
-                0 if self.switches[at].precision and at not in kept else level for at, level in enumerate(leader)
-            )
-            if screening.compared(setting, self.base_speed)[0] < 0 and screening.lives(setting) > 0:
-                options[kept] = setting
-        return options
-
-    def _alone(self, leader: Setting, at: int) -> float:
-        """ln(seconds) that one switch of the leader saves there."""
-        without = (*leader[:at], 0, *leader[at + 1 :])
-        return self.screening.compared(leader, without)[0]
-
-    @cached_property
-    def arithmetic(self) -> Arithmetic:
-        """What whole runs at the base's hyperparameters say of changed arithmetic."""
-        schedule = self.goal.schedule(self.batch) if self.goal.schedule and math.isfinite(self.batch) else None
-        reference = self.goal.ln_reference(self.batch, schedule) if schedule is not None else -math.inf
-        runs = self._whole_runs()
-        own = [r.ln_samples for r in runs if not r.changes and math.isfinite(r.ln_samples)]
-        expected = reference if math.isfinite(reference) else own[0] if own else math.log(USUAL_SAMPLES)
-        compared = self.screening.compared
-        options = tuple(
-            ArithmeticChoice(changes=changes, ln_seconds=compared(setting, self.base_speed)[0])
-            for changes, setting in self.options.items()
-        )
-        return Arithmetic(options=options, runs=runs, expected=expected, reference=reference, run_sd=1.3 * SEED_SD)
-
-    def _whole_runs(self) -> tuple[WholeRun, ...]:
-        names = self.coordinates.convergence_names
-        kept = [t for t in self.whole_space if all(t.params[n] == self.start[n] for n in names)]
-        kept = [t for t in kept if t.user_attrs.get("kind") != PROBE and not _dead(t)]
-        seen = [of_trial(t, frozenset(self.start), self.goal.target) for t in kept]
-        known: list[Observation] = [o for o in seen if o is not None]
-        totals = [self.coordinates.total_samples(o.values) for o in known]
-        families = [self.goal.family(self.batch) if math.isfinite(self.batch) else None] * len(known)
-        read = readings(known, self.goal.target, totals, families)
-        runs = []
-        for at, o in enumerate(known):
-            changes = self.screening.precision_of(self.setting(o.values))
-            reading = None if o.open else read.get(at)
-            if reading is None:
-                runs += [WholeRun(changes=changes)] if o.open else []
-                continue
-            sd = math.hypot(reading.sd, reading.extended)
-            runs.append(
-                WholeRun(changes=changes, ln_samples=reading.ln_samples, sd=sd, missed=not math.isfinite(o.reached))
-            )
-        return tuple(runs)
-
-    @cached_property
-    def best(self) -> Setting:
-        """The setting to hand over on the base's layout."""
-        setting = self.options[self.arithmetic.decided().changes]
-        return setting if self.screening.lives(setting) > 0 else self.base_speed
-
-    # -- what learning rate, steps and warm-up can win
-
-    @cached_property
-    def hyperparameters(self) -> HyperparametersStage:
-        """What samples above the reference can win, and what it costs to tell a gain of that size from luck."""
-        gain = self.arithmetic.above_reference()
-        runs = 2 * (TOLD_APART * self.arithmetic.run_sd / gain) ** 2 if gain > 0 else math.inf
-        return HyperparametersStage(gain=gain, node_hours=max(1.0, runs) * self._hours(probe=False))
-
-    @cached_property
-    def grey_box(self) -> FromTodaySampler | None:
-        """Of all that is left to search: layouts, and hyperparameters where they can win what they cost."""
-        return self.of_all if self.hyperparameters.rate >= self.worth else self.of_layouts
-
-    @cached_property
-    def searched(self) -> Mapping[str, BaseDistribution]:
-        """What it searches."""
-        return self.grey_box.space if self.grey_box is not None else {}
-
-    # -- the grey box at that setting
-
-    @cached_property
-    def at_best(self) -> optuna.Study:
-        """The trials as the grey box of all other parameters sees them: at the pace that ``best`` would give them."""
-        shown = optuna.create_study(sampler=self.grey_box)
-        mean, _ = self.screening.predict([self.best])
-        for trial in self.whole_space:
-            setting = self.setting(trial.params)
-            if _dead(trial) and set(_on(setting)) - set(_on(self.best)):
-                continue  # a switch may be to blame
-            there, _ = self.screening.predict([setting])
-            shown.add_trial(self._shown(trial, float(mean[0] - there[0]), setting))
-        return shown
-
-    def _shown(self, trial: FrozenTrial, ln_seconds: float, setting: Setting) -> FrozenTrial:
-        factor, facts = math.exp(ln_seconds), dict(trial.user_attrs)
-        other = self.screening.precision_of(setting) != self.screening.precision_of(self.best)
-        for name, power in (("samples_per_second", -1), ("seconds_per_eval", 1), ("stop_seconds", 1)):
-            if isinstance(facts.get(name), int | float):
-                facts[name] = facts[name] * factor**power
-        done = trial.state is TrialState.COMPLETE and not other and trial.values is not None
-        state = trial.state if done or trial.state is not TrialState.COMPLETE else TrialState.PRUNED
-        if other:  # its curve is of another arithmetic, its pace is not
-            facts = {n: v for n, v in facts.items() if n in _OF_PACE} | {"kind": PROBE}
-        return optuna.trial.create_trial(
-            state=state,
-            value=trial.values[0] * factor if done and trial.values is not None else None,
-            params={n: trial.params[n] for n in self.searched},
-            distributions=dict(self.searched),
-            user_attrs=facts,
-            intermediate_values={} if other else dict(trial.intermediate_values),
-        )
-
-    # -- before any run
-
-    def stages(self) -> list[Stage]:
-        """The plan: each stage with its node-hours and what it can win."""
-        probe, whole = self._hours(probe=True), self._hours(probe=False)
-        searched = [s for s in self.switches if len(s.levels) > 1]
-        changing = [s.name for s in searched if s.precision]
-        probes = self.screening.wanted + REPEATS + EXTRA_PROBES
-        runs = 1 + min(len(changing), MOST_ALONE)
-        what = f"{len(searched)} switches, several to a probe: {names([s.name for s in searched])}"
-        if changing:
-            what += f"; whole runs beside the base's of {names(changing)}, which change arithmetic"
-        gain = -math.expm1(-gain_of(searched))
-        hours = probes * probe + runs * whole
-        switches = Stage(name="switches", what=what, probes=probes, whole_runs=runs, node_hours=hours, gain=gain)
-        if gain / hours < self.worth:
-            switches = replace(switches, skipped=self._too_little(gain, hours, "they"))
-        last = Stage(name="confirmation", what="what is recommended beside the base", whole_runs=1, node_hours=whole)
-        return [switches, self._layout_stage(probe), self._hyperparameter_stage(whole), last]
-
-    def _too_little(self, gain: float, hours: float, who: str) -> str:
-        return (
-            f"{who} can win {100 * gain:.1f}% as expected for up to {hours:.1f} node-hours, less than "
-            f"{100 * self.worth:g}% a node-hour"
-        )
-
-    def _layout_stage(self, probe: float) -> Stage:
-        box = self.of_layouts
-        if box is None:
-            return Stage(name="layouts", what="", skipped="none are tuned")
-        model = box.model(box.space, box.observations(optuna.create_study(), frozenset(box.space)))
-        start = {n: self.start[n] for n in box.space}
-        points = [dict(zip(box.space, p, strict=True)) for p in product(*(_choices(d) for d in box.space.values()))]
-        beside = [compared(model, values, start) for values in points if values != start]
-        gains = sorted((improvement(a.ln_saved, a.sd) for a in beside), reverse=True)
-        doubtful = [g for g in gains if g / probe >= self.worth][:MOST_LAYOUTS]
-        if not doubtful:
-            least = self._too_little(gains[0] if gains else 0.0, probe, "the most promising one")
-            return Stage(name="layouts", what="", skipped=least)
-        what = f"those of {len(gains)} others of which nobody knows that they are slower"
-        return Stage(
-            name="layouts", what=what, probes=len(doubtful), node_hours=len(doubtful) * probe, gain=doubtful[0]
-        )  # fmt: skip
-
-    def _hyperparameter_stage(self, whole: float) -> Stage:
-        known, speed = self.hyperparameters, self.coordinates.speed_names
-        tuned = names([n for n in self.of_all.space if n not in speed])
-        if not tuned:
-            return Stage(name="hyperparameters", what="", skipped="none are tuned")
-        if math.isinf(known.gain):
-            what = f"{tuned}, as long as a node-hour is expected to bring {100 * self.worth:g}%"
-            return Stage(name="hyperparameters", what=what, whole_runs=2, node_hours=2 * whole)
-        runs = round(known.node_hours / whole)
-        gain = -math.expm1(-known.gain)
-        if known.rate >= self.worth:
-            return Stage(
-                name="hyperparameters", what=tuned, whole_runs=runs, node_hours=known.node_hours, gain=gain
-            )  # fmt: skip
-        sentence = self._too_little(gain, known.node_hours, tuned)
-        sentence += f" ({runs} whole runs tell that from luck; samples below the reference are taken back)"
-        return Stage(name="hyperparameters", what=tuned, skipped=f"{sentence}, until whole runs need more samples")
-
-    # -- what comes next
-
-    def next_step(self, rng: np.random.Generator) -> _Step:
-        """The first step of the stages that is worth its node-hours; without one, the one that is worth most."""
-        if (step := self._screen(rng)) is not None:
-            return step
-        whole, steps = self._hours(probe=False), []
-        option, gain = self.arithmetic.next_run()
-        if len(self.options) > 1:
-            setting = self.options[option.changes]
-            why = f"switches that change arithmetic: a whole run with {self._words(setting)}"
-            steps.append(_Step(self.values(setting), "full", gain / whole, why))
-        if not steps or steps[0].rate < self.worth:
-            steps.append(self._of_grey_box())
-        if all(s.rate < self.worth for s in steps) and (confirmation := self._confirmation()) is not None:
-            return confirmation
-        return next((s for s in steps if s.rate >= self.worth), max(steps, key=lambda s: s.rate))
-
-    def _screen(self, rng: np.random.Generator) -> _Step | None:
-        """A probe of the switches; None where none is worth its node-hours."""
-        s, probe = self.screening, self._hours(probe=True)
-        of_base = sum(r.setting == s.base and not r.whole and not r.dead for r in s.readings)
-        if any(r.dead and r.setting == s.base for r in s.readings) and not s.measured:
-            return None  # the base itself does not run: no switch is to blame, and nothing can be compared
-        count = f"probe {len([r for r in s.readings if not r.whole]) + 1}"
-        if of_base == 0 or (s.screened and of_base < REPEATS):
-            why = f"switches, {count}: the base again, for the scatter of probes"
-            return _Step(self.values(s.base), PROBE, math.inf, why)
-        if not s.screened:
-            setting = s.most_informative(rng)
-            why = f"switches, {count} of about {s.wanted + REPEATS + 4}: {self._words(setting)}"
-            return _Step(self.values(setting), PROBE, math.inf, why)
-        precise = bool(s.precision_of(s.leader()))
-        candidates = [s.most_promising(rng)] + ([s.most_promising(rng, precise=True)] if precise else [])
-        setting, gain = max(candidates, key=lambda candidate: candidate[1])
-        if gain / probe < self.worth:
-            return None
-        why = f"switches, {count}: {self._words(setting)} may be faster yet, by {100 * gain:.2g}% as expected"
-        return _Step(self.values(setting), PROBE, math.inf, why)
-
-    def _words(self, setting: Setting) -> str:
-        changed = [f"{self.switches[at].name}={self.switches[at].levels[setting[at]]}" for at in _on(setting)]
-        return ", ".join(changed) or "no switch changed"
-
-    def _of_grey_box(self) -> _Step:
-        made = self.grey_box.proposal(self.at_best, self.searched) if self.grey_box is not None else None
-        if made is None:
-            return _Step(self.values(self.best), "full", 0.0, "nothing else is known to be worth a run")
-        return _Step(self.values(self.best, made.values), made.kind, made.rate, made.why)
-
-    def _confirmation(self) -> _Step | None:
-        """A whole run of what is recommended; None where one has begun."""
-        values = self._recommended()
-        ran = [t for t in self.whole_space if t.params == values and t.user_attrs.get("kind") != PROBE]
-        if any(t.state in (TrialState.RUNNING, TrialState.COMPLETE) for t in ran) or len(ran) >= REPEATS:
-            return None
-        return _Step(values, "full", math.inf, "confirmation: what is recommended, as a whole run beside the base's")
-
-    # -- what is handed over
-
-    def _recommended(self) -> dict[str, Any]:
-        if self.grey_box is None:
-            return self.values(self.best)
-        try:
-            rest, _, _ = self.grey_box.recommend(self.at_best)
-        except ValueError:
-            return self.values(self.best)
-        values = self.values(self.best, rest)
-        speed = self.coordinates.speed_names
-        moved = any(values[n] != self.start[n] for n in speed)
-        alike = [t for t in self.whole_space if self.setting(t.params) == self.best]
-        ran = any(all(t.params[n] == values[n] for n in speed) and self.ln_seconds(t) > 0 for t in alike)
-        return self.values(self.best) if moved and not ran else values
-
-    def recommendation(self) -> tuple[dict[str, Any], float, str]:
-        """Values, expected seconds, a sentence. Raises ValueError while nothing has reached the target."""
-        if not any(t.state is TrialState.COMPLETE for t in self.whole_space):
-            raise ValueError("no run has reached the target yet")
-        values = self._recommended()
-        saved = self.screening.compared(self.best, self.screening.base)[0]
-        words = f"{self._words(self.best)}: expected to save {-100 * math.expm1(saved):.1f}% of the base's time"
-        if dead := [f"{self.switches[at].name}={self.switches[at].levels[n]}" for at, n in sorted(self.screening.dead)]:
-            words += f"; left out, since it does not run here: {', '.join(dead)}"
-        if self.grey_box is not None:
-            return (
-                values,
-                math.exp(self.grey_box.forecast(self.at_best, {n: values[n] for n in self.searched})[0]),
-                words,
-            )
-        best = self.screening.predict([self.best])[0][0]
-        return values, math.exp(float(best)), words
-
-
-_OF_PACE = ("samples_per_second", "seconds_per_eval", "node_hours", "init_seconds", "peak_gib", "verdict")
-
-
-def _choices(distribution: BaseDistribution) -> Sequence[Any]:
-    """Values of a parameter that decides speed: its choices, or the ends of its range."""
-    if (choices := getattr(distribution, "choices", None)) is not None:
-        return tuple(choices)
-    return (getattr(distribution, "low", 0), getattr(distribution, "high", 0))
-
-
-def _on(setting: Setting) -> list[int]:
-    return [at for at, level in enumerate(setting) if level]
-
-
-def _dead(trial: FrozenTrial) -> bool:
-    return trial.user_attrs.get("verdict") in ("infeasible", "failed")
 
 
 def _levels(distribution: BaseDistribution, base: Any) -> tuple[Any, ...]:

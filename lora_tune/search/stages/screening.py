@@ -6,8 +6,8 @@ Jones 1994, "A simple Bayesian modification of D-optimal designs", doi:10.1080/0
 
 - first each probe is the one whose reading is least known, which raises the determinant of the information most (the
   matrix determinant lemma: by 1 + x' S x / sd^2), times the chance that it runs;
-- once every level has run, each probe is the one by which the best measured setting is expected to improve most
-  (expected improvement, Jones, Schonlau and Welch 1998, doi:10.1023/A:1008306431147).
+- once every level has run, each probe is the one after which the best measured setting is expected to be better by
+  most, its scatter counted (knowledge gradient, Frazier, Powell and Dayanik 2008, doi:10.1137/070693424).
 
 Scatter, size of effects and of interactions are those of the highest evidence; repeats of the base fix the first.
 """
@@ -212,6 +212,13 @@ class Screening:
         return gain @ y, np.diag(prior) - gain @ (x * prior)
 
     @cached_property
+    def _once_read(self) -> Array:
+        """Covariance of the coefficients once what is open has been read, too."""
+        known = [r for r in self.readings if not r.dead]
+        x = self._features([r.setting for r in known], [r.whole for r in known])
+        return self._learned(x, np.zeros(len(known)))[1]
+
+    @cached_property
     def _planned(self) -> Array:
         """Covariance of the effects alone once what is open has been read, too: it does not depend on the readings.
 
@@ -292,13 +299,16 @@ class Screening:
         precise: among those with the base's arithmetic.
         """
         best = self._features([self.leader(precise=precise)])[0]
-        mean, covariance = self._posterior
+        mean, covariance = self._posterior[0], self._once_read
+        noise = self.scales.scatter**2
         still = {r.setting for r in self.readings if not r.dead}
 
         def worth(settings: Sequence[Setting]) -> Array:
-            apart = self._features(settings) - best
-            gain = -apart @ mean
-            sd = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", apart, covariance, apart), 1e-18))
+            x = self._features(settings)
+            apart = x - best
+            gain, told = -apart @ mean, x @ covariance
+            moved = np.einsum("ij,ij->i", told, apart) / np.sqrt(np.einsum("ij,ij->i", told, x) + noise)
+            sd = np.maximum(np.abs(moved), 1e-9)
             z = gain / sd
             improvement = gain * _below(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
             allowed = [0.0 if s in still or (precise and self.precision_of(s)) else self.lives(s) for s in settings]
