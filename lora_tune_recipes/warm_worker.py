@@ -41,6 +41,9 @@ from lora_tune.base.process import send_signal
 from lora_tune_recipes.hand_over import HEADER, TrialRequest, receive
 from lora_tune_recipes.spares import Spare, Spares, become, leave_worker, overlap
 
+LAST_SECONDS = 5.0
+"""After SIGUSR1: for a trial whose job was started just before."""
+
 
 @dataclass(slots=True)
 class WorkerTrial:
@@ -74,12 +77,25 @@ def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
 
 
 class Worker:
-    """Serves ``path`` until SIGTERM. ``modules`` are imported beforehand. spares: whether the next trial rehearses."""
+    """Serves ``path`` until SIGTERM, or after SIGUSR1 until the trials that run then, and just begin, have ended.
 
-    def __init__(self, path: Path, modules: list[str], *, spares: bool = False) -> None:
+    modules: imported beforehand. spares: whether the next trial rehearses. idle: seconds without a trial after which
+    it ends, None for never.
+    """
+
+    def __init__(self, path: Path, modules: list[str], *, spares: bool = False, idle: float | None = None) -> None:
         self._path = path
         self._spares, self._rehearses = Spares(), spares
+        self._idle = idle
         began = time.monotonic()
+        # Before the imports: who comes meanwhile waits for their end, and imports nothing itself.
+        self._listener = socket.socket(socket.AF_UNIX)
+        path.unlink(missing_ok=True)
+        # Whoever may connect may run programs as this user: the owner alone.
+        mask = os.umask(0o177)
+        self._listener.bind(str(path))
+        os.umask(mask)
+        self._listener.listen()
         with _gpus_hidden():
             for module in modules:
                 importlib.import_module(module)
@@ -91,18 +107,12 @@ class Worker:
         gc.freeze()
         self._trials: list[WorkerTrial] = []
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX)
-        path.unlink(missing_ok=True)
-        # Whoever may connect may run programs as this user: the owner alone.
-        mask = os.umask(0o177)
-        self._listener.bind(str(path))
-        os.umask(mask)
-        self._listener.listen()
         self._wake, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGUSR1, self._drain)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._running = True
@@ -112,7 +122,10 @@ class Worker:
         """Take requests until told to stop; then end the running trials."""
         try:
             while self._running:
-                for key, _ in self._selector.select():
+                events = self._selector.select(None if self._trials else self._idle)
+                if not events and not self._trials:
+                    break
+                for key, _ in events:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.fileobj is self._wake:
@@ -129,6 +142,9 @@ class Worker:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._running = False
+
+    def _drain(self, number: int, frame: FrameType | None) -> None:
+        self._idle = LAST_SECONDS
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -280,10 +296,11 @@ def main() -> int:
         action="store_true",
         help="keep a process that has rehearsed a trial's start; it holds some of the GPU's memory beside each trial",
     )
+    parser.add_argument("--idle", type=float, help="seconds without a trial after which it ends [never]")
     parser.add_argument("modules", nargs="+", help="modules to import beforehand")
     options = parser.parse_args()
     try:
-        Worker(options.socket, options.modules, spares=options.spare).serve()
+        Worker(options.socket, options.modules, spares=options.spare, idle=options.idle).serve()
     except LoraTuneError as error:
         print(f"warm_worker: {error}", file=sys.stderr)
         return error.exit_code

@@ -6,10 +6,12 @@ exported one, so what was measured is what is handed over.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +30,7 @@ from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal,
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import unseen
+from lora_tune_recipes.kept_worker import kept_worker
 from lora_tune_recipes.pack_gain import doubts_of_packing
 from lora_tune_recipes.peft_refusals import refuse_in_packs, refuse_without_library
 
@@ -43,6 +46,9 @@ class RecipeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     threads: int = Field(1, ge=1, description="CPU threads of one process")
+    warm_worker: bool = Field(
+        False, description="trials on this machine share one process's imports: a warm worker runs while the sweep does"
+    )
 
 
 class PeftSettings(RecipeSettings):
@@ -57,6 +63,8 @@ class RecipeWorkload:
     """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
 
     module: ClassVar[str]
+    imports: ClassVar[str]
+    """What a warm worker imports for its trials."""
     packed: ClassVar[str | None] = None
     """The module that trains several trials side by side; None where there is none."""
     ends_probes: ClassVar[bool] = True
@@ -110,6 +118,13 @@ class RecipeWorkload:
                 minutes=self._study.budget.trial_minutes,
             ),
         )
+
+    def beside(self, folder: Path) -> AbstractContextManager[None]:
+        """The warm worker of the sweep in ``folder``, where the study asks for one and trials run on this machine."""
+        site = self._site
+        if not self._settings.warm_worker or site.slots is not None or not on_this_machine(site.launcher):
+            return contextlib.nullcontext()
+        return kept_worker(folder, self.imports, site.python)
 
     def knows_variable(self, name: str) -> bool:
         """Whether a recipe reads ``name``."""
@@ -193,6 +208,7 @@ class PeftWorkload(RecipeWorkload):
     """transformers + peft + accelerate; without ``site.model`` and ``site.data`` the shipped tiny task."""
 
     module = "lora_tune_recipes.peft_lora"
+    imports = "lora_tune_recipes.training"
     packed = "lora_tune_recipes.packed_lora"
     Settings = PeftSettings
 
@@ -223,9 +239,11 @@ class NemoWorkload(RecipeWorkload):
     """NVIDIA NeMo 2."""
 
     module = "lora_tune_recipes.nemo_lora"
+    imports = "lora_tune_recipes.nemo.trial"
 
 
 class BridgeWorkload(RecipeWorkload):
     """NVIDIA Megatron-Bridge, which MLPerf v6.0's implementation trains with."""
 
     module = "lora_tune_recipes.bridge_lora"
+    imports = "lora_tune_recipes.bridge.trial"

@@ -34,7 +34,7 @@ from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
 from lora_tune.store.records import TrialState
-from lora_tune.workloads.base import Prepares, Workload, start, unread_switches
+from lora_tune.workloads.base import Prepares, RunsBeside, Workload, start, unread_switches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,10 +278,9 @@ def at_work(
         _prepare_once(plan, dependencies, lease, environment.pause, prepared)
         grace = plan.launcher_kind.submit_grace_seconds
         fixed_at = clock.now() if environment.fixed else -math.inf
-        yield Driver(
-            plan.study, plan.paths, dependencies, lease,
-            period=plan.period, submit_grace_seconds=grace, fixed_at=fixed_at,
-        )  # fmt: skip
+        with _beside(plan):
+            yield Driver(plan.study, plan.paths, dependencies, lease, period=plan.period, submit_grace_seconds=grace,
+                         fixed_at=fixed_at)  # fmt: skip
 
 
 def run_again(
@@ -297,6 +296,11 @@ def run_again(
     if numbers := [str(trial.number) for trial in again.trials if trial.state is TrialState.WAITING]:
         which = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(numbers)}"
         say(f"failed of the set-up and run again under the same number: {which}")
+
+
+def _beside(plan: DrivePlan) -> contextlib.AbstractContextManager[None]:
+    """What the workload keeps beside the trials while they are started."""
+    return plan.workload.beside(plan.paths.root) if isinstance(plan.workload, RunsBeside) else contextlib.nullcontext()
 
 
 def _session(plan: DrivePlan, store: stores.Store) -> Proposes:

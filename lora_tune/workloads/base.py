@@ -7,6 +7,7 @@ It is pure; it never starts anything. A trial knows nothing of Optuna or the dat
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
@@ -116,6 +117,15 @@ class Prepares(Protocol):
 
     def preparation(self, folder: Path) -> Job | None:
         """The job that makes it, to run in ``folder``; None where there is nothing to make. Pure."""
+        ...
+
+
+@runtime_checkable
+class RunsBeside(Protocol):
+    """A workload of which something runs beside the trials while a driver starts them."""
+
+    def beside(self, folder: Path) -> AbstractContextManager[None]:
+        """What is there while trials are started. folder: the sweep's."""
         ...
 
 
