@@ -19,6 +19,7 @@ from lora_tune.controller.stops import JobStops
 from lora_tune.launchers.base import JobState, JobStatus, Widens
 from lora_tune.logs.arrival_times import LOOK_SECONDS
 from lora_tune.logs.follower import LogFollower
+from lora_tune.logs.looks import ReadBudget
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.records import Attempt, StopKind, Trial
 from lora_tune.store.unit_of_work import UnitOfWork
@@ -48,6 +49,7 @@ class JobMonitor:
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
         self._pauses: dict[tuple[int, int], SeenPauses] = {}
+        self._over: dict[tuple[int, int], JobStatus] = {}
         self._adopted = frozenset(work.sweep.attempts)
         self.shared = SharedJobs(dependencies.launcher, work, events)
 
@@ -62,14 +64,16 @@ class JobMonitor:
             return PollResult({})
         self._events.trouble("cluster", "")
         absent = tuple(a for a in live if a.submitted_at is None and _never_began(statuses[a.job_name]))
-        fresh = {a.trial: self._advance(a, statuses[a.job_name]) for a in live if a not in absent}
+        budget = ReadBudget(len(live))
+        fresh = {a.trial: self._advance(a, statuses[a.job_name], budget) for a in live if a not in absent}
         self.shared.book(self._dependencies.clock.now())
         return PollResult(fresh, absent)
 
-    def _advance(self, attempt: Attempt, status: JobStatus) -> Sequence[Eval]:
+    def _advance(self, attempt: Attempt, status: JobStatus, budget: ReadBudget) -> Sequence[Eval]:
         """Act on what one job did since the last look; returns its new evals."""
         now = self._dependencies.clock.monotonic_now()
         key = attempt.trial, attempt.number
+        status = self._over.get(key, status)  # the cluster forgets a job while its log is still being read
         status = self._pauses.setdefault(key, SeenPauses()).look(status, now)
         attempt = replace(
             attempt,
@@ -84,7 +88,9 @@ class JobMonitor:
         )
         log = self._log(attempt)
         log.leave_out(status.pauses)
-        log.poll(now, drain=not status.state.alive, started=attempt.started_at)
+        limit = budget.allows(stamped=log.stamped)
+        read = log.poll(now, drain=not status.state.alive, started=attempt.started_at, limit=limit)
+        budget.spent(read, stamped=log.stamped)
         if (unseen := log.newly_guessed()) >= LOOK_SECONDS:
             text = f"its log was not read for {unseen:.0f} s, and it has no time stamps"
             self._events.note(
@@ -97,9 +103,12 @@ class JobMonitor:
         self._work.put_attempt(attempt)
         if status.state.alive:
             self._watch(trial, attempt, status, log, fresh=bool(fresh))
+        elif read and log.unread:
+            self._over[key] = status
+            self._remark(trial, f"its job is over; {log.unread / 1e6:.0f} MB of its log are still to be read")
         else:
             self._ended.conclude(trial, attempt, status, log)
-            for kept in (self._logs, self._ran_at, self._pauses):
+            for kept in (self._logs, self._ran_at, self._pauses, self._over):
                 kept.pop(key, None)
         return fresh
 

@@ -99,6 +99,15 @@ class Arrivals:
         if passed > SPREAD_SECONDS:
             since = before if started is None or self._offset else min(max(before, started), self._looked_at)
             self._spread(since, marked=passed > LOOK_SECONDS)
+        else:
+            self._all_arrived()
+
+    def _all_arrived(self) -> None:
+        """What lies in the log came by now, whenever it is read."""
+        seen = self._known[-1].end if self._known else 0
+        with contextlib.suppress(OSError):
+            if (size := self._log.stat().st_size) > seen:
+                self._arrived((size, self._looked_at))
 
     def _spread(self, at: float, *, marked: bool) -> None:
         """What lies behind the last known byte came from ``at`` to the file's last write; ``marked``: an estimate."""

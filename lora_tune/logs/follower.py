@@ -17,7 +17,7 @@ from lora_tune.logs.line_reader import LineReader
 from lora_tune.logs.looks import due
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LeavesOutPauses, LogReader, RunLog
-from lora_tune.logs.tail import LogTail
+from lora_tune.logs.tail import POLL_BYTES, LogTail
 
 
 class _ReaderAndScanner:
@@ -148,26 +148,33 @@ class LogFollower:
         begin = run.run_start_ms / 1000
         return reader.arrivals.at_once(begin, begin + seconds)
 
-    def poll(self, now: float, *, drain: bool = False, started: float | None = None) -> None:
-        """Read what is new; with ``drain`` everything there is, for a job that has ended.
+    def poll(self, now: float, *, drain: bool = False, started: float | None = None, limit: int | None = None) -> int:
+        """Read what is new; with ``drain`` everything there is, for a job that has ended. Returns how many bytes.
 
-        started: epoch seconds at which the job did, as far as that is known.
+        started: epoch seconds at which the job did, as far as that is known. limit: bytes that are read at most; what
+        is left is read with the next call, timed as it came.
         """
-        self.unreadable = ""
+        self.unreadable, read = "", 0
         reader = self._tail.reader
         assert isinstance(reader, _ReaderAndScanner)
         if reader.arrivals:
             reader.arrivals.look(started)
         try:
-            while self._tail.poll():
+            while new := self._tail.poll(POLL_BYTES if limit is None else limit - read):
                 self.grew_at = now
-                self._behind = True
-                if not drain:
+                self._behind, read = True, read + new
+                if not drain or read == limit:
                     break
         except SetupError as error:
             self.unreadable = str(error)
         if self._behind and (drain or due(self._run.printed_evals if self._run else 0, now - self._made_at)):
             self._run, self._made_at, self._behind = None, now, False
+        return read
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the log held when it was read last and that were not read yet."""
+        return max(0, self._tail.size - self._tail.offset)
 
     def leave_out(self, pauses: Sequence[tuple[float, float]]) -> None:
         """The job stood still in these spans, epoch seconds in rising order: they are no part of the run's times."""

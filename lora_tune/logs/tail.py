@@ -35,26 +35,28 @@ class LogTail:
         self.reader = make_reader()
         self.offset = 0
         """Bytes read so far from the file that lies there now."""
+        self.size = 0
+        """Its length when it was read last."""
         self.restarts = 0
         """How often the file started over."""
         self._make_reader = make_reader
         self._identity: tuple[int, int] | None = None
         self._seam = b""  # the last bytes read
 
-    def poll(self) -> bool:
-        """Read what is new, ``POLL_BYTES`` at most, into the reader; tell whether anything was.
+    def poll(self, limit: int = POLL_BYTES) -> int:
+        """Read what is new, ``limit`` and ``POLL_BYTES`` at most, into the reader; tell how many bytes that were.
 
-        A file that is not there is no error: False. Raises SetupError for one that cannot be read.
+        A file that is not there is no error: 0. Raises SetupError for one that cannot be read.
         """
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not stop the driver
             try:
-                return self._read(file)
+                return self._read(file, min(limit, POLL_BYTES))
             finally:
                 os.close(file)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                return False
+                return 0
             raise SetupError(
                 f"{self.path}: cannot read this log ({error.strerror}); it must be a file that this user may read"
             ) from error
@@ -64,7 +66,7 @@ class LogTail:
         """Whether no file is there; asked of a job that is over, which had one, whoever read it then."""
         return not self.path.exists()
 
-    def _read(self, file: int) -> bool:
+    def _read(self, file: int, limit: int) -> int:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise SetupError(f"{self.path}: this log is not a regular file; remove it, so that the trial can write one")
@@ -73,8 +75,8 @@ class LogTail:
             self.offset = 0
             self.restarts += 1
             self._seam = b""
-        self._identity = status.st_dev, status.st_ino
-        begin, end = self.offset, min(status.st_size, self.offset + POLL_BYTES)
+        self._identity, self.size = (status.st_dev, status.st_ino), status.st_size
+        begin, end = self.offset, min(status.st_size, self.offset + limit)
         while self.offset < end:
             chunk = os.pread(file, min(CHUNK_BYTES, end - self.offset), self.offset)
             if not chunk:  # truncated while being read: the next poll starts over
@@ -82,7 +84,7 @@ class LogTail:
             self.reader.feed(chunk)
             self.offset += len(chunk)
             self._seam = (self._seam + chunk[-SEAM_BYTES:])[-SEAM_BYTES:]
-        return self.offset > begin
+        return self.offset - begin
 
     def _starts_over(self, file: int, status: os.stat_result) -> bool:
         if self._identity not in (None, (status.st_dev, status.st_ino)):

@@ -23,6 +23,9 @@ PIECES, FEWEST = 1000, 50
 
 CHUNK_BYTES = 1 << 20
 
+SCANNED_BYTES, WINDOWS = 1 << 19, 32
+"""Bytes of a stretch that are looked at, and, of a longer one, in how many windows: a flood must not stop a driver."""
+
 _LINES = re.compile(rb"[^\r\n]*[\r\n]|[^\r\n]+")
 
 
@@ -37,13 +40,14 @@ def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]
     """The stretch of a log between two bytes, cut where its lines came at different times.
 
     Lines before the first that states progress came with the beginning, those behind the last with the end, so that no
-    run seems shorter than it was. Where no line states any in the middle of a log, its bytes count.
+    run seems shorter than it was. Where no line states any in the middle of a log, its bytes count. Of a stretch that
+    is longer than ``SCANNED_BYTES`` only windows are looked at, and between two of them its bytes count.
 
     Parameters
     ----------
     log : Path
     begin, end : int
-        Bytes; ``end`` is behind ``begin``. The file is read once more in between.
+        Bytes; ``end`` is behind ``begin``. The file is read once more in between, as far as ``SCANNED_BYTES``.
     make_reader : callable
         Gives a fresh :class:`~lora_tune.logs.line_reader.LineReader` of the log's format.
 
@@ -65,24 +69,37 @@ def pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]
                 cuts.append(at)
         points = _points(reader)
     if points:
-        return _by_progress(points[:: -(-len(points) // most)], begin, end)
+        found = _by_progress(points[:: -(-len(points) // most)], begin, end)
+        return found if len(_windows(begin, end)) == 1 else _filled(found, begin, most)
     return _by_bytes(cuts, begin, end) if begin else _header(at, end)
 
 
-def _lines(log: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in the stretch, those of a progress bar too, and where; none of a log that cannot be read.
+def _windows(begin: int, end: int) -> list[tuple[int, int]]:
+    """What is looked at of a stretch: all of it, or windows from its first byte to its last."""
+    if end - begin <= SCANNED_BYTES:
+        return [(begin, end)]
+    length = SCANNED_BYTES // WINDOWS
+    firsts = (begin + (end - begin - length) * number // (WINDOWS - 1) for number in range(WINDOWS))
+    return [(first, first + length) for first in firsts]
 
-    What is left of a line that began before may state another number than the whole.
+
+def _lines(log: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in the stretch's windows, those of a progress bar too, and where.
+
+    None of a log that cannot be read. What is left of a line that began before a window, or goes on behind it, may
+    state another number than the whole.
     """
-    at = max(0, begin - 1)
     try:
         with os.fdopen(open_regular(log), "rb") as file:
-            file.seek(at)
-            while at < end and (chunk := file.read(min(CHUNK_BYTES, end - at))):
-                for line in _LINES.findall(chunk):
-                    if at >= begin:
-                        yield at, line
-                    at += len(line)
+            for first, last in _windows(begin, end):
+                at = max(0, first - 1)
+                file.seek(at)
+                while at < last and (chunk := file.read(min(CHUNK_BYTES, last - at))):
+                    for line in _LINES.findall(chunk):
+                        whole = line[-1:] in b"\r\n" or at + len(line) < last or last == end
+                        if at >= first and whole:
+                            yield at, line
+                        at += len(line)
     except OSError:
         return  # as its tail finds at once, and says
 
@@ -111,6 +128,18 @@ def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[
     ends = [*(byte for byte, _ in points[1:]), end]
     header = [LogPiece(first, 0.0)] if first > begin else []
     return [*header, *map(LogPiece, ends, shares)]
+
+
+def _filled(pieces: list[LogPiece], begin: int, most: int) -> list[LogPiece]:
+    """The same, with pieces between those that lie far apart: what nobody looked at came as its bytes did."""
+    filled, step = list[LogPiece](), max(1, (pieces[-1].end - begin) // most)
+    for piece, after in zip(pieces, (*pieces[1:], pieces[-1]), strict=True):
+        first = filled[-1].end if filled else begin
+        for end in range(first + step, piece.end, step):
+            passed = (end - step - first) / (piece.end - first)
+            filled.append(LogPiece(end, piece.share + passed * (after.share - piece.share)))
+        filled.append(piece._replace(share=filled[-1].share) if filled and filled[-1].share > piece.share else piece)
+    return filled
 
 
 def _by_bytes(cuts: list[int], begin: int, end: int) -> list[LogPiece]:
