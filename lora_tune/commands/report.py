@@ -59,6 +59,9 @@ from lora_tune.search.recommendation import chance_to_pass, nearest_words, recom
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
+ARMS_SHOWN = 30
+"""Verdicts on one page: a search that repeats itself may have hundreds."""
+
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
 
@@ -135,7 +138,8 @@ def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
     """The verdicts on configurations that were run again, after what they cost; none where no other was."""
     judged = campaign(study, sweep)
     arms = [arm.sentence for arm in shown(judged) if arm.state is not ArmState.CHOSEN_BY]
-    return [judged.words, *arms] if judged.tested else []
+    rest = [f"{len(arms) - ARMS_SHOWN} more: lora-tune verdict lists them"] if len(arms) > ARMS_SHOWN else []
+    return [judged.words, *arms[:ARMS_SHOWN], *rest] if judged.tested else []
 
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:

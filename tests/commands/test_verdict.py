@@ -78,3 +78,17 @@ def test_a_report_of_a_sweep_in_which_nothing_was_run_again_has_no_such_section(
     sweep = recorded()
     alone = replace(sweep, trials={n: sweep.trials[n] for n in (0, 1)})
     assert "Better than the baseline, or not" not in report_html(study_of(), alone, BEGAN + 9999)
+
+
+def test_of_hundreds_of_verdicts_the_page_shows_the_first(place: Path) -> None:
+    sweep = recorded()
+    arm = sweep.trials[1]
+    many = {
+        100 + 2 * n + twice: replace(
+            arm, number=100 + 2 * n + twice, tuned=VALUES | {"MAX_STEPS": 400 + n}, parameters=VALUES
+        )
+        for n in range(200)
+        for twice in (0, 1)
+    }
+    page = report_html(study_of(), replace(sweep, trials={**sweep.trials, **many}), BEGAN + 99999)
+    assert "172 more: lora-tune verdict lists them" in page

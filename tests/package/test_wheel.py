@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.package.wheel import build_wheel
+from tests.package.wheel import build_wheel, copied
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +45,14 @@ def test_the_shipped_studies_run_where_there_is_no_checkout(wheel: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed)), "not the checkout"
     assert "# trial 0: LR=" in done.stdout
+
+
+@pytest.mark.long
+def test_the_files_of_a_release_are_what_an_index_takes(tmp_path: Path) -> None:
+    source, files = copied(tmp_path), tmp_path / "dist"
+    line = [sys.executable, "-m", "build", "--no-isolation", "-o", str(files), str(source)]
+    subprocess.run(line, check=True, capture_output=True, timeout=300)
+    assert {path.suffix for path in files.iterdir()} == {".whl", ".gz"}
+    line = [sys.executable, "-m", "twine", "check", "--strict", *map(str, files.iterdir())]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout

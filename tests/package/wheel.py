@@ -15,13 +15,19 @@ def build_wheel(folder: Path) -> Path:
 
     The source is copied: an older ``build/`` beside it would leak files that are gone since.
     """
+    source = copied(folder)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("lora_tune-*.whl")
+    return wheel
+
+
+def copied(folder: Path) -> Path:
+    """What the checkout holds of the distribution, in ``folder/source``."""
     source = folder / "source"
     source.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     for package in ("lora_tune", "lora_tune_recipes"):
         shutil.copytree(REPOSITORY / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source]
-    subprocess.run(command, check=True)
-    (wheel,) = folder.glob("lora_tune-*.whl")
-    return wheel
+    return source
