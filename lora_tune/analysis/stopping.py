@@ -149,7 +149,7 @@ def account_words(account: StoppingAccount) -> str:
     if account.stopped:
         parts.append(
             f"{account.stopped} of {account.missed} runs that missed {account.goal} were stopped, "
-            f"with {account.used:.0%} of the node-hours"
+            f"with {account.used:.0%} of what all trials spent"
         )
     if account.false_rate is not None:
         low, high = account.false_rate

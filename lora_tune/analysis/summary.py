@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from lora_tune.analysis.describe import interval_words
 from lora_tune.analysis.replicates import runs_words
 from lora_tune.analysis.stopping import StoppingAccount, stopping_account
 from lora_tune.base.format import duration
@@ -174,7 +175,7 @@ def objective_words(study: Study) -> str:
 
 def recommended_words(study: Study, config: Recommended) -> str:
     """What is believed of the configuration that is handed over, and what that rests on."""
-    low, high = (objective_of(study).text(bound) for bound in (config.low, config.high))
+    between = interval_words(config.low, config.high, objective_of(study).text)
     if config.confirmed:
         base = f"mean of {runs_words(config.runs, 0)} with further seeds"
     elif config.ran:
@@ -182,7 +183,7 @@ def recommended_words(study: Study, config: Recommended) -> str:
     else:
         base = "put together from other trials, not run as a whole"
     base += f"; {config.why}" if config.why else ""
-    return f"{objective_of(study).text(config.objective)} expected (90% interval {low} to {high}, {base})"
+    return f"{objective_of(study).text(config.objective)} expected (90% interval {between}, {base})"
 
 
 def best_run_words(study: Study, config: Recommended) -> str:

@@ -32,6 +32,16 @@ def python(near: Callable[[Path], str] = near) -> str:
     return "python" if same else shlex.quote(near(Path(sys.executable)))
 
 
+def called(command: str) -> str:
+    """How a command of ours is called, as the one that runs now was: ``lora-tune status`` or ``python -m ...``."""
+    program = Path(sys.argv[0])
+    if program.name != "lora-tune":
+        return f"{python()} -m lora_tune.{command}"
+    at_hand = shutil.which(program.name)
+    same = at_hand is not None and Path(at_hand).absolute() == program.absolute()
+    return f"{program.name if same else shlex.quote(near(program))} {command}"
+
+
 def again(command: str, study: str, *more: str) -> str:
     """The line that runs ``command`` on the sweep of the command that runs now.
 
@@ -48,12 +58,12 @@ def again(command: str, study: str, *more: str) -> str:
     """
     context = click.get_current_context(silent=True)
     options = {} if context is None else context.params
-    argv = [f"lora_tune.{command}"]
+    argv: list[str] = []
     for name, option in _OPTIONS if command not in _OF_A_STUDY else _OPTIONS[:1]:
         value = options.get(name) or (study if name == "study_name" else None)
         if value is not None and not (name == "storage" and stores.has_password(str(value))):
             argv += [option, str(value)]
-    return f"{python()} -m {shlex.join([*argv, *more])}"
+    return " ".join([called(command), *map(shlex.quote, (*argv, *more))])
 
 
 def typed(*names: str) -> list[str]:

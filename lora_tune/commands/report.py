@@ -18,6 +18,7 @@ import click
 from lora_tune import __version__
 from lora_tune.analysis import base_changes
 from lora_tune.analysis.advice import advise
+from lora_tune.analysis.describe import spent_name, spent_text
 from lora_tune.analysis.scaling import scaling
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import (
@@ -164,9 +165,12 @@ def _cards(study: Study, sweep: StudyRecords, summary: Overview) -> list[Card]:
     budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
     idle, spent, saved = summary.overhead_hours, summary.node_hours, summary.saved
     overhead = f", {hours(idle)} of them in packs that trained nobody" if idle else ""
-    cards.append(("Node-hours spent", hours(spent), f"{budget}{money}in {duration(summary.seconds)}{overhead}"))
+    name = spent_name(study).capitalize()
+    cards.append(
+        (f"{name} spent", spent_text(study, spent, hours), f"{budget}{money}in {duration(summary.seconds)}{overhead}")
+    )
     share = f"about {saved / (saved + spent):.0%} of what it would have cost" if saved else "no trial was stopped early"
-    cards.append(("Node-hours saved by stopping early", hours(saved), share))
+    cards.append((f"{name} saved by stopping early", spent_text(study, saved, hours), share))
     if summary.stopping:
         kept = "no run yet" if summary.stopping.kept is None else f"{100 * summary.stopping.kept:.3g}%"
         cards.append(("Good runs stopped by error, at most", kept, account_words(summary.stopping)))

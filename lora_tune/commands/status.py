@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lora_tune.analysis.describe import parameters_text, price
+from lora_tune.analysis.describe import parameters_text, price, spent_name, spent_text
 from lora_tune.analysis.scaling import scaling, table
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import (
@@ -98,9 +98,9 @@ def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text)
         grid.add_row("confirmed", sentence)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     overhead = f"; {summary.overhead_hours:.2g} of them in packs that trained nobody" if summary.overhead_hours else ""
-    saved = f"; about {summary.saved:.3g} saved by stopping early" if summary.saved else ""
-    spent = f"{summary.node_hours:.3g}{budget}{price(study, summary.node_hours)}"
-    grid.add_row("node-hours", Text(f"{spent}{overhead}{saved}"))
+    saved = f"; about {spent_text(study, summary.saved)} saved by stopping early" if summary.saved else ""
+    spent = f"{spent_text(study, summary.node_hours)}{budget}{price(study, summary.node_hours)}"
+    grid.add_row(spent_name(study), Text(f"{spent}{overhead}{saved}"))
     if summary.stopping:
         grid.add_row("stopping", Text(account_words(summary.stopping)))
     grid.add_row("time", duration(summary.seconds))

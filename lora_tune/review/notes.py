@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from lora_tune.analysis.describe import parameters_text
+from lora_tune.analysis.describe import parameters_text, spent_name, spent_text
 from lora_tune.analysis.intervals import time_interval
 from lora_tune.analysis.stopping import account_words
 from lora_tune.analysis.summary import Overview, raced_words, recommended_words, trial_name
@@ -166,7 +166,10 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
         ("Peak memory", f"{metrics.peak_gib:.4g} GiB of a GPU, as the log states it" if metrics.peak_gib else ""),
         ("Layout", layout),
         ("Global batch size", str(trial.parameters.get("GBS", ""))),
-        ("Node-hours", f"{metrics.node_hours:.3g}" if metrics.node_hours is not None else ""),
+        (
+            spent_name(study).capitalize(),
+            spent_text(study, metrics.node_hours) if metrics.node_hours is not None else "",
+        ),
         ("With more seeds", raced_words(study, trial)),
         ("Why proposed", trial.why),
     ]
@@ -221,8 +224,8 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
     ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in overview.verdicts.items())
     rows = [("Trials", f"{overview.trials}: {ended or 'none ended'}"), ("Open", str(overview.open))]
     rows += [
-        ("Node-hours", f"{overview.node_hours:.3g}"),
-        ("Saved by stopping early", f"about {overview.saved:.2g} node-hours"),
+        (spent_name(study).capitalize(), spent_text(study, overview.node_hours)),
+        ("Saved by stopping early", f"about {spent_text(study, overview.saved)} of {spent_name(study)}"),
     ]
     if overview.stopping:
         rows += [("Stopping", account_words(overview.stopping))]

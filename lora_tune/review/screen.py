@@ -19,7 +19,7 @@ from rich.text import Text
 
 from lora_tune import curves
 from lora_tune.analysis import replicates
-from lora_tune.analysis.describe import parameters_text, price, race_words
+from lora_tune.analysis.describe import parameters_text, price, race_words, spent_name, spent_text
 from lora_tune.analysis.summary import ending_word
 from lora_tune.base.format import duration, number, sparkline, visible
 from lora_tune.config.study import Study
@@ -165,7 +165,7 @@ def _budget(study: Study, sweep: StudyRecords, now: float) -> Table:
         usage = f"{spent:.3g} of {budget.node_hours:g}{price(study, spent)}"
         grid.add_row("node-hours", _bar(budget.node_hours, spent), usage)
     else:
-        grid.add_row("node-hours", f"{spent:.3g}{price(study, spent)}")
+        grid.add_row(spent_name(study), f"{spent_text(study, spent)}{price(study, spent)}")
     return grid
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lora_tune.analysis.describe import short_layout
+from lora_tune.analysis.describe import short_layout, spent_name, spent_text
 from lora_tune.analysis.summary import ending_word
 from lora_tune.base.format import visible
 from lora_tune.config.study import Study
@@ -87,7 +87,7 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
             _numbers(f"{study.progress_unit}/s", [t.metrics.samples_per_second for t in trials], lambda v: f"{v:.4g}")
         )
     spent = [sum(a.node_hours(now) for a in sweep.attempts_of(t.number)) for t in trials]
-    columns.append(_numbers("Node-hours", spent, hours))
+    columns.append(_numbers(spent_name(study), spent, lambda v: spent_text(study, v, hours)))
     attempts = [len(sweep.attempts_of(t.number)) for t in trials]
     if max(attempts, default=0) > 1:
         columns.append(Column(head="Attempts", numeric=True, cells=[Cell(str(n)) for n in attempts]))

@@ -304,6 +304,8 @@ class CommandWorkload:
         values = self._values(proposal, Path())
         nodes, gpus = int(values["NODES"]), max(1, site.gpus_per_node)
         name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
+        if site.system == _NO_SYSTEM and nodes == 1 and _DEGREES.isdisjoint(proposal.parameters):
+            name = f"config_{self._study.name}.sh"  # a script of one's own has no layout
         command = self._words(values)
         if self._settings.script:
             command = ["sbatch", "-N", str(nodes), *site.sbatch_words(nodes), *command]
@@ -335,6 +337,11 @@ class CommandWorkload:
 
 
 _SCRIPTS = (".py", ".sh")
+
+_NO_SYSTEM = "LOCAL"
+"""A site's system where nobody names one."""
+
+_DEGREES = frozenset(("TP", "PP", "CP", "EP", "MINIBS", "MBS"))
 
 _OWN_NAMES = ("SEED", "folder", "NODES", "GPUS")
 

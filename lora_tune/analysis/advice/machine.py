@@ -11,6 +11,7 @@ from importlib.resources import files
 from statistics import median
 
 from lora_tune.analysis.advice.base import Advice, listed, reached
+from lora_tune.analysis.describe import batch_words
 from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
@@ -62,7 +63,7 @@ def out_of_memory(study: Study, sweep: StudyRecords) -> Advice | None:
 
 def _layout(trial: Trial) -> str:
     names = [n for n in ("TP", "PP", "CP", "MBS") if n in trial.parameters]
-    return " ".join(f"{n}{trial.parameters[n]}" for n in names) or f"GBS {trial.parameters.get('GBS', '?')}"
+    return " ".join(f"{n}{trial.parameters[n]}" for n in names) or batch_words(trial.parameters) or "this script"
 
 
 def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from lora_tune.analysis.describe import short_layout
+from lora_tune.analysis.describe import batch_words, short_layout
 from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
@@ -91,7 +91,7 @@ class LayoutSpeed:
 
 
 def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
-    """Warm throughput by layout, fastest median first. Without a layout in the space: by global batch size."""
+    """Warm throughput by layout, fastest median first. Without a layout in the space: by batch size; none without."""
     name = next((n for n, p in study.space.items() if p.type == "layout"), None)
     speeds: dict[str, list[float]] = {}
     trials: dict[str, list[int]] = {}
@@ -99,11 +99,10 @@ def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
         speed = trial.metrics.samples_per_second
         if not speed:
             continue
-        layout = (
-            short_layout(str(trial.tuned[name]))
-            if name and name in trial.tuned
-            else f"GBS {trial.parameters.get('GBS', '?')}"
-        )
+        choice = trial.tuned.get(name) if name else None
+        layout = batch_words(trial.parameters) if choice is None else short_layout(str(choice))
+        if not layout:
+            continue
         speeds.setdefault(layout, []).append(speed)
         trials.setdefault(layout, []).append(trial.number)
     by_layout = [LayoutSpeed(layout, speeds[layout], trials[layout]) for layout in speeds]
@@ -121,7 +120,7 @@ def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
     texts = [f"trial {t}: {s:.4g} {speed}" for x in layouts for t, s in zip(x.trials, x.speeds, strict=True)]
     whose = [t for x in layouts for t in x.trials]
     return Chart(
-        title="Throughput by layout",
+        title="Throughput by layout" if any(p.type == "layout" for p in study.space.values()) else "Throughput",
         x=Axis(label=f"{speed}, warm blocks", low=0.0),
         y=Axis(label="layout", categories=tuple(x.layout for x in reversed(layouts))),
         marks=(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lora_tune.analysis.describe import counts_node_hours
 from lora_tune.base.format import duration
 from lora_tune.config.study import Study
 from lora_tune.objectives import objective_of
@@ -143,19 +144,21 @@ def spending(study: Study, sweep: StudyRecords) -> Chart | None:
     unit = time_unit(bests) if objective.timed else None
     scale = unit.seconds if unit else 1.0
     reached = [p for p in bought if p.trial.verdict is Verdict.REACHED and p.trial.metrics.objective is not None]
-    line = [(p.node_hours, p.best / scale) for p in bought if p.best is not None]
+    hours = counts_node_hours(study)
+    per = 1.0 if hours else 60.0
+    line = [(p.node_hours * per, p.best / scale) for p in bought if p.best is not None]
     final = bests[-1]
     texts = [f"trial {p.trial.number}: {_said(study, p.trial.objective, final)}" for p in reached]
     price = study.budget.price_per_node_hour
     money = f" One node-hour costs {price:g}." if price else ""
     return Chart(
-        title="What the node-hours bought",
-        x=Axis(label="node-hours spent", low=0.0),
+        title="What the node-hours bought" if hours else "What the machine time bought",
+        x=Axis(label="node-hours spent" if hours else "minutes of machine time", low=0.0),
         y=Axis(label=f"time to the target ({unit.name})" if unit else objective.unit),
         marks=(
             Markers(
                 name="a trial that reached the target" if objective.has_target else "a trial",
-                points=[(p.node_hours, p.trial.objective / scale) for p in reached],
+                points=[(p.node_hours * per, p.trial.objective / scale) for p in reached],
                 colour="good",
                 size=3.5,
                 texts=texts,
