@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import hashlib
-import hmac
-import json
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +22,7 @@ from lora_tune import store as stores
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.net import is_loopback
 from lora_tune.commands.again import from_anywhere
+from lora_tune.commands.doors import own_token, refusal, same
 from lora_tune.commands.options import (
     Review,
     guarded,
@@ -44,6 +42,9 @@ from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.locate import open_store
 from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords
+
+TOKEN_FILE = "dashboard.token"
+"""In the sweep's folder, for its owner alone."""
 
 
 def application(review: Review, storage: str | None) -> Application:
@@ -124,12 +125,12 @@ def only_shown(application: Application, hosts: frozenset[str]) -> Application:
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0].strip("[]").lower()
         if hosts and host not in hosts:
-            return _refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
+            return refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
         method = environ["REQUEST_METHOD"]
         path = environ["PATH_INFO"]
         if method not in ("GET", "HEAD") and not is_note(path, method) and not is_steering(path, method):
             reason = "this dashboard is read-only but for notes and /steer; only the sweep's driver writes"
-            return _refusal(start_response, reason)
+            return refusal(start_response, reason)
         return application(environ, start_response)
 
     return answer
@@ -148,28 +149,17 @@ def with_token(application: Application, token: str) -> Application:
         cookie = SimpleCookie()
         with contextlib.suppress(CookieError):
             cookie.load(environ.get("HTTP_COOKIE", ""))
-        if name in cookie and _same(cookie[name].value, token):
+        if name in cookie and same(cookie[name].value, token):
             return application(environ, start_response)
         typed = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
-        if environ["REQUEST_METHOD"] == "GET" and _same(typed, token):
+        if environ["REQUEST_METHOD"] == "GET" and same(typed, token):
             keep = f"{name}={token}; HttpOnly; SameSite=Strict; Path=/"
             start_response("303 See Other", [("Location", "/dashboard"), ("Set-Cookie", keep), ("Content-Length", "0")])
             return [b""]
         reason = "open the whole address, with its ?token=, that the dashboard command printed"
-        return _refusal(start_response, reason, "401 Unauthorized")
+        return refusal(start_response, reason, "401 Unauthorized")
 
     return answer
-
-
-def _same(typed: str, token: str) -> bool:
-    """Whether two texts are equal, in a time that does not tell where they differ."""
-    return hmac.compare_digest(typed.encode(errors="replace"), token.encode())
-
-
-def _refusal(start_response: Callable[..., Any], reason: str, status: str = "403 Forbidden") -> list[bytes]:
-    body = json.dumps({"reason": reason}).encode()
-    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-    return [body]
 
 
 @click.command()
@@ -201,7 +191,7 @@ def main(study_name: str, storage: str | None, output: Path | None, host: str, p
             "put a reverse proxy with TLS in front (docs/review.md)",
             err=True,
         )
-    token = os.environ.get("LORA_TUNE_TOKEN") or secrets.token_urlsafe(24)
+    token = os.environ.get("LORA_TUNE_TOKEN") or own_token(review.paths.root / TOKEN_FILE)
     shown = with_token(shown, token)
     serve(shown, host, port, review.study.name, f"?token={quote(token)}")
 

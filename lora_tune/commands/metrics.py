@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -11,12 +12,17 @@ from typing import Any
 
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.net import is_loopback
+from lora_tune.commands.doors import SHORTEST_TOKEN, with_bearer
+from lora_tune.commands.web_server import Application, listen
 from lora_tune.config.study import Study
 from lora_tune.controller.driver import Clock, View
 from lora_tune.controller.runtime import Environment
 from lora_tune.launchers.base import JobState
 from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import StudyRecords, TrialState
+
+TOKEN_VARIABLE = "LORA_TUNE_METRICS_TOKEN"
+"""Where it is set, a scrape sends it as a bearer's token."""
 
 LOOK_SECONDS = 2.0
 """Records are counted at most this often: Prometheus asks every 15 s or more."""
@@ -83,19 +89,21 @@ class Metrics:
         """
         host, port = address(where)
         try:
-            from prometheus_client import start_http_server
+            from prometheus_client import make_wsgi_app
             from prometheus_client.registry import CollectorRegistry
         except ModuleNotFoundError as error:
             raise SetupError(f"{error}; install it with: pip install 'lora-tune[metrics]'") from error
         registry = CollectorRegistry()
         registry.register(self)
-        try:
-            server, _ = start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
-            raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}; choose another") from error
+        answers: Application = make_wsgi_app(registry)
+        token = os.environ.pop(TOKEN_VARIABLE, "")  # trials have no business with it
+        if token and len(token) < SHORTEST_TOKEN:
+            raise InputError(f"{TOKEN_VARIABLE} has less than {SHORTEST_TOKEN} characters; take more")
+        server = listen(with_bearer(answers, token) if token else answers, host, port)
+        threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
         if say is not None:
             say(f"metrics  http://{host}:{server.server_port}/metrics")
-            if not is_loopback(host):
+            if not is_loopback(host) and not token:
                 say(
                     f"warning: anyone who can reach {host} can read these metrics, unencrypted; leave them on "
                     "127.0.0.1 and put a web server that asks for passwords in front (docs/service.md)"

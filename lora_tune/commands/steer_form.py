@@ -13,6 +13,7 @@ import click
 
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.commands import steer
+from lora_tune.commands.doors import visitor
 from lora_tune.commands.web_server import Application
 from lora_tune.commands.wishes import WISHED, wishes
 from lora_tune.config.study import Study
@@ -75,7 +76,11 @@ def with_steering(
             return application(environ, start_response)
         try:
             fields = _sent(environ, token) if method == "POST" else _fields(environ.get("QUERY_STRING", ""))
-            answered = (_asked if method == "POST" else _opened)(study, records(), fields, requests)
+            answered: Request | Form
+            if method == "POST":
+                answered = _asked(study, records(), fields, requests, visitor(environ))
+            else:
+                answered = _opened(study, records(), fields, requests)
             if isinstance(answered, Request):  # elsewhere, so that loading the page again asks for nothing twice
                 place = f"{PATH}?asked={answered.number}"
                 return _said(start_response, "303 See Other", "", [("Location", place)])
@@ -134,13 +139,15 @@ def _opened(_study: Study, sweep: StudyRecords, fields: Mapping[str, str], reque
     return Form(clone=clone, said=f"{words(answered[0])}: {answered[0].answer or 'noted'}" if answered else "")
 
 
-def _asked(study: Study, sweep: StudyRecords, fields: Mapping[str, str], requests: FormRequests) -> Request | Form:
-    """The last request of a form as it was noted, or the form with what is wrong with it."""
+def _asked(
+    study: Study, sweep: StudyRecords, fields: Mapping[str, str], requests: FormRequests, who: str
+) -> Request | Form:
+    """The last request of a form as it was noted, or the form with what is wrong with it. who: sent it."""
     clone = None
     try:
         clone = _clone(fields, sweep)
         stands = course(study, requests.requests()).study
-        wanted = list(wishes(stands, sweep, _options(stands, fields, clone), time.time()))
+        wanted = list(wishes(stands, sweep, _options(stands, fields, clone), time.time(), who))
         if not wanted:
             raise InputError("nothing is filled in")
     except InputError as error:

@@ -26,7 +26,9 @@ def this_person() -> str:
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
-def wishes(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float) -> Iterator[Request]:
+def wishes(
+    study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float, who: str = ""
+) -> Iterator[Request]:
     """The requests of one command line, or of one form of the page that steers.
 
     Parameters
@@ -39,13 +41,15 @@ def wishes(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: f
         The options of ``steer`` by their names, all of ``WISHED``.
     now : float
         Epoch seconds.
+    who : str
+        Who asks; "" for who types the command.
 
     Raises
     ------
     InputError
         For what the driver would refuse.
     """
-    who = this_person()
+    who = who or this_person()
 
     def wish(kind: str, **what: Any) -> Request:
         return Request(kind=kind, what=what, who=who, asked_at=now)
