@@ -31,7 +31,7 @@ from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.format import counted, visible
 from lora_tune.commands.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, pruning, results
+from lora_tune.controller import budgets, machine_pace, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.objectives import objective_of
 from lora_tune.search.recommendation import best_run, leaders, recommend
@@ -120,6 +120,8 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
         story.append(("distance", _distance(study, sweep, trial, evals)))
     if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
         story.append(("place", place))
+    if objective_of(study).timed and (slower := machine_pace.slower_words(study, sweep, trial)):
+        story.append(("machine", slower))
     if paused := results.pause_words(trial.metrics):
         story.append(("suspended", paused))
     for attempt in sweep.attempts_of(trial.number):

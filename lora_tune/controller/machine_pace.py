@@ -54,6 +54,27 @@ def slowed(study: Study, sweep: StudyRecords) -> dict[int, tuple[float, int]]:
     return found
 
 
+def slower_words(study: Study, sweep: StudyRecords, trial: Trial) -> str:
+    """How much slower the machine was for an ended trial than for the fastest of equal work, and on which nodes.
+
+    "" where it was not, or where no other trial does the same work a step.
+    """
+    ratio, fastest = slowed(study, sweep).get(trial.number, (1.0, trial.number))
+    if ratio < MUCH_SLOWER:
+        return ""
+    own, other = (_nodes(sweep, number) for number in (trial.number, fastest))
+    where = f", on {own} beside {other}" if own and other and own != other else f", both on {own}" if own else ""
+    return (
+        f"{ratio:.1f} times as long as trial {fastest} for the same {study.progress_unit} with the same work a step"
+        f"{where}: its time is the machine's, not its configuration's"
+    )
+
+
+def _nodes(sweep: StudyRecords, trial: int) -> str:
+    attempts = sweep.attempts_of(trial)
+    return ", ".join(attempts[-1].nodes) if attempts else ""
+
+
 def _ratios(point: tuple[float, float], others: Mapping[int, Points]) -> dict[int, float]:
     """The seconds of a (samples, seconds) over those of each of the others for the same samples."""
     samples, seconds = point

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_tune.commands.explain import trial_story
 from lora_tune.config.study import parse_study
 from lora_tune.controller import pruning
 from lora_tune.controller.machine_pace import references, seconds_at, slowdown
@@ -91,6 +92,29 @@ def test_train_losses_tell_the_pace_before_the_first_eval() -> None:
     begun = RunLog(train=(TrainPoint(50.0, 1.0, 20.0),), run_start_ms=0, last_ms=20_000)
     assert slowdown(STUDY, known, like, begun) == pytest.approx(4.0)
     assert slowdown(STUDY, known, like, paced(0.5, 3)) == 1.0, "a faster machine makes nobody's limit tighter"
+
+
+def test_explain_names_the_node_that_was_slower() -> None:
+    """Two kinds of nodes, one 2.5 times slower: a run there says nothing of its configuration."""
+    known, slow = beside(paced(1.0, 10)), paced(2.5, 10)
+    trial = replace(
+        known.trials[1], number=2, seconds=slow.evals[-1].seconds, metrics=TrialMetrics(objective=250.0),
+        parameters={"LR": 3e-4}, tuned={"LR": 3e-4},
+    )  # fmt: skip
+    both = replace(
+        known,
+        trials={1: replace(known.trials[1], tuned={"LR": 1e-4}), 2: trial},
+        attempts={
+            (n, 0): Attempt(trial=n, number=0, job_name=f"x-000{n}-0", folder="", nodes=(f"n{n}",)) for n in (1, 2)
+        },
+        evals={**known.evals, (2, 0): slow.evals},
+    )
+    story = dict(trial_story(STUDY, both, trial))
+    assert story["machine"] == (
+        "2.5 times as long as trial 1 for the same samples with the same work a step, on n2 beside n1: its time is the "
+        "machine's, not its configuration's"
+    )
+    assert "machine" not in dict(trial_story(STUDY, both, both.trials[1]))
 
 
 def test_a_stated_role_counts_before_a_name() -> None:
