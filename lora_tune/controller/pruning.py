@@ -31,6 +31,7 @@ from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
 from lora_tune.search.capping import Incumbent, cap, spread_of
+from lora_tune.search.scatter import settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
 
@@ -136,12 +137,14 @@ def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog,
 
 
 def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: bool) -> Incumbent:
-    """The best trial with its own runs on a machine ``slower`` times as slow, and the spread of equal settings."""
+    """The best trial with all runs of its configuration, on a machine ``slower`` times as slow, and the spread within
+    the others. One that was run again is known by those runs too, not by its luckiest alone."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
-    repeats = sweep.once("repeats", lambda: _repeats(sweep))
-    elsewhere = spread_of(runs for settings, runs in repeats.items() if not confirmed or settings != _settings(best))
+    repeats = sweep.once("seconds by configuration", lambda: _repeats(sweep))
+    own = tuple(repeats.get(settings(best), ()))
+    elsewhere = spread_of(runs for configuration, runs in repeats.items() if configuration != settings(best))
     machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
-    seconds = tuple(slower * each for each in confirmed or (best.seconds or math.inf,))
+    seconds = tuple(slower * each for each in confirmed or own or (best.seconds or math.inf,))
     return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, calibrated)
 
 
@@ -149,12 +152,8 @@ def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
     """Seconds to target of the trials that reached it, by their parameters."""
     repeats: dict[object, list[float]] = {}
     for trial in sweep.reached():
-        repeats.setdefault(_settings(trial), []).append(trial.seconds or math.inf)
+        repeats.setdefault(settings(trial), []).append(trial.seconds or math.inf)
     return repeats
-
-
-def _settings(trial: Trial) -> object:
-    return tuple(sorted((name, str(value)) for name, value in trial.parameters.items()))
 
 
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:

@@ -54,16 +54,25 @@ def pooled_sd(configs: Sequence[Contender], scale: RaceScale) -> tuple[float, fl
 def means(
     results: Mapping[str, Sequence[RunSummary]], scale: RaceScale = TIMES
 ) -> dict[str, tuple[float, float, float]]:
-    """Mean of each configuration that has results (of times the geometric one), with its 90% interval, low and high.
+    """Arithmetic mean of each configuration that has results, with its 90% interval, low and high.
 
-    Student's interval on the scale, with the spread between seeds that all configurations share.
+    Student's interval on the scale, with the spread between seeds that all configurations share; of logarithms moved by
+    as much as the mean of the results lies above that of their logarithms.
     """
     from scipy.special import stdtrit
 
     configs = [contender(name, runs, scale) for name, runs in results.items()]
     sd, freedom = pooled_sd(configs, scale)
     width = float(stdtrit(freedom, 0.95)) * sd
-    return {c.name: scale.interval(c.mean, width / math.sqrt(len(c.places))) for c in configs if c.places}
+    return {c.name: _mean(c, width / math.sqrt(len(c.places)), scale) for c in configs if c.places}
+
+
+def _mean(config: Contender, half: float, scale: RaceScale) -> tuple[float, float, float]:
+    middle, low, high = scale.interval(config.mean, half)
+    results = [scale.outward(place) for place in config.places]
+    mean = math.fsum(results) / len(results)
+    moved = mean / middle if scale.relative else 1.0
+    return mean, moved * low, moved * high
 
 
 def contender(name: str, runs: Sequence[RunSummary], scale: RaceScale) -> Contender:

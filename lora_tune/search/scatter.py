@@ -74,7 +74,7 @@ def width_of(study: Study) -> float:
 
 
 def scatter_of(study: Study, sweep: StudyRecords) -> Scatter:
-    """The scatter of this sweep's runs, by the repeats of its trials and of ``confirm``.
+    """The scatter of this sweep's runs, by the repeats of its trials.
 
     A metric's own unit has no usual scatter: a third of how far results lie apart is the start there.
     """
@@ -99,8 +99,8 @@ def settings(trial: Trial) -> object:
 
 
 def repeats_of(sweep: StudyRecords) -> dict[object, list[float]]:
-    """Results of the trials that have one, by their configuration, with those of ``confirm``'s replicates."""
-    return sweep.once("repeats", lambda: _repeats_of(sweep))
+    """Results of the trials that have one, by their configuration."""
+    return sweep.once("results by configuration", lambda: _repeats_of(sweep))
 
 
 def _repeats_of(sweep: StudyRecords) -> dict[object, list[float]]:

@@ -139,7 +139,7 @@ def test_the_better_configuration_wins_and_is_scored_by_ten_runs(house: House) -
     said = house.said
     assert said.exit_code == 0, said.output
     assert "trial 1 is better than trial 0 by" in said.output
-    assert "with 90% confidence" in said.output
+    assert "with 95% confidence" in said.output
     assert "olympic mean of 10 runs" in said.output
     assert "pass the checks of convergence with probability" in said.output
 
@@ -436,8 +436,8 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     wanted = with_runs(study, RaceSettings(), 2, found.runs + found.more_runs)
     assert re.fullmatch(r"\S+ -m lora_tune\.confirm --study built --top 2 --seeds \d+", wanted)
     assert 2 * int(wanted.rpartition(" ")[2]) >= found.runs + found.more_runs > 20
-    with main.make_context("confirm", ["--study", "built", "--seeds", "10", "--confidence", "0.95"]):
-        assert with_runs(study, RaceSettings(), 2, 50).endswith("--seeds 25 --confidence 0.95")
+    with main.make_context("confirm", ["--study", "built", "--seeds", "10", "--confidence", "0.9"]):
+        assert with_runs(study, RaceSettings(), 2, 50).endswith("--seeds 25 --confidence 0.9")
     assert sorted(map(_choice, confirmed(sweep, found, replicates(records)))) == [
         ConfirmedChoice.CHOSEN,
         ConfirmedChoice.PASSED_OVER,

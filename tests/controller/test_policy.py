@@ -16,6 +16,7 @@ from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.objectives import objective_of
+from lora_tune.search.scatter import scatter_of
 from lora_tune.store.metrics import TrialMetrics, as_mapping
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 from tests.fakes import command_study
@@ -411,6 +412,21 @@ def test_the_cap_counts_how_far_equal_settings_of_the_sweep_differ(spread: float
     free = study().with_options({"pruning": {"references": 99}})
     found = pruning.judge_curve(free, replace(well, trials=repeats), trial(), slow)
     assert (isinstance(found, policy.Stop) and found.kind is StopKind.CAPPED) == capped
+
+
+def test_the_cap_knows_a_leader_that_was_run_again_by_all_of_its_runs() -> None:
+    """And by seconds, whatever the noise of the objective was read from before."""
+    well = finished_well(4)
+    rates = {1: 1, 2: 2, 3: 1, 4: 1}
+    trials = {
+        n: replace(t, seconds=100.0 + n, metrics=TrialMetrics(objective=7.0 + n), parameters={"LR": rates[n]})
+        for n, t in well.trials.items()
+    }
+    records = replace(well, trials=trials)
+    assert scatter_of(study(), records).repeats == 2
+    incumbent = pruning._incumbent(records, trials[1], 1.0, calibrated=False)
+    assert incumbent.seconds == (101.0, 103.0, 104.0)
+    assert incumbent.elsewhere.freedom == 0
 
 
 def test_a_run_of_a_batch_size_without_references_goes_on() -> None:

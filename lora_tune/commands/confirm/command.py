@@ -80,9 +80,9 @@ USUAL_RUNS = 10
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 0.999),
-    default=0.9,
+    default=0.95,
     show_default=True,
-    help="of the winner's being better",
+    help="of the winner's being better, over all looks together",
 )
 @click.option("--parallel", type=click.IntRange(1), help="runs at one time, overrides the study")
 @click.option("--budget-node-hours", type=float, help="node-hours after which no further run is started")
