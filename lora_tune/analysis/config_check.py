@@ -79,7 +79,7 @@ _TOLD = ("crossing_samples", "crossing_low", "crossing_high", "samples_per_secon
 
 
 def toml_text(data: Mapping[str, Any]) -> str:
-    """A mapping of values, lists of texts and mappings of values, as TOML. tomllib reads it back unchanged."""
+    """A mapping of values, lists and mappings of these, as TOML. tomllib reads it back unchanged."""
     lines = [f"{_key(name)} = {_toml(v)}" for name, v in data.items() if not isinstance(v, Mapping)]
     for name, table in data.items():
         if isinstance(table, Mapping):
@@ -99,7 +99,9 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    assert isinstance(value, list), value
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    assert isinstance(value, list | tuple), value
     return "[" + ", ".join(_toml(v) for v in value) + "]"
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import InputError
 from lora_tune.commands import export
-from lora_tune.commands.options import load_sweep
+from lora_tune.commands.options import load_sweep, sweep_paths
 from lora_tune.commands.plan import plan_of, refuse_marks
+from lora_tune.commands.python_study import write_study
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.config.tables import Budget
 from lora_tune.controller.runtime import Environment, driver, make_clock, open_sweep
@@ -29,14 +30,21 @@ class Sweep:
 
     Parameters
     ----------
-    study : str or Path
-        ``NAME`` of ``studies/NAME.toml``, a shipped study, or a file that ends in .toml.
+    study : str, Path, function, or None
+        ``NAME`` of ``studies/NAME.toml``, a shipped study, or a file that ends in .toml. A function is one trial: it
+        takes the parameters of ``space`` by name (and ``SEED``, ``folder`` where it wants them), and yields an eval at
+        a time, ``(step, loss)``, a loss, or a mapping of measures with ``step``. It runs in a process of its own.
+        None: the study is made of keyword arguments alone.
+    name : str, optional
+        Of a study that is made here; the function's name where it is left out. Its file is ``sweeps/NAME/NAME.toml``.
     output : Path, optional
         The sweep's folder; ``sweeps/NAME`` where it is left out.
     storage : str, optional
         URL of its database; SQLite in the sweep's folder where it is left out.
     quiet : bool
         Whether :meth:`run` prints nothing.
+    space, objective, workload, search, pruning, site
+        Sections of a study that is made here, as its file has them. In ``space`` also ``(low, high)``, or a list.
     **budget
         Keys of ``[budget]`` that count for this run, such as ``trials=20, parallel=2``.
 
@@ -48,16 +56,34 @@ class Sweep:
 
     def __init__(
         self,
-        study: str | Path,
+        study: str | Path | Callable[..., Any] | None = None,
         *,
+        name: str | None = None,
         output: Path | str | None = None,
         storage: str | None = None,
         quiet: bool = False,
+        space: Mapping[str, Any] | None = None,
+        objective: Mapping[str, Any] | None = None,
+        workload: Mapping[str, Any] | None = None,
+        search: Mapping[str, Any] | None = None,
+        pruning: Mapping[str, Any] | None = None,
+        site: Mapping[str, Any] | None = None,
         **budget: Any,
     ) -> None:
+        sections = {"space": space, "objective": objective, "workload": workload, "search": search,
+                    "pruning": pruning, "site": site}  # fmt: skip
         if unknown := sorted(budget.keys() - Budget.model_fields.keys()):
             raise InputError(f"{unknown[0]!r} is not a key of [budget]; its keys: {', '.join(Budget.model_fields)}")
-        file = find_study(str(study))
+        stated = [key for key, value in {"name": name, **sections}.items() if value is not None]
+        if isinstance(study, str | Path):
+            if stated:
+                raise InputError(f"{stated[0]} goes with a function, or without a study file; write it into {study}")
+            file = find_study(str(study))
+        else:
+            named = name or str(getattr(study, "__name__", "mine"))
+            folder = Path(output) if output else sweep_paths(named).root
+            whole = {**sections, "budget": {"trials": 20, **budget}}
+            file = write_study(folder / f"{named}.toml", whole, study)
         self._plan = plan_of(file, load_study(file), {"budget": budget}, Path(output) if output else None)
         self._storage, self._quiet = storage, quiet
 

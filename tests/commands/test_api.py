@@ -55,6 +55,58 @@ def test_the_page_runs_and_goes_on_where_it_ended(place: Path, capsys: pytest.Ca
     assert len(again.trials) == 2
 
 
+def test_a_function_is_swept_without_a_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"## A function, and no file\n\n```\n(.*?)```", page, re.S)
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(code, names)  # the page's own code
+    sweep = names["sweep"]
+    assert isinstance(sweep, lora_tune.Sweep)
+    assert [row["verdict"] for row in sweep.values()] == ["reached"] * 6, [t.sentence for t in sweep.trials]
+    assert sweep.recommended is not None
+    assert sweep.best is not None
+    for trial in sweep.trials:
+        loss = (float(trial.parameters["LR"]) - 0.01) ** 2 * int(trial.parameters["WIDTH"]) + 0.2
+        assert trial.objective == pytest.approx(loss)
+    same = lora_tune.Sweep(str(sweep.folder / "train.toml"), output=sweep.folder)
+    assert [row["trial"] for row in same.values()] == [*range(6)], "the command line knows it by its file"
+
+
+def test_a_study_from_keyword_arguments_alone(place: Path) -> None:
+    command = ["python", "plain_step_loss.py", "--lr={LR}", "--seed={SEED}"]
+    log = {"kind": "regex", "eval": r"step (?P<step>\d+) loss (?P<loss>\S+)"}
+    sweep = lora_tune.Sweep(
+        name="mine",
+        workload={"kind": "command", "argv": command, "log": log},
+        objective={"metric": "loss"},
+        space={"LR": (0.02, 0.05)},
+        trials=2,
+        quiet=True,
+    )
+    assert sweep.run() == "all 2 trials are proposed"
+    assert len(sweep.trials) == 2
+
+
+def needs_more(LR: float, RANK: int) -> float:
+    return LR * RANK
+
+
+@pytest.mark.parametrize(
+    ("study", "settings", "told"),
+    [
+        (needs_more, {"space": {"LR": (0.1, 1.0)}}, r"needs_more\(\) needs RANK, which space does not hold"),
+        (needs_more, {"space": {"LR": (0.1, 1.0), "RANK": [1], "BS": [2]}}, r"does not take BS"),
+        (needs_more, {}, "space is missing"),
+        (needs_more, {"space": {"LR": (1, 2, 3), "RANK": [1]}}, "a tuple is \\(low, high\\)"),
+        ("mine.toml", {"space": {"LR": (0.1, 1.0)}}, "space goes with a function"),
+        (None, {"space": {"LR": (0.1, 1.0)}}, "workload"),
+    ],
+)
+def test_what_cannot_be_swept_is_said(study: object, settings: dict[str, object], told: str, place: Path) -> None:
+    with pytest.raises(InputError, match=told):
+        lora_tune.Sweep(study, **settings)  # type: ignore[arg-type]
+
+
 def test_mistakes_say_what_to_do(place: Path) -> None:
     with pytest.raises(InputError, match="'trails' is not a key of \\[budget\\]; its keys: trials"):
         lora_tune.Sweep("mine.toml", trails=2)

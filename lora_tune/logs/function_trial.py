@@ -1,0 +1,58 @@
+"""One trial of a Python function: ``python -m lora_tune.logs.function_trial FILE NAME=VALUE ...``.
+
+FILE holds the function as ``Sweep`` pickled it. What it yields, or returns, is printed as JSON lines, the only channel
+from a trial to its sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    """Run the function and print its evals; returns the exit code. What it raises ends the trial with a traceback."""
+    file, *words = sys.argv[1:]
+    sys.path.insert(0, str(Path.cwd()))  # where the functions' own modules lie
+    function = pickle.loads(Path(file).read_bytes())
+    began = time.monotonic()
+    print(json.dumps({"begun": True}), flush=True)
+    for number, result in enumerate(_results(function(**dict(map(_argument, words)))), start=1):
+        line = {"step": number, **_named(result)}
+        print(json.dumps({"seconds": round(time.monotonic() - began, 6), **line}, default=float), flush=True)
+    return 0
+
+
+def _argument(word: str) -> tuple[str, Any]:
+    name, _, text = word.partition("=")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
+def _results(returned: Any) -> Iterator[Any]:
+    """What a generator yields, or the one thing that a function returned; nothing of None."""
+    if isinstance(returned, Iterator):
+        yield from returned
+    elif returned is not None:
+        yield returned
+
+
+def _named(result: Any) -> dict[str, Any]:
+    """One eval: measures by name, (step, loss), or a loss."""
+    if isinstance(result, Mapping):
+        return dict(result)
+    if isinstance(result, tuple):
+        step, loss = result
+        return {"step": step, "loss": loss}
+    return {"loss": result}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
