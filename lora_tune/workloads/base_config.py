@@ -212,10 +212,11 @@ def _configs(folder: Path) -> list[Path]:
 def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -> list[str]:
     """Configs that are for this system by their names, or else for its count of nodes and GPUs; relative to ``folder``.
 
-    A name may lie about the rest, so it only suggests.
+    A name may lie about the rest, so it only suggests. DGXH100 and H100 are one system.
     """
     configs = _configs(folder)
-    ours = [p for p in configs if system and p.name.startswith((f"config_{system}_", f"config_{system}."))]
+    names = {f"config_{dgx}{system.removeprefix('DGX')}" for dgx in ("", "DGX")} if system else set()
+    ours = [p for p in configs if p.name.startswith(tuple(f"{name}{end}" for name in names for end in "_."))]
     shaped = [p for p in configs if f"_{nodes}x{gpus_per_node}x" in p.name]
     both = [p for p in ours if p in shaped]
     return [str(p.relative_to(folder)) for p in both or ours or shaped]

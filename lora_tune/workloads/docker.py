@@ -59,7 +59,9 @@ class DockerWorkload(MlperfWorkload):
 
     def _usual_base(self) -> str:
         """The folder's one config for the system."""
-        return base_for(implementation_folder(self._docker.implementation), self.study.site.system)
+        return base_for(
+            implementation_folder(self._docker.implementation, self._docker.benchmark), self.study.site.system
+        )
 
     @functools.cached_property
     def _script(self) -> str:

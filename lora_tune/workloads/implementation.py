@@ -129,16 +129,41 @@ def _instead(folder: Path) -> str:
     return other_starters(folder) or _WHOSE
 
 
-def implementation_folder(named: Path | None) -> Path:
-    """The folder that a study names, or the variable LORA_TUNE_IMPLEMENTATION. Raises SetupError."""
-    path = named or os.environ.get("LORA_TUNE_IMPLEMENTATION") or "llama2_70b_lora"
+def implementation_folder(named: Path | None, benchmark: str) -> Path:
+    """The folder that a study names, or the variable LORA_TUNE_IMPLEMENTATION, or one called as the benchmark.
+
+    Raises SetupError, with the words for the study where the present folder is one by its files.
+    """
+    path = named or os.environ.get("LORA_TUNE_IMPLEMENTATION") or benchmark
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise SetupError(
             f"the MLPerf implementation's folder {folder} does not exist; give workload.implementation, or export "
-            "LORA_TUNE_IMPLEMENTATION; --study tiny runs without it"
+            f"LORA_TUNE_IMPLEMENTATION{_present_folder()}; --study tiny runs without it"
         )
     return folder
+
+
+def _present_folder() -> str:
+    """That the present folder is an implementation by its files, and what a study would say of it; "" where not."""
+    here = Path.cwd()
+    scripts = launch_scripts(here)
+    configs = [file.relative_to(here) for file in config_files(here) if "common" not in file.name]
+    if not scripts or not configs:
+        return ""
+    return (
+        f" (this folder holds {_some(scripts)} and {_some(list(map(str, configs)))}: "
+        f'LORA_TUNE_IMPLEMENTATION=. with workload.script = "{scripts[0]}" and workload.base = "{configs[0]}")'
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def launch_scripts(folder: Path) -> list[str]:
+    """The batch scripts in a folder, the usual ``run.sub`` first."""
+    return sorted((file.name for file in folder.glob("*.sub")), key=lambda name: (name != "run.sub", name))
 
 
 def config_files(folder: Path) -> list[Path]:

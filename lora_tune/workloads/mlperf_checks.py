@@ -18,6 +18,7 @@ from lora_tune.workloads import mlperf_evals
 from lora_tune.workloads.base import Start, some_proposal
 from lora_tune.workloads.base_config import BaseConfig, as_value, computed_from, equal, fitting_configs
 from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.implementation import launch_scripts
 from lora_tune.workloads.mlperf_names import ALIASES, spelled
 from lora_tune.workloads.places import ALSO, required, unseen
 from lora_tune.workloads.sandbox import source_files
@@ -59,6 +60,7 @@ def check(workload: MlperfWorkload) -> list[str]:
         *other_benchmark(workload),
         *about_base(workload),
         *_not_swept(workload),
+        *other_scripts(workload),
         *elsewhere,
         *unseen({name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}),
         *script_doubts(implementation.folder / workload.settings.script, job.environment),
@@ -74,6 +76,27 @@ def _not_swept(workload: MlperfWorkload) -> list[str]:
         f"no file in {workload.implementation.folder} reads {', '.join(unread)}: these switches are not swept, and "
         "stay as they are"
     ]
+
+
+def other_scripts(workload: MlperfWorkload) -> list[str]:
+    """A sentence where the study names no script, and the folder holds others that start the same training."""
+    folder, script = workload.implementation.folder, workload.settings.script
+    if "script" in workload.settings.model_fields_set:
+        return []
+    others = [name for name in launch_scripts(folder) if name != script and _STARTS.search(_text(folder / name))]
+    if not others:
+        return []
+    return [
+        f"trials run {script}, and {folder} also holds {', '.join(others)}; "
+        f'workload.script = "{others[0]}" runs that instead'
+    ]
+
+
+_STARTS = re.compile(r"run_and_time|\bsrun\b")
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def other_benchmark(workload: MlperfWorkload) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from lora_tune.base.findings import Finding, free_space, good, problem, warning
 from lora_tune.base.paths import SweepPaths
 from lora_tune.mlperf.registry import LORA
 from lora_tune.workloads.base import PYXIS, some_proposal
-from lora_tune.workloads.mlperf_checks import about_base, other_benchmark, same_machine
+from lora_tune.workloads.mlperf_checks import about_base, other_benchmark, other_scripts, same_machine
 from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts
 from lora_tune.workloads.training_files import (
     FREE_GB,
@@ -61,6 +61,13 @@ def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Fin
         yield free_space(place, FREE_GB, "preparing data and model takes that much")
 
 
+def _doubts(remarks: Iterable[str], why: str) -> Iterator[Finding]:
+    """A warning for each remark, whose last part is the remedy."""
+    for remark in remarks:
+        what, _, fix = remark.rpartition("; ")
+        yield warning(what, why, fix)
+
+
 def _implementation(workload: MlperfWorkload, trial: Path) -> Iterator[Finding]:
     """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
     try:
@@ -71,9 +78,8 @@ def _implementation(workload: MlperfWorkload, trial: Path) -> Iterator[Finding]:
         return
     shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
     yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
-    for remark in other_benchmark(workload):
-        what, _, fix = remark.rpartition("; ")
-        yield warning(what, "a run that meets another benchmark's target is refused at its end", fix)
+    yield from _doubts(other_benchmark(workload), "a run that meets another benchmark's target is refused at its end")
+    yield from _doubts(other_scripts(workload), "a script that was changed for this machine starts training otherwise")
     yield from _base(workload)
     if implementation.in_container:
         yield warning(

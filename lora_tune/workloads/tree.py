@@ -39,7 +39,10 @@ class TreeWorkload:
         name, values = self._recorded
         if not (file := self.settings.base or name or self._usual_base()):
             return None
-        folder, before = implementation_folder(self.settings.implementation), self.settings.before
+        folder, before = (
+            implementation_folder(self.settings.implementation, self.settings.benchmark),
+            self.settings.before,
+        )
         return recorded_base(folder, file, before, values) if values else read_base(folder, file, before)
 
     def _usual_base(self) -> str:
@@ -57,7 +60,7 @@ class TreeWorkload:
 
     def recorded_values(self, file: Path) -> Mapping[str, str] | None:
         """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
-        folder = implementation_folder(self.settings.implementation)
+        folder = implementation_folder(self.settings.implementation, self.settings.benchmark)
         if not self._recorded[1] or self.base is None or (folder / self.base.file).resolve() != file.resolve():
             return None
         return self.base.lasting
@@ -66,7 +69,7 @@ class TreeWorkload:
     def implementation(self) -> Implementation:
         """The folder as read now. Raises SetupError when it is not there."""
         settings = self.settings
-        folder = implementation_folder(settings.implementation)
+        folder = implementation_folder(settings.implementation, settings.benchmark)
         own = None if self.base is None else self.base.values
         return read_implementation(folder, settings.script, settings.common, settings.before, settings.reads, own)
 
@@ -96,7 +99,10 @@ class TreeWorkload:
         """What the base config's files set now, without what is another each time; nothing without a base."""
         if (known := self.base) is None:
             return {}
-        folder, before = implementation_folder(self.settings.implementation), self.settings.before
+        folder, before = (
+            implementation_folder(self.settings.implementation, self.settings.benchmark),
+            self.settings.before,
+        )
         now = read_base(folder, known.file, before)
         return replace(now, passing=now.passing | known.passing).lasting
 

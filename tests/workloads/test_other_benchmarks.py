@@ -12,7 +12,9 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
+from lora_tune.workloads.base_config import fitting_configs
 from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_checks import other_scripts
 from lora_tune.workloads.mlperf_findings import findings
 from lora_tune.workloads.starting_point import parameters_at
 
@@ -150,6 +152,21 @@ class TestDoctor:
         assert any(words in what for what in self.told(workload, tmp_path))
         named, _ = made(tmp_path / "2" / "bert" / "implementations" / "x", {"LEARNING_RATE": RATE}, benchmark="bert")
         assert not any("lies among" in what for what in self.told(named, tmp_path))
+
+
+def test_a_changed_batch_script_and_a_config_of_another_spelling_of_the_system_are_named(tmp_path: Path) -> None:
+    """A guide's folder: run.sub, its changed copy, and config_H100_optimal.sh for a site called DGXH100."""
+    workload, _ = made(tmp_path / "tree", {"LEARNING_RATE": RATE}, benchmark="flux1")
+    assert other_scripts(workload) == []
+    (tmp_path / "tree" / "run_h100_universal.sub").write_text("srun ./run_and_time.sh\n")
+    (tmp_path / "tree" / "download.sub").write_text("curl x\n")
+    (sentence,) = other_scripts(workload)
+    assert sentence.endswith(
+        'holds run_h100_universal.sub; workload.script = "run_h100_universal.sub" runs that instead'
+    )
+    (tmp_path / "tree" / "config_H100_optimal.sh").write_text("export LR=1\n")
+    assert fitting_configs(tmp_path / "tree", "DGXH100", 1, 8) == ["config_H100_optimal.sh"]
+    assert fitting_configs(tmp_path / "tree", "H200", 1, 8) == []
 
 
 class TestTheEffectiveRecord:
