@@ -34,6 +34,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import budgets, machine_pace, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.objectives import objective_of
+from lora_tune.search.no_effect import no_effect
 from lora_tune.search.recommendation import best_run, leaders, recommend
 from lora_tune.search.worth import not_worth
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
@@ -260,6 +261,8 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(visible(f"    evidence: {a.evidence}"))
     if not advice:
         click.echo("  none of the rules applies to what has been observed so far")
+    if idle := no_effect(study, sweep):
+        click.echo(f"\nTrouble\n  {idle.sentence}")
     if ahead.recommended:
         click.echo(f"\nRecommended now\n  {visible(ahead.recommended)}")
     click.echo("\nNext")

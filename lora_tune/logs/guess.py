@@ -14,7 +14,16 @@ from typing import Any
 
 from lora_tune.logs import decimal_commas, line_batches
 from lora_tune.logs.decimal_commas import with_points
-from lora_tune.logs.line_forms import EVAL_SCORE, ORDER, NamedNumber, name_score, of_test_set, other_sets, pattern
+from lora_tune.logs.line_forms import (
+    EVAL_SCORE,
+    ORDER,
+    NamedNumber,
+    losses,
+    name_score,
+    of_test_set,
+    other_sets,
+    pattern,
+)
 from lora_tune.logs.line_reader import cut, plain
 from lora_tune.logs.line_series import (
     Stated,
@@ -223,7 +232,13 @@ def _trains(name: str, loss: str) -> bool:
 
 def _trainer_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Lines of trainers that are known by a sign."""
+    states_evals: bool | None = None
     for row, example in rows_of(lines):
+        if not row.is_eval:
+            if states_evals is None:
+                states_evals = any(loss.score > EVAL_SCORE for line in lines for loss in losses(line))
+            if states_evals:
+                continue
         settings = {"kind": "regex", **row.settings}
         yield LogGuess(settings=settings, example=example, unit=row.unit, is_eval=row.is_eval, rising=row.rising)
 

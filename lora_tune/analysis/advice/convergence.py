@@ -14,7 +14,6 @@ from lora_tune.analysis.summary import ranked
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.run import Eval, TrainPoint
-from lora_tune.search.no_effect import no_effect
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 if TYPE_CHECKING:
@@ -277,17 +276,7 @@ def overfits(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[Tra
     )
 
 
-def without_effect(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials with different values have the same evals."""
-    if (idle := no_effect(study, sweep)) is None:
-        return None
-    seen, _, do = idle.sentence.partition(": ")
-    evidence, _, do = do.rpartition("; ")
-    return Advice(seen=seen, do=do, evidence=evidence, trials=idle.trials)
-
-
 CONVERGENCE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
-    without_effect,
     rate_too_low,
     rate_too_high,
     oscillates,
