@@ -28,6 +28,7 @@ COMMANDS = {
     "logs": "what a study reads each line of a log as, before a node is spent",
     "replay": "what a sweep would have made of logs that exist already",
     "score": "result folders of MLPerf submissions, judged as MLPerf judges them",
+    "package": "confirmed runs as an MLPerf submission package, checked by MLPerf's checkers",
     "ingest": "old MLLOG logs teach the search before it spends",
     "explain": "which knobs matter, why a trial ended, what to try next",
     "verdict": "which configurations are really better than the baseline",

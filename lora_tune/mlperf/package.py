@@ -1,0 +1,117 @@
+"""A submission package of MLPerf Training: the tree of files that its package checker reads.
+
+``SUBMITTER/systems/SYSTEM.json``, ``SUBMITTER/results/SYSTEM/BENCHMARK/result_N.txt``, and what was run below
+``SUBMITTER/benchmarks/BENCHMARK/implementations/NAME``. A result is what its log says: no line of a log is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from lora_tune.base.errors import InputError
+
+STATUS = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+    "research": "Research, Development, or Internal (RDI)",
+}
+"""``submission_status`` of a log -> ``status`` of a system description (mlperf_logging, system_desc_checker)."""
+
+FIELDS = (
+    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
+    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count", "host_processor_frequency",
+    "host_processor_caches", "host_processor_interconnect", "host_memory_capacity", "host_storage_type",
+    "host_storage_capacity", "host_networking", "host_networking_topology", "host_memory_configuration",
+    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect", "accelerator_frequency",
+    "accelerator_on-chip_memories", "accelerator_memory_configuration", "accelerator_memory_capacity",
+    "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
+    "other_software_stack", "operating_system", "sw_notes",
+)  # fmt: skip
+"""What a system description holds, in the order of ``check_system_desc``."""
+
+MAY_BE_EMPTY = frozenset({
+    "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches", "host_processor_interconnect",
+    "host_networking_topology", "host_memory_configuration", "accelerator_frequency", "accelerator_on-chip_memories",
+    "accelerator_memory_configuration", "accelerator_interconnect_topology", "cooling", "hw_notes", "sw_notes",
+})  # fmt: skip
+"""Fields that public packages leave empty."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+def described_by_logs(announced: Mapping[str, object]) -> dict[str, str]:
+    """The fields of a system description that the logs state.
+
+    announced: of the logs: ``submission_org``, ``submission_division``, ``submission_status``, ``submission_platform``.
+    """
+    return {
+        "submitter": str(announced.get("submission_org", "")),
+        "division": str(announced.get("submission_division", "")),
+        "status": STATUS.get(str(announced.get("submission_status", "")), ""),
+        "system_name": str(announced.get("submission_platform", "")),
+    }
+
+
+def template(known: Mapping[str, str]) -> dict[str, str]:
+    """A system description with what is known of it, and empty fields to fill in."""
+    return {field: known.get(field, "") for field in FIELDS}
+
+
+def check_description(system: Mapping[str, object], announced: Mapping[str, object], place: str) -> None:
+    """Raise InputError for the first thing that a system description lacks, or says otherwise than the logs.
+
+    place: where it stands, for the message. announced: as of :func:`described_by_logs`.
+    """
+    empty = [f for f in FIELDS if f not in MAY_BE_EMPTY and not str(system.get(f, "")).strip()]
+    if empty:
+        raise InputError(f"{place}: nothing stands in {', '.join(empty)}; fill it in, and run this again")
+    if missing := [field for field in FIELDS if field not in system]:
+        raise InputError(f"{place}: lacks {', '.join(missing)}; an empty text is allowed there")
+    if (status := str(system["status"])) not in STATUS.values():
+        raise InputError(f"{place}: status {status!r}: allowed are {', '.join(map(repr, STATUS.values()))}")
+    for field in ("submitter", "division"):
+        logged = described_by_logs(announced)[field]
+        if logged and str(system[field]) != logged:
+            raise InputError(f"{place}: {field} is {system[field]!r}, and the logs say {logged!r}; they must agree")
+
+
+def counted(names: Sequence[str], needed: int, where: str) -> tuple[list[str], list[str]]:
+    """The result files of a submission and those beyond it: the first ``needed`` in order of their numbers.
+
+    The order was fixed before the runs were made, so nothing is picked by its time. Raises InputError for too few.
+    """
+    if len(names) < needed:
+        raise InputError(f"{where}: holds {len(names)} result files, and a submission has {needed}; confirm more seeds")
+    return list(names[:needed]), list(names[needed:])
+
+
+def tree(
+    submitter: str,
+    system: str,
+    benchmark: str,
+    *,
+    description: Mapping[str, object],
+    results: Sequence[str],
+    implementation: str,
+    code: Mapping[str, bytes],
+) -> dict[PurePosixPath, bytes]:
+    """Every file of the package by its path.
+
+    system: name of the folder of results and of the description's file. results: the logs' texts, in order.
+    implementation: name of the folder of what was run. code: its files by relative path. Raises InputError for a name
+    that is no name of a folder.
+    """
+    for what, name in (("submitter", submitter), ("system", system), ("implementation", implementation)):
+        if not _NAME.fullmatch(name):
+            problem = "allowed are letters, digits, '.', '_', '+' and '-', a letter or digit first"
+            raise InputError(f"{what} {name!r} names a folder of the package: {problem}")
+    top = PurePosixPath(submitter)
+    files = {top / "systems" / f"{system}.json": (json.dumps(dict(description), indent=2) + "\n").encode()}
+    folder = top / "results" / system / benchmark
+    files |= {folder / f"result_{i}.txt": text.encode() for i, text in enumerate(results)}
+    place = top / "benchmarks" / benchmark / "implementations" / implementation
+    return files | {place / path: data for path, data in code.items()}

@@ -1,0 +1,8 @@
+"""``python -m lora_tune.package``: confirmed runs as a submission package of MLPerf, checked by MLPerf's checkers."""
+
+from lora_tune.commands.package import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

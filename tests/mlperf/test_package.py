@@ -1,0 +1,124 @@
+"""``lora-tune package``: confirmed runs become a tree that MLPerf's own checkers accept, and no log is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_tune.base.errors import InputError
+from lora_tune.commands.package import main
+from lora_tune.mlperf.benchmark import read_benchmark
+from lora_tune.mlperf.package import FIELDS, check_description, counted, described_by_logs, template, tree
+from tests.mlperf.logs import result_folder, run_log
+
+LORA = read_benchmark("llama2_70b_lora", "5.1")
+SAID = {"submission_org": "lora_tune", "submission_division": "closed", "submission_status": "onprem"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Ten good runs, an implementation with an exported config, and a filled-in system description."""
+    runs(tmp_path, 10)
+    code = tmp_path / "code"
+    (code / ".git").mkdir(parents=True)
+    (code / ".git" / "HEAD").write_text("ref")
+    (code / "run.sub").write_text("#!/bin/bash\n")
+    (tmp_path / "config_DGXH100.sh").write_text("export LR=4e-4\n")
+    (tmp_path / "DGXH100.json").write_text(json.dumps(filled()))
+    return tmp_path
+
+
+def runs(folder: Path, count: int, *, samples: float = 3456) -> Path:
+    logs = [
+        run_log(LORA, {"global_batch_size": 8, "seed": i}, seconds=1500 + i, progress=samples) for i in range(count)
+    ]
+    return result_folder(folder / "results", logs)
+
+
+def filled(**changed: object) -> dict[str, object]:
+    known = template({**described_by_logs(SAID), "submitter": "lora_tune"})
+    return {**{field: value or "1" for field, value in known.items()}, **changed}
+
+
+def package(place: Path, *more: str) -> Result:
+    arguments = [
+        str(place / "results"), "--system", str(place / "DGXH100.json"), "--code", str(place / "code"),
+        "--config", str(place / "config_DGXH100.sh"), "--out", str(place / "out"), "--ruleset", "5.1", *more,
+    ]  # fmt: skip
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+@pytest.mark.long
+def test_mlperfs_checkers_accept_the_package_of_ten_good_runs(place: Path) -> None:
+    done = package(place)
+    assert done.exit_code == 0, done.output
+    assert "package_checker  accepts it" in done.output
+    assert "repo_checker     accepts it" in done.output
+    assert "score 25.075 min under 5.1.0" in done.output
+    top = place / "out" / "lora_tune"
+    for i in range(10):
+        copy = top / "results" / "DGXH100" / "llama2_70b_lora" / f"result_{i}.txt"
+        assert copy.read_text() == (place / "results" / f"result_{i}.txt").read_text()
+    code = top / "benchmarks" / "llama2_70b_lora" / "implementations" / "code"
+    assert {p.name for p in code.iterdir()} == {"run.sub", "config_DGXH100.sh", "REPRODUCE.md"}
+    again = package(place)
+    assert again.exit_code == 2
+    assert "out: exists; name another --out" in again.output
+
+
+@pytest.mark.long
+def test_what_a_checker_finds_is_printed_and_ends_with_2(place: Path) -> None:
+    """Runs that pass the reference far too early are refused by the RCP checker, and nothing is repaired."""
+    runs(place, 10, samples=768)
+    done = package(place)
+    assert done.exit_code == 2
+    assert "package_checker  REFUSES it" in done.output
+    assert "RCP Test Failed" in done.output
+
+
+def test_a_missing_description_is_begun_with_what_the_logs_say(place: Path) -> None:
+    (place / "DGXH100.json").unlink()
+    done = package(place)
+    assert done.exit_code == 2
+    assert "is begun with what the logs say; fill it in" in done.output
+    begun = json.loads((place / "DGXH100.json").read_text())
+    assert tuple(begun) == FIELDS
+    assert (begun["submitter"], begun["division"], begun["status"]) == ("lora_tune", "closed", "Available on-premise")
+    assert "nothing stands in number_of_nodes, " in package(place).output
+
+
+def test_too_few_runs_are_refused_and_of_more_the_first_count() -> None:
+    names = [f"result_{i}.txt" for i in range(12)]
+    assert counted(names, 10, "results") == (names[:10], names[10:])
+    with pytest.raises(InputError, match="holds 9 result files, and a submission has 10"):
+        counted(names[:9], 10, "results")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"accelerator_model_name": " "}, "nothing stands in accelerator_model_name; fill it in"),
+        ({"status": "available"}, "status 'available': allowed are"),
+        ({"submitter": "Other"}, "submitter is 'Other', and the logs say 'lora_tune'"),
+        ({"division": "open"}, "division is 'open', and the logs say 'closed'"),
+    ],
+)
+def test_a_description_that_contradicts_the_logs_is_refused(changed: dict[str, object], message: str) -> None:
+    check_description(filled(), SAID, "DGXH100.json")
+    with pytest.raises(InputError, match=message):
+        check_description(filled(**changed), SAID, "DGXH100.json")
+
+
+@given(st.text())
+def test_a_name_is_a_folder_of_its_own_or_refused(name: str) -> None:
+    """Whatever a submitter is called, nothing is written beside the package."""
+    try:
+        files = tree(name, "s", "b", description={}, results=["log"], implementation="i", code={})
+    except InputError:
+        return
+    assert all(path.parts[0] == name and ".." not in path.parts for path in files)
