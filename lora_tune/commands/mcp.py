@@ -14,6 +14,7 @@ import click
 from lora_tune import __version__
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
 from lora_tune.commands.options import guarded, output_option, storage_option
+from lora_tune.config.study import find_study
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -112,6 +113,8 @@ def main(study_name: str | None, storage: str | None, output: Path | None, where
 
     if study_name is None and output is not None:
         raise InputError("--output is one sweep's folder; name its study with --study")
+    if study_name is not None:
+        find_study(study_name)  # a slip is said to who started this, not to each question of the model
     server = server_of(AgentTools(study_name, storage, output))
     if where is None:
         server.run("stdio")

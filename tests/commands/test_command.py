@@ -44,12 +44,15 @@ def with_a_study(command: str) -> bool:
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if with_a_study(name)])
 def test_the_study_is_an_option_or_the_first_word(command: str) -> None:
-    by_option = CliRunner().invoke(main, [command, "--study", "tinny"])
-    by_word = CliRunner().invoke(main, [command, "tinny"])
+    loaded = main.get_command(click.Context(main), command)
+    assert loaded is not None
+    needed = [word for p in loaded.params if p.required for word in (p.opts[0], "1")]
+    by_option = CliRunner().invoke(main, [command, "--study", "tinny", *needed])
+    by_word = CliRunner().invoke(main, [command, "tinny", *needed])
     assert "did you mean tiny?" in by_option.output
     assert (by_word.exit_code, by_word.output) == (by_option.exit_code, by_option.output)
 
-    twice = CliRunner().invoke(main, [command, "tinny", "--study", "tiny"])
+    twice = CliRunner().invoke(main, [command, "tinny", "--study", "tiny", *needed])
     assert twice.exit_code == 2
     assert "the study is given twice: tiny by --study, and tinny" in twice.output
 
