@@ -57,7 +57,8 @@ def wait_until(
 class Shape:
     """What the cluster looks like to its users. Times in seconds.
 
-    min_job_age: how long ended jobs stay visible in squeue. slurmd_timeout: silence after which a node is DOWN.
+    gpus: of each node; 0: the cluster knows no GPUs. min_job_age: how long ended jobs stay visible in squeue.
+    slurmd_timeout: silence after which a node is DOWN.
     kill_wait: between SIGTERM and SIGKILL. accounting: slurmdbd and MariaDB, hence a working sacct. cloud: further
     nodes, of partition ``cloud``, that the program ``resume`` in the cluster's folder makes when a job wants them.
     lines: of slurm.conf, with ``{folder}`` for the cluster's; files: of that folder, by name; programs.

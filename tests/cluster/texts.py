@@ -84,7 +84,7 @@ def _slurm(folder: Path, shape: Shape, ports: Dependencies, *, cgroups: bool) ->
     )
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=16000 "
-        f"Gres=gpu:h100:{shape.gpus} State=UNKNOWN"
+        f"{f'Gres=gpu:h100:{shape.gpus} ' if shape.gpus else ''}State=UNKNOWN"
         for name, port in zip(node_names(ports), ports.nodes, strict=True)
     )
     # cred_expire: or a requeued job waits 120 s. sched_*: start jobs at once, look again every second.
@@ -120,7 +120,7 @@ MinJobAge={shape.min_job_age}
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-GresTypes=gpu
+{"GresTypes=gpu" if shape.gpus else ""}
 {nodes}
 {_cloud(folder, ports, host)}{shape.lines.format(folder=folder)}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=500 PriorityTier=1
@@ -145,6 +145,8 @@ def _cloud(folder: Path, ports: Dependencies, host: str) -> str:
 
 
 def _gres(folder: Path, shape: Shape, ports: Dependencies) -> str:
+    if not shape.gpus:
+        return ""
     files = f"{folder}/gpu[0-{shape.gpus - 1}]" if shape.gpus > 1 else f"{folder}/gpu0"
     lines = [f"NodeName={name} Name=gpu Type=h100 File={files}" for name in node_names(ports)]
     return "\n".join(["AutoDetect=off", *lines, ""])

@@ -34,10 +34,11 @@ return slurm.SUCCESS
 """
 
 TRAIN = """
-import json, time
+import json, os, time
+rate = float(os.environ["LR"])
 for step in range(1, 6):
     time.sleep(1)
-    print(json.dumps({"step": step, "eval_loss": 1 - step / 10, "seconds": step * 1.0}), flush=True)
+    print(json.dumps({"step": step, "eval_loss": 1 - step / 10 - rate / 1000, "seconds": step * 1.0}), flush=True)
 """
 
 STUDY = """
