@@ -164,12 +164,28 @@ def about_base(workload: MlperfWorkload) -> list[str]:
         "without it, and so does every trial"
         for name in base.absent
     ]
+    sentences += _unheeded(workload, base)
     if start.outside:
         sentences.append(f"trial 0 is {start.why}")
     sentences += _widening(workload.study.search_space, start)
     schedule = _other_schedule(workload, base)
     sentences += filter(None, (schedule, _shorter_limit(workload, base), _left_behind(workload, base)))
     return sentences + _by_the_rules(workload, base, evals=not schedule)
+
+
+def _unheeded(workload: MlperfWorkload, base: BaseConfig) -> list[str]:
+    """A sentence for each variable that the config exports under a name of another round, which no file here reads."""
+    tree, sentences = workload.implementation, []
+    for name in sorted(base.values.keys() & {n for usual, others in ALIASES.items() for n in (usual, *others)}):
+        read = tree.spelling(
+            tuple(n for usual, names in ALIASES.items() if name in (usual, *names) for n in (usual, *names))
+        )
+        if not tree.in_container and name not in tree.reads and read is not None and read not in base.values:
+            sentences.append(
+                f"{base.file} exports {name}={base.values[name]}, which no file in {tree.folder} reads, so that it has "
+                f"no effect: {read} is what is read; export it under that name"
+            )
+    return sentences
 
 
 def _widening(space: Space, start: Start) -> list[str]:

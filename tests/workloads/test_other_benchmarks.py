@@ -14,7 +14,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import fitting_configs
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import other_scripts
+from lora_tune.workloads.mlperf_checks import about_base, other_scripts
 from lora_tune.workloads.mlperf_findings import findings
 from lora_tune.workloads.starting_point import parameters_at
 
@@ -167,6 +167,19 @@ def test_a_changed_batch_script_and_a_config_of_another_spelling_of_the_system_a
     (tmp_path / "tree" / "config_H100_optimal.sh").write_text("export LR=1\n")
     assert fitting_configs(tmp_path / "tree", "DGXH100", 1, 8) == ["config_H100_optimal.sh"]
     assert fitting_configs(tmp_path / "tree", "H200", 1, 8) == []
+
+
+def test_a_variable_of_another_round_that_no_file_reads_is_named_with_the_one_that_is_read(tmp_path: Path) -> None:
+    """Dell's v5.1 config exports FP8_ACTIVATION, and its folder reads FP8_ACT alone."""
+    reads = f"{READS}echo $FP8_ACT $MINIBS $TP\n"
+    lora = {"benchmark": "llama2_70b_lora", "reads": reads}
+    workload, _ = made(tmp_path / "a", {"LEARNING_RATE": RATE}, config=f"{LAYOUT}export FP8_ACTIVATION=1\n", **lora)
+    (sentence,) = (s for s in about_base(workload) if "FP8_ACT" in s)
+    assert "exports FP8_ACTIVATION=1, which no file in" in sentence
+    assert sentence.endswith("FP8_ACT is what is read; export it under that name")
+    both = f"{LAYOUT}export FP8_ACTIVATION=1 FP8_ACT=1\n"
+    told = about_base(made(tmp_path / "b", {"LEARNING_RATE": RATE}, config=both, **lora)[0])
+    assert not [s for s in told if "FP8_ACT" in s], "an export for both rounds is heeded"
 
 
 class TestTheEffectiveRecord:
