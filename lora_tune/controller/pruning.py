@@ -26,7 +26,7 @@ from lora_tune.controller.public_runs import begins_at, believed, judging_envelo
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.overlay import course
 from lora_tune.curves.stall import IN_A_ROW
-from lora_tune.curves.stopping import verdict
+from lora_tune.curves.stopping import in_rising_words, verdict
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.objectives import objective_of
@@ -60,6 +60,9 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
         run.evals, level(study, sweep), evidence(study, sweep, trial, run),
         length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep), run),
     )  # fmt: skip
+    if study.rising:
+        kept = level(study, sweep)
+        judgement = replace(judgement, sentence=in_rising_words(judgement.sentence, kept, study.shown(kept)))
     audit = is_audit(study, trial)
     if judgement.stop and not (audit and judgement.reason == "stalled"):
         return Stop(StopKind.PRUNED, judgement.sentence)

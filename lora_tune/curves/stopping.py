@@ -7,6 +7,7 @@ a plateau or a second descent look lost until they are not. docs/statistics.md s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -162,6 +163,15 @@ def _worse_than_references(run: ComparedRun, target: float, evidence: Evidence) 
         f"the others, and at most {share} of good runs look like this",
         "stalled",
     )
+
+
+def in_rising_words(sentence: str, kept: float, shown: float) -> str:
+    """A verdict on a metric that rises, which is compared turned round: what lies above there lies below here.
+
+    kept, shown: the target as it is compared, and as people state it.
+    """
+    text = sentence.replace(f" above {kept:g} with", f" below {shown:g} with")
+    return re.sub(r"\babove\b", "below", text).replace(" fell more ", " rose more ")
 
 
 _WITH = {

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import math
 import numbers
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
+from lora_tune.curves.conformal import needed, supported
 from lora_tune.curves.credibility import BesideEnvelope, credibility
 from lora_tune.curves.overlay import ComparedRun, course
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.curves.stopping import FEWEST, Evidence, in_rising_words, verdict
 from lora_tune.logs.looks import EACH, due
 from lora_tune.logs.run import Eval
 
@@ -48,7 +50,8 @@ class StallPruner(BasePruner):
         finished good trials to compare with, no rate under 1/(n + 1) can be kept, and that rate is used.
     references
         Good trials, in the order in which they began, that run to their ends before any is compared; at least 3. They
-        alone support the rate, so ask for 19 to be held to 5%. A trial that has not ended holds up those after it: of
+        alone support the rate, so ask for 19 to be held to 5%; of fewer a warning states what they support.
+        A trial that has not ended holds up those after it: of
         trials that begin together the first to end may be the best. One whose worker died does so until it is failed,
         as Optuna does itself where its storage has a heartbeat.
     max_steps
@@ -89,6 +92,13 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._fewest = target, max_steps, int(references)
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
+        self._doubted = False
+        if envelope is None and (kept := supported(false_prune_rate, self._fewest)) > false_prune_rate:
+            warnings.warn(
+                f"StallPruner: {self._fewest} references support a false-prune rate of {100 * kept:.1f}%, not "
+                f"{100 * false_prune_rate:g}%; references={needed(false_prune_rate)} support it",
+                stacklevel=2,
+            )
         self._judged: dict[tuple[str, int], int] = {}  # values of a long trial when it was judged last
         self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False, shown=()))
 
@@ -101,6 +111,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
         if not self._due(study.study_name, trial):
             return False
+        self._doubt(study, trial)
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
         finished = self._finished(study, sign)
         free = not finished.believed or trial.number == _first(study.get_trials(deepcopy=False))
@@ -113,8 +124,32 @@ class StallPruner(BasePruner):
             _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), kind=_kind(trial)
         )
         if stall.stop:
-            study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, stall.sentence)
+            kept = sign * self._target
+            sentence = stall.sentence if sign > 0 else in_rising_words(stall.sentence, kept, self._target)
+            study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, sentence)
         return stall.stop
+
+    def _doubt(self, study: Study, trial: FrozenTrial) -> None:
+        """Warn once where the target, or the length, is in another unit than what the trial reports."""
+        values, length = trial.intermediate_values, self._length(trial)
+        if not values or self._doubted:
+            return
+        rising, shown = study.direction == StudyDirection.MAXIMIZE, [v for v in values.values() if math.isfinite(v)]
+        problem = ""
+        if rising and self._target > 1 and len(shown) > 1 and all(0 <= v <= 1 for v in shown):
+            share = self._target / 100
+            problem = f"target={self._target:g}, but trials report shares such as {shown[-1]:g}; write {share:g}"
+        elif shown and (shown[0] > self._target if rising else shown[0] < self._target):
+            side = "above" if rising else "below"
+            problem = (
+                f"target={self._target:g}, but a trial's first value, {shown[0]:g}, lies {side} it; "
+                "is the study's direction right?"
+            )
+        elif length is not None and max(values) > length:
+            problem = f"max_steps={length:g}, but a trial reports at step {max(values)}; state both in the same unit"
+        if problem:
+            self._doubted = True
+            warnings.warn(f"StallPruner: {problem}", stacklevel=4)
 
     def _due(self, study: str, trial: FrozenTrial) -> bool:
         """Whether to judge the trial now: one with very many values is not judged at each."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -326,3 +328,42 @@ def test_a_trial_of_thousands_of_reports_that_diverges_is_pruned_and_stays_so_wh
     assert at is not None
     assert at <= 2000 / 0.9 + 3 * LATER, "two thousand evals are nine tenths of it, and it is judged at each seventh"
     assert trial.should_prune()
+
+
+def test_the_rate_that_the_references_support_is_said_when_the_pruner_is_made() -> None:
+    with pytest.warns(UserWarning, match=r"8 references support a false-prune rate of 11\.1%, not 5%; references=19 "):
+        StallPruner(TARGET, false_prune_rate=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        StallPruner(TARGET, false_prune_rate=0.05, references=19)
+
+
+@pytest.mark.parametrize(
+    ("direction", "target", "max_steps", "values", "message"),
+    [
+        ("maximize", 92.0, 10, (0.1, 0.5, 0.6), r"target=92, but trials report shares such as 0\.5; write 0\.92"),
+        ("minimize", 0.9, 10, (0.1, 0.5, 0.6), "a trial's first value, 0.1, lies below it; is the study's direction"),
+        ("maximize", 0.1, 10, (0.5, 0.6), "a trial's first value, 0.5, lies above it"),
+        ("minimize", 0.1, 1, (3.0, 2.0), "max_steps=1, but a trial reports at step 2; state both in the same unit"),
+    ],
+)
+def test_a_target_or_a_length_in_another_unit_is_doubted_once(
+    direction: str, target: float, max_steps: float, values: Sequence[float], message: str
+) -> None:
+    study = optuna.create_study(pruner=StallPruner(target, max_steps=max_steps), direction=direction)
+    trial = study.ask()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step, value in enumerate(values, start=1):
+            trial.report(value, step)
+            trial.should_prune()
+    (said,) = [str(w.message) for w in caught if "StallPruner" in str(w.message)]
+    assert re.search(message, said)
+
+
+def test_a_verdict_on_a_metric_that_rises_says_below() -> None:
+    study = study_with_references(StallPruner(-TARGET, max_steps=8192), direction="maximize")
+    sentence = run(study, [0.945] * len(SAMPLES), -1.0).user_attrs[SENTENCE]
+    assert "further below" in sentence
+    assert "above" not in sentence
+    assert re.search(r"at most [\d.]+% of good runs", sentence), "the rate stands in each verdict"
