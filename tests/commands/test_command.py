@@ -35,11 +35,10 @@ def test_commands_options_and_studies_are_completed(tmp_path: Path) -> None:
 
 
 def with_a_study(command: str) -> bool:
-    """Whether a command is about a study and takes no other words."""
+    """Whether a command is about one study, which may be its first word."""
     loaded = main.get_command(click.Context(main), command)
     assert loaded is not None
-    words = [p for p in loaded.params if isinstance(p, click.Argument) and p.nargs == -1]
-    return any("--study" in p.opts for p in loaded.params) and not words
+    return any(isinstance(p, click.Argument) and p.name == "word" for p in loaded.params)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if with_a_study(name)])
@@ -55,6 +54,12 @@ def test_the_study_is_an_option_or_the_first_word(command: str) -> None:
     twice = CliRunner().invoke(main, [command, "tinny", "--study", "tiny", *needed])
     assert twice.exit_code == 2
     assert "the study is given twice: tiny by --study, and tinny" in twice.output
+
+
+def test_a_slip_in_the_study_of_the_tools_is_said_as_they_start() -> None:
+    started = CliRunner().invoke(main, ["mcp", "--study", "tinny"])
+    assert started.exit_code == 2
+    assert "did you mean tiny?" in started.output
 
 
 @pytest.mark.parametrize(("command", "line"), [("sweep", "--study mine.toml"), ("logs", "--study mine.toml LOGS...")])
