@@ -163,7 +163,8 @@ def _known(option: Mapping[str, Any], *, reached: bool) -> Option:
 def together(typed: Sequence[Option], listed: Sequence[Option], *, parsed: bool = False) -> list[Option]:
     """The options of a command with what is known of them, and those that the command leaves out.
 
-    parsed: whether ``listed`` is the parser's own word, so that what it does not list is no option of the script.
+    parsed: whether ``listed`` is the parser's own word, so that a dashed option that it does not list is none of the
+    script's.
     """
     known = {_bare(flag): option for option in listed for flag in (option.flag, *option.aliases)}
     both = []
@@ -172,7 +173,8 @@ def together(typed: Sequence[Option], listed: Sequence[Option], *, parsed: bool 
         if described is not None:
             others = tuple(flag for flag in (described.flag, *described.aliases) if flag != option.flag)
             option = replace(option, description=described.description, choices=described.choices, aliases=others)
-        if described is not None or not parsed:
+        # Of words such as optimizer.lr=0.02 an argument parser of dashed options knows nothing.
+        if described is not None or not parsed or not option.flag.startswith("-"):
             both.append(option)
     taken = {_bare(flag) for option in both for flag in (option.flag, *option.aliases)}
     return [*both, *(option for option in listed if option.may_be_added and _bare(option.flag) not in taken)]

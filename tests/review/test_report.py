@@ -73,7 +73,7 @@ def test_the_summary_stands_first_and_agrees_with_the_records(study: Study, swee
     assert order == sorted(order)
     head = _Elements(page[: order[1]]).text
     assert report.duration(seen.best.objective) in head
-    assert f"trial {seen.best.number}; 90% interval" in head
+    assert f"trial {seen.best.number}; one run, picked for being the best" in head
     for value in seen.recommended.trial.parameters.values():
         assert value_text(value) in head
     assert sweep.digest in page
