@@ -194,7 +194,7 @@ def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
         assert may.wait(60)
         return real(study, sweep)
 
-    monkeypatch.setattr(dashboard_belief, "recommended", slow)
+    monkeypatch.setattr(dashboard_belief, "recommend", slow)
     shown = dashboard.application(built, None)
     _, detail = ask(shown, "/api/studies/1")
     assert len(detail["trials"]) == 24
@@ -216,7 +216,7 @@ def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, mon
             raise ValueError("no model")
         return real(study, sweep)
 
-    monkeypatch.setattr(dashboard_belief, "recommended", broken)
+    monkeypatch.setattr(dashboard_belief, "recommend", broken)
     monkeypatch.setattr(dashboard_belief, "GRACE_SECONDS", 60)
     belief, fresh = dashboard_belief.BeliefBesideRequests(built.study), replace(built.sweep)
     with pytest.raises(ValueError, match="no model"):
