@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from lora_tune.base.errors import LauncherError
+from lora_tune.base.process import send_signal
 
 ANSWER_SECONDS = 30.0
 """How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
@@ -48,7 +49,8 @@ def run_bounded(
             raise LauncherError(f"{name} did not answer in {seconds:g} s; the jobs go on") from error
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its own session; not reaped yet, so the number is still its
+                # A session of its own, and not reaped yet: the number is still its.
+                send_signal(process.pid, signal.SIGKILL, group=True)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
