@@ -36,7 +36,7 @@ def confirmed(folder: Path, objective: str, noise: float, seeds: int = 4) -> tup
 def test_the_higher_accuracy_wins_and_every_page_says_its_mean(tmp_path: Path) -> None:
     options, said = confirmed(tmp_path, BEST_ACCURACY, 0.002)
     assert said.exit_code == 0, said.output
-    assert re.search(r"trial 1 is better than trial 2 by 0\.\d+ with 90% confidence, after \d runs", said.output)
+    assert re.search(r"trial 1 is better than trial 2 by 0\.\d+ with 95% confidence, after \d runs", said.output)
     assert "MLPerf" not in said.output
     assert "score  " not in said.output
     told = json.loads((tmp_path / "out" / "confirm" / "confirmation.json").read_text())
