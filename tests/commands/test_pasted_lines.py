@@ -101,7 +101,7 @@ def test_what_a_sweep_prints_at_its_end_runs_where_it_was_printed(swept: Path, m
 
 
 def test_the_line_that_shows_a_log_in_which_nothing_was_found_runs(swept: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('step 1 validation loss 0.4')\n")
+    (tmp_path / "train.py").write_text("import sys\nsys.argv[1:]\nprint('step 1 validation loss 0.4')\n")
     (tmp_path / "mine.toml").write_text(STUDY.replace("plain_step_loss.py", "train.py"))
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
     line = [sys.executable, "-m", "lora_tune.sweep", "--study", "mine.toml", "--output", "out"]

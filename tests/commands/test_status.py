@@ -153,8 +153,8 @@ def test_the_screen_of_a_race_shows_means_and_no_lucky_run() -> None:
         words = _flat(re.sub("[│]", " ", shown))
         missed = ", 1 did not reach the target" if trials is in_one_job else ""
         count = 3 if missed else 2
-        first = rf"mean of runs: trial 0 26:37 min \([0-9:]+ min to [0-9:]+ min, {count} runs{missed}\)"
-        assert re.search(rf"{first}; trial 1 28:36 min \([0-9:]+ min to [0-9:]+ min, 3 runs\)", words)
+        first = rf"mean of runs: trial 0 26:40 min \([0-9:]+ min to [0-9:]+ min, {count} runs{missed}\)"
+        assert re.search(rf"{first}; trial 1 28:53 min \([0-9:]+ min to [0-9:]+ min, 3 runs\)", words)
 
 
 def _flat(text: str) -> str:

@@ -55,7 +55,7 @@ def test_resolves_what_a_trial_reads() -> None:
         (
             ("[budget]", '[search]\nsampler = "cma"\n[budget]'),
             "search.sampler",
-            "known are auto, tpe, random, gp, cmaes",
+            "known are auto, tpe, random, requests, gp, cmaes, grey_box",
         ),
         (("DROPOUT = 0.1", 'D = { type = "categorical", choices = [] }'), "space.D.choices", "at least 1 entry"),
         (("[budget]", "[site]\ngres = 8\n[budget]"), "site.gres", "must be text, not 8"),
