@@ -43,7 +43,8 @@ parallel = 2
 trial_minutes = 2
 """
 
-TRAINS = 'echo \'{"step": 4, "eval_loss": 1.5, "seconds": 1}\'\n'
+TRAINS = 'echo \'{"step": 4, "eval_loss": 1.5\'"${1//[^0-9]/}"\', "seconds": 1}\'\n'
+"""The eval depends on the learning rate: a parameter without effect would be trouble of its own."""
 
 FAULTS = {
     "SPANK": "echo 'srun: spank.c:1105: _do_option_cb(): Assertion `opt failed.'; exit 134",
