@@ -182,7 +182,8 @@ def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
     if study.workload.kind == "command" and "gpus_per_node" not in site.model_fields_set:
         return LocalLauncher(gpus_of_machine(visible), shared=True)
     # Where nobody can tell what the machine has, the study's word counts.
-    have = (gpus_of_machine(visible) if gpus_of_job else ()) or device_ids(gpus_of_job * jobs, visible)
+    seen = gpus_of_machine(visible) if gpus_of_job else ()
+    have = seen or device_ids(gpus_of_job * jobs, visible)
     gpus = have[: gpus_of_job * jobs]
     if len(gpus) < gpus_of_job * jobs:
         remedy = "lower budget.parallel" if len(gpus) >= gpus_of_job else "lower site.gpus_per_node"
@@ -191,7 +192,7 @@ def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
             f"{where} {len(gpus)} GPUs, and {jobs} jobs of {gpus_of_job} at a time need {gpus_of_job * jobs}; "
             f"{remedy}{'' if visible is None else ', or name more GPUs'}"
         )
-    return LocalLauncher(gpus, gpus_of_job, ",".join(have) if have and visible is None else visible)
+    return LocalLauncher(gpus, gpus_of_job, ",".join(seen) if seen and visible is None else visible)
 
 
 KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)

@@ -183,7 +183,9 @@ def test_a_benchmark_of_another_package_gives_target_direction_and_rules(outside
 def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
     with pytest.raises(InputError, match=r"launcher 'slrum' is unknown \(did you mean 'slurm'\?\)"):
         LAUNCHERS.load("slrum")
-    with pytest.raises(ValueError, match=r"sampler 'grey' is unknown.*known are auto, tpe, random, requests, gp, cmaes, grey"):
+    with pytest.raises(
+        ValueError, match=r"sampler 'grey' is unknown.*known are auto, tpe, random, requests, gp, cmaes, grey"
+    ):
         SAMPLERS.known("grey")
 
 

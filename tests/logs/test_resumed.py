@@ -95,5 +95,5 @@ def test_it_is_measured_by_that_where_speed_is_what_counts() -> None:
     run, trial = trained(resumed=True), Trial(number=0, seed=1, tuned={"MBS": 1}, parameters={"MBS": 1})
     attempt = Attempt(trial=0, number=0, job_name="x-0000-0", folder="")
     ended = JobStatus(state=JobState.ENDED, exit_code=0, seconds=10.0)
-    assert why_untrue(STUDY, trial, attempt, ended, run, stamped=False) is None
+    assert why_untrue(STUDY, trial, attempt, ended, run, written={}, stamped=False) is None
     assert results.measured(STUDY, trial, [attempt], run, 0.0).objective == pytest.approx(100.0)
