@@ -40,8 +40,8 @@ def merge_rescued(store: Store, lease: Lease, path: Path) -> StudyRecords:
             raise StoreError(f"{path} cannot be merged into {safe_url(store.url)}: {why}")
         requests = _together(Requests(source, name).all(), Requests(store, name).all())
         with source._reading() as connection:
-            row = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).one()
-        _write(store, lease, rescued, dict(row._mapping), requests, source.saves(name)[1])
+            row = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).mappings().one()
+        _write(store, lease, rescued, dict(row), requests, source.saves(name)[1])
     path.replace(path.with_name(f"{path.name}.{MERGED}"))
     return rescued
 
