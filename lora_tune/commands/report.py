@@ -125,6 +125,7 @@ def report_html(
         script_hash=digest,
         duration=duration,
         hours=hours,
+        spent=lambda value: f"{spent_text(study, value, hours)} of {spent_name(study)}",
     )
 
 

@@ -22,6 +22,7 @@ from lora_tune.commands.doors import own_token, visitor
 from lora_tune.commands.metrics import Metrics
 from lora_tune.commands.web_server import listen
 from tests.commands.test_dashboard import reviewed
+from tests.reachable import reachable
 from tests.waiting import wait_for
 
 NOBODY = 65534
@@ -179,8 +180,7 @@ print(json.dumps(told))
 @pytest.mark.long
 def test_another_user_of_the_machine_reads_and_changes_nothing(tmp_path: Path) -> None:
     """The dashboard, its process, the sweep's folder and what lies in /tmp, tried by ``nobody``."""
-    for above in (tmp_path, *tmp_path.parents[:2]):
-        above.chmod(above.stat().st_mode | 0o055)  # the folder can be reached: nothing but its own modes protects it
+    reachable(tmp_path, 0o055)  # nothing but its own modes protects the folder
     review = reviewed(tmp_path, trials=4)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.db")}
     start = max(path.stat().st_mtime for path in tmp_path.rglob("*"))

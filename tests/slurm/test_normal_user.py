@@ -12,6 +12,7 @@ import pytest
 
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster, Shape, missing
+from tests.reachable import reachable
 from tests.recorded import recorded
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
@@ -62,8 +63,7 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if reason := missing(accounting=False):
         pytest.skip(f"no Slurm test cluster: {reason}")
     with Cluster(tmp_path_factory.mktemp("nu") / "c", Shape(nodes=2, lines=LINES)) as cluster:
-        for folder in (cluster.folder, *cluster.folder.parents[:3]):
-            folder.chmod(folder.stat().st_mode | 0o555)
+        reachable(cluster.folder)
         yield cluster
 
 
@@ -74,8 +74,7 @@ def sweep_of_nobody(cluster: Cluster, folder: Path, partition: str) -> subproces
     (folder / "s.toml").write_text(STUDY.format(folder=folder, partition=partition))
     for path in (folder, *folder.iterdir()):
         os.chown(path, NOBODY, NOBODY)
-    for above in folder.parents[:3]:
-        above.chmod(above.stat().st_mode | 0o555)
+    reachable(folder.parent)
     user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     reads = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     command = [sys.executable, "-m", "lora_tune.sweep", "--study", "s.toml", "--output", "out"]
