@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -124,9 +124,13 @@ def report_html(
         script=script,
         script_hash=digest,
         duration=duration,
-        hours=hours,
-        spent=lambda value: f"{spent_text(study, value, hours)} of {spent_name(study)}",
+        **_amounts(study),
     )
+
+
+def _amounts(study: Study) -> dict[str, Callable[[float], str]]:
+    """How the page writes hours, and what trials spent by the name that it has in this study."""
+    return {"hours": hours, "spent": lambda value: f"{spent_text(study, value, hours)} of {spent_name(study)}"}
 
 
 def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
