@@ -82,7 +82,8 @@ def test_the_same_command_after_the_fix_runs_the_same_trials_again(home: Path, f
     assert failed.exit_code == 3, failed.output
     assert "fix it and rerun the same command" in failed.output
     before = records(home).trials
-    assert {t.verdict for t in before.values()} == {Verdict.FAILED}
+    # The sweep ends when it knows the fault: one that was proposed by then may not have run.
+    assert {t.verdict for t in before.values()} - {None} == {Verdict.FAILED}
 
     (home / "train.sh").write_text(TRAINS)
     again = typed(home)
