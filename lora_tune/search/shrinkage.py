@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from lora_tune.config.study import Study
 from lora_tune.curves.crossing import Z90
+from lora_tune.objectives import objective_of
 from lora_tune.search.grey_box.bounds import solved
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, log_evidence, matern
@@ -154,17 +155,17 @@ def believes(study: Study, sweep: StudyRecords) -> Belief:
     # The mean of further runs: of a time that scatters by a factor it lies above the middle one.
     above = 0.5 * sd**2 * (-1 if axis.scale.maximise else 1) if axis.scale.relative else 0.0
     value, low, high = axis.results(float(means[at]) + above, half)
-    why = _why(axis, best, sd)
+    why = _why(study, axis, best, sd)
     return Belief(tuned=best.trial.tuned, objective=value, low=low, high=high, trial=best.trial.number, why=why)
 
 
-def _why(axis: _Axis, best: _Runs, sd: float) -> str:
+def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
     """On what the belief in the best rests, as somebody may check it."""
     runs = f"{best.runs} runs of it average" if best.runs > 1 else "its one run took"
     value = axis.results(best.every, 0.0)[0]
     differ = f"{100 * sd:.2g}%" if axis.scale.relative else f"{sd * axis.unit:.3g}"
     picked = ", the first of which was picked for being good" if best.again else ""
-    return f"{runs} {value:.4g}{picked}; one run differs from the next by about {differ}"
+    return f"{runs} {objective_of(study).text(value)}{picked}; one run differs from the next by about {differ}"
 
 
 def _usual(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> tuple[float, float, float, int]:
