@@ -16,8 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from lora_tune_recipes.batch import Batch
 from lora_tune_recipes.settings import Settings
 
-SIDE_STREAM_RUNS = 2
-"""Runs before the recording: the first allocates and picks kernels (torch, "CUDA semantics", CUDA graphs)."""
+WARM_UP_STEPS = 2
+"""The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
 
 
 def why_eager(settings: Settings, device: str, world: int) -> str:
@@ -64,7 +64,7 @@ class StepGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(SIDE_STREAM_RUNS):
+            for _ in range(WARM_UP_STEPS):
                 work(self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         # What these runs took would lie beside the graph's own memory, and nobody would use it again.

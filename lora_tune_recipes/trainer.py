@@ -15,13 +15,11 @@ from lora_tune_recipes.batch import Batch, weighted_losses
 from lora_tune_recipes.lora_model import build
 from lora_tune_recipes.ranks import Ranks
 from lora_tune_recipes.settings import Settings
-from lora_tune_recipes.step_graph import CAUSAL, StepGraph, is_plainly_causal, why_eager
+from lora_tune_recipes.step_graph import CAUSAL, WARM_UP_STEPS, StepGraph, is_plainly_causal, why_eager
 from lora_tune_recipes.text import Sequences
 
 DROPOUT_SEEDS = 7919
 """Apart from one rank to the next, so that neighbouring seeds share no stream of random numbers."""
-WARM_UP_STEPS = 2
-"""The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
 
 
 def _groups(model: torch.nn.Module, ratio: float, rate: Callable[[], float | torch.Tensor]) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -17,6 +17,7 @@ import click
 from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.base.paths import near
 from lora_tune.commands.options import guarded
+from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.package import check_description, counted, described_by_logs, template, tree
 from lora_tune.mlperf.submission import Submission, read_submission, result_files
 from lora_tune.mlperf.verdict import sentences
@@ -57,7 +58,7 @@ def main(
     submission = read_submission(results, ruleset)
     if submission.benchmark is None or submission.runs is None:
         raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")
-    announced = _announced(results)
+    announced = _announced(results, submission.ruleset)
     if not system_file.exists():
         _begin_description(system_file, announced)
     description = _read_description(system_file)
@@ -80,31 +81,18 @@ def main(
     _judge(out / str(description["submitter"]), submission.ruleset, results=out, benchmark=submission.benchmark)
 
 
-def _announced(results: Path) -> dict[str, object]:
+def _announced(results: Path, ruleset: str) -> dict[str, object]:
     """What the logs say of the submission, each value once. Raises InputError where they disagree."""
     keys = ("submission_org", "submission_division", "submission_status", "submission_platform")
     found: dict[str, set[str]] = {key: set() for key in keys}
     for file in result_files(results):
-        for record in _records(file):
-            if record.get("key") in found:
-                found[str(record["key"])].add(str(record.get("value")))
+        log = parse(file.read_text(encoding="utf-8", errors="replace").splitlines(), ruleset)
+        for key in keys:
+            found[key] |= {str(line.value["value"]) for line in log.lines if line.key == key}
     for key, values in found.items():
         if len(values) > 1:
             raise InputError(f"{results}: the logs say {key} {' and '.join(sorted(values))}; a package has one")
     return {key: values.pop() for key, values in found.items() if values}
-
-
-def _records(file: Path) -> Iterator[dict[str, object]]:
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        _, mark, text = line.partition(":::MLLOG ")
-        if not mark:
-            continue
-        try:
-            record = json.loads(text)
-        except ValueError:
-            continue  # the compliance checker names such lines
-        if isinstance(record, dict):
-            yield record
 
 
 def _begin_description(file: Path, announced: Mapping[str, object]) -> None:

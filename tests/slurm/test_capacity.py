@@ -13,6 +13,8 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster, Shape, missing, wait_until
 from tests.recorded import recorded
+from tests.slurm.test_strange_sites import STUDY as OWN_STUDY
+from tests.slurm.test_strange_sites import TRAIN
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
@@ -35,34 +37,9 @@ for node in $(scontrol show hostnames "$1"); do
 done
 """
 
-TRAIN = """
-import json, os
-rate = float(os.environ["LR"])
-for step in range(1, 6):
-    print(json.dumps({"step": step, "eval_loss": 1 - step / 10 - rate / 1000, "seconds": step / 100}), flush=True)
-"""
-
-STUDY = """
-[workload]
-kind = "command"
-argv = ["{python}", "{folder}/train.py"]
-log = {{ kind = "jsonl" }}
-[site]
-launcher = "slurm"
-partition = "cloud"
-gpus_per_node = 0
-[space]
-LR = {{ type = "float", low = 1e-3, high = 1e-2, log = true }}
-[objective]
-target = 0.6
-[search]
-sampler = "random"
-[budget]
-trials = 2
-parallel = 2
-attempts = 1
-trial_minutes = 5
-"""
+STUDY = OWN_STUDY.replace('system = "OWN"\ngpus_per_node = 1', 'partition = "cloud"\ngpus_per_node = 0').replace(
+    "parallel = 2\n", "parallel = 2\nattempts = 1\n"
+)
 
 
 @pytest.fixture
