@@ -18,9 +18,9 @@ from pathlib import Path
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import load_study
 from lora_tune.controller.driver import Dependencies, Driver
+from lora_tune.launchers.simulated.launcher import of_study
 from lora_tune.review.screen import Quiet
 from lora_tune.search.session import Session
-from lora_tune.simulation.launcher import of_study
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords
 from lora_tune.workloads import load

@@ -25,8 +25,8 @@ from optuna.trial import TrialState
 
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.config.layout import parse_layout
+from lora_tune.launchers.simulated.machine import Degrees
 from lora_tune.search.throughput import ThroughputSampler
-from lora_tune.simulation.machine import Degrees
 
 AFTER = (5, 10, 20, 40)
 LIVES = 0.1

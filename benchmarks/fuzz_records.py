@@ -35,10 +35,10 @@ from lora_tune.launchers import local
 from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.launchers.job_records import alive, describe, read_records
 from lora_tune.launchers.job_runner import command_record, read_command
+from lora_tune.launchers.simulated import courses
+from lora_tune.launchers.simulated import launcher as simulated
 from lora_tune.launchers.slurm import launcher as slurm
 from lora_tune.logs import arrival_times
-from lora_tune.simulation import courses
-from lora_tune.simulation import launcher as simulated
 from lora_tune.store import SaveCount, buffer, rows
 from lora_tune.store.records import Attempt, StudyRecords, Trial
 from lora_tune.workloads.base import Job

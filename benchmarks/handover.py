@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lora_tune.store import Store, sqlite_url
-from tests.commands.test_sweep import TRIAL, study
+from tests.cli.test_sweep import TRIAL, study
 from tests.postgres import Postgres
 from tests.waiting import wait_for
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import click
 
 ORDER = (
-    "base", "logs", "curves", "mlperf", "config", "store", "objectives", "workloads", "launchers", "simulation",
-    "search", "projection", "controller", "analysis", "review", "commands",
+    "base", "logs", "curves", "mlperf", "config", "store", "workloads", "launchers", "search", "controller", "review",
+    "cli",
 )  # fmt: skip
 """Rooms in the order of import: a room knows only those before it."""
 

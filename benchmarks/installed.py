@@ -30,9 +30,9 @@ LEFT_OUT = ("torch",)
 TRAINING = ("tests/recipes", "tests/recipes_e2e", "tests/launchers/test_packed_sweep.py")
 OF_THE_CHECKOUT = ("tests/docs", "tests/package/test_house.py", "tests/workloads/test_recipe.py")
 """They look at the package's files where the checkout has them, and run the commands of the documentation."""
-OF_TODAY = ("tests/commands/test_mistakes.py::test_the_list_is_long_and_each_answer_is_the_one_that_was_judged",)
+OF_TODAY = ("tests/cli/test_mistakes.py::test_the_list_is_long_and_each_answer_is_the_one_that_was_judged",)
 """They state sentences that are click's own, which older releases word in another way."""
-OF_TORCH = ("tests/simulation/test_simulated_sweep.py::test_a_sweep_that_goes_on_draws_no_point_again[gp]",)
+OF_TORCH = ("tests/launchers/test_simulated_sweep.py::test_a_sweep_that_goes_on_draws_no_point_again[gp]",)
 PRIVATE_USES = "tests/package/test_private_uses.py"
 EXTRAS = ("postgres", "metrics")
 """Extras whose libraries fast tests import."""

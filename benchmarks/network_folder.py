@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lora_tune.store import LEASE_SECONDS, sqlite_url
-from tests.commands.test_sweep import TRIAL, study
+from tests.cli.test_sweep import TRIAL, study
 from tests.waiting import wait_for
 
 SERVER = "10.77.0.1"

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tables import chosen_target, path_of
-from lora_tune.simulation.tabular import Table, read_table
+from lora_tune.launchers.simulated.tabular import Table, read_table
 
 RECORD = Path(__file__).parent / "records" / "packed_h200.json"
 WITHIN = 0.03

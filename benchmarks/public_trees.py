@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tree_machine import IMAGE, prepare
-from lora_tune.analysis.config_check import toml_text
+from lora_tune.review.config_check import toml_text
 from tests.cluster import Cluster, Shape
 
 REPOSITORY = Path(__file__).resolve().parent.parent

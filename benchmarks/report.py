@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lora_tune.commands import dashboard, report
-from lora_tune.commands.options import load_review
-from lora_tune.commands.web_server import Application
+from lora_tune.cli import dashboard, report
+from lora_tune.cli.options import load_review
+from lora_tune.cli.web_server import Application
 from tests.builders import stored, study_of, sweep_of
 
 TRIALS, EVALS = 2000, 30

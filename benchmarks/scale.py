@@ -50,8 +50,8 @@ from lora_tune.controller import proposals
 from lora_tune.controller.driver import Dependencies, Driver, RealClock
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.run import Eval
-from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Quiet
+from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.search.session import Asked, Session
 from lora_tune.store import Changes, Lease, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics

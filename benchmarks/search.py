@@ -26,7 +26,7 @@ import click
 
 from benchmarks.laboratory.summary import Record, ahead, calibration, percent, table
 from lora_tune.base.errors import InputError
-from lora_tune.commands.options import guarded
+from lora_tune.cli.options import guarded
 
 DEFAULT_METHODS = "ours,as published,two stages,tpe+median,tpe+median; narrow"
 

@@ -20,8 +20,8 @@ import numpy as np
 from click.testing import CliRunner
 
 from benchmarks.laboratory.problems import h100_wide
-from lora_tune.commands.options import sweep_paths
-from lora_tune.commands.sweep import main as sweep
+from lora_tune.cli.options import sweep_paths
+from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import load_study
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.recorded import in_memory
@@ -34,7 +34,9 @@ STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.tom
 def run(site: int, folder: Path) -> tuple[float, float, str]:
     """(node-hours, true regret of the recommendation, the sweep's own reason) of one sweep."""
     module, file = folder / f"site{site}.py", folder / f"site{site}.toml"
-    module.write_text(f"from lora_tune.simulation.h100 import function as h100\n\nfunction = h100.variant({site})\n")
+    module.write_text(
+        f"from lora_tune.launchers.simulated.h100 import function as h100\n\nfunction = h100.variant({site})\n"
+    )
     text = STUDY.read_text(encoding="utf-8").replace('surface = "h100"', f'surface = "{module}:function"')
     text = text.replace("node_hours = 15\nparallel = 8", "node_hours = 60\nparallel = 4\nstop_below = 0.002")
     file.write_text(text, encoding="utf-8")

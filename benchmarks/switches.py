@@ -1,9 +1,9 @@
 """The h100 study with its switches beside the former one, on simulated sites: ``python -m benchmarks.switches``.
 
 The real driver on the virtual clock plays both files against sites whose switches are hidden from the search
-(:mod:`lora_tune.simulation.switches`), with a budget of node-hours and four trials at a time. Of what each hands over
-in the end it prints the true score beside the published configuration's, and the share of what was there to win: the
-best score of the whole space, searched with the truth in hand.
+(:mod:`lora_tune.launchers.simulated.switches`), with a budget of node-hours and four trials at a time. Of what each
+hands over in the end it prints the true score beside the published configuration's, and the share of what was there
+to win: the best score of the whole space, searched with the truth in hand.
 
     python -m benchmarks.switches 20 --first-site 101
 """
@@ -28,11 +28,11 @@ from typing import Any
 import click
 import numpy as np
 
-from lora_tune.commands.api import Sweep
+from lora_tune.cli.api import Sweep
 from lora_tune.config.study import Study, load_study
+from lora_tune.launchers.simulated.h100 import with_switches
+from lora_tune.launchers.simulated.switches import LEVELS, SwitchedRun
 from lora_tune.search.recommendation import recommend
-from lora_tune.simulation.h100 import with_switches
-from lora_tune.simulation.switches import LEVELS, SwitchedRun
 from lora_tune.store.records import StudyRecords
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +70,7 @@ def play(name: str, site: int, hours: float, folder: Path) -> Played:
     """One study on one site."""
     surface = folder / f"site{site}.py"
     surface.write_text(
-        f"from lora_tune.simulation.h100 import with_switches\n\nfunction = with_switches.variant({site})\n",
+        f"from lora_tune.launchers.simulated.h100 import with_switches\n\nfunction = with_switches.variant({site})\n",
         encoding="utf-8",
     )
     file = folder / f"{name}{site}.toml"

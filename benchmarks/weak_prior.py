@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import GreyBox
 from benchmarks.laboratory.problems import PROBLEMS
+from lora_tune.launchers.simulated.lora_tables import tiny
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.grey_box.weak_priors import LORA_RATE
-from lora_tune.simulation.lora_tables import tiny
 
 SCHEDULE = {"MAX_STEPS": 80, "WARMUP_STEPS": 20, "MINIBS": 8}
 TRIALS = 8

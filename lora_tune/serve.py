@@ -1,6 +1,6 @@
 """``python -m lora_tune.serve --storage URL``: all active studies of a database, as one process that runs for weeks."""
 
-from lora_tune.commands.serve import main
+from lora_tune.cli.serve import main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.tell --study NAME``: how a trial that was asked for went."""
 
-from lora_tune.commands.tell import main
+from lora_tune.cli.tell import main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.verdict --study NAME``: which configurations are really better than the baseline."""
 
-from lora_tune.commands.verdict import main
+from lora_tune.cli.verdict import main
 
 __all__ = ["main"]
 

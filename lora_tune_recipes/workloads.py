@@ -19,13 +19,12 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.base.kinds import on_this_machine
+from lora_tune.base.kinds import OBJECTIVES, on_this_machine
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
-from lora_tune.objectives import objective_of
 from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, SlotTerms, Value
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.metric import reader_of
@@ -221,7 +220,7 @@ class PeftWorkload(RecipeWorkload):
         shipped = (
             study.site.model is None and study.site.data is None and not {"SEQ", "EVAL_SAMPLES"} & set(study.space)
         )
-        if shipped and objective_of(study).has_target and target >= TINY_UNTRAINED:
+        if shipped and OBJECTIVES.load(study.objective.score).has_target and target >= TINY_UNTRAINED:
             problem = f"{target:g} is met before training: the untrained base has {TINY_UNTRAINED:g}; give a lower one"
             raise StudyError(f"study {study.name}", "objective.target", problem)
 

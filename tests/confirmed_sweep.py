@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lora_tune.analysis.summary import ranked
 from lora_tune.config.study import Study
+from lora_tune.review.summary import ranked
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 

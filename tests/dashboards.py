@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lora_tune.commands.options import Review
+from lora_tune.cli.options import Review
 
 
 @contextmanager

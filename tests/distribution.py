@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 TOGETHER = {
-    "one real tiny sweep": ("recipes/test_tiny_sweep.py", "commands/test_confirm.py", "docs/test_pictures.py"),
+    "one real tiny sweep": ("recipes/test_tiny_sweep.py", "cli/test_confirm.py", "docs/test_pictures.py"),
     "NeMo's and Bridge's imports": ("recipes/test_nemo.py", "recipes/test_bridge.py"),
 }
 LONGEST = (
@@ -23,17 +23,17 @@ LONGEST = (
     "slurm/test_sweep.py",
     "recipes/test_peft.py",
     "slurm/test_crashes.py",
-    "commands/test_sweep.py",
-    "commands/test_serve.py",
+    "cli/test_sweep.py",
+    "cli/test_serve.py",
     "controller/test_sweep_folder.py",
-    "commands/test_dashboard.py",
+    "cli/test_dashboard.py",
     "slurm/test_base.py",
     "launchers/test_slurm.py",
     "launchers/test_packed_sweep.py",
     "recipes/test_sharded_packs.py",
     "chaos/test_chaos.py",
     "recipes_e2e/test_torchrun_peft.py",
-    "simulation/test_simulated_sweep.py",
+    "launchers/test_simulated_sweep.py",
 )
 """Files, and groups of files, that take more than half a minute."""
 LISTED = 25

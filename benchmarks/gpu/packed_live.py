@@ -35,8 +35,8 @@ from benchmarks.packed_hours import Trial, seconds_until_good
 from benchmarks.tables import chosen_target, path_of
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune.launchers.simulated.tabular import read_table
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.simulation.tabular import read_table
 from lora_tune.workloads.base import Job, SlotTerms
 from lora_tune_recipes import settings as knobs
 

@@ -29,7 +29,7 @@ from benchmarks.gpu.packed import PEAK, warm_worker
 from benchmarks.packed_faults import recorded
 from lora_tune.base.llama import Shape
 from lora_tune.base.paths import SweepPaths
-from lora_tune.commands.confirm.command import SUFFIX
+from lora_tune.cli.confirm.command import SUFFIX
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords
 from lora_tune_recipes import settings as knobs

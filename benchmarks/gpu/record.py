@@ -13,8 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from lora_tune.commands.export import export_best
-from lora_tune.commands.options import recorded_study
+from lora_tune.cli.export import export_best
+from lora_tune.cli.options import recorded_study
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords, Verdict

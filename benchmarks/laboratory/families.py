@@ -14,12 +14,12 @@ from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import PUBLISHED_H100, h100_layouts, h100_wide, hyperparameters
 from lora_tune.config.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
 from lora_tune.config.space import Space
-from lora_tune.simulation import convergence
-from lora_tune.simulation.convergence import SiteEffect
-from lora_tune.simulation.h100 import function as h100
-from lora_tune.simulation.machine import Degrees, Machine
-from lora_tune.simulation.run_log import RunOutcome
-from lora_tune.simulation.simulated_run import SimulatedRun, eval_samples
+from lora_tune.launchers.simulated import convergence
+from lora_tune.launchers.simulated.convergence import SiteEffect
+from lora_tune.launchers.simulated.h100 import function as h100
+from lora_tune.launchers.simulated.machine import Degrees, Machine
+from lora_tune.launchers.simulated.run_log import RunOutcome
+from lora_tune.launchers.simulated.simulated_run import SimulatedRun, eval_samples
 
 Values = Mapping[str, Any]
 

@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.laboratory.problem import Problem
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter, Parameter
 from lora_tune.config.space import Space
-from lora_tune.simulation.gb200 import function as gb200x72
-from lora_tune.simulation.h100 import function as h100
-from lora_tune.simulation.h100 import sixty_four_nodes, time_to_target
-from lora_tune.simulation.tabular import TabularSurface
+from lora_tune.launchers.simulated.gb200 import function as gb200x72
+from lora_tune.launchers.simulated.h100 import function as h100
+from lora_tune.launchers.simulated.h100 import sixty_four_nodes, time_to_target
+from lora_tune.launchers.simulated.tabular import TabularSurface
 
 
 def hyperparameters() -> dict[str, Parameter]:
@@ -78,21 +78,21 @@ def gb200(variant: int) -> Problem:
 
 def lora_tiny(variant: int) -> Problem:
     """Measured trials of the tiny task, over the grid's own ranges; its schedules are the ones measured."""
-    from lora_tune.simulation.lora_tables import tiny
+    from lora_tune.launchers.simulated.lora_tables import tiny
 
     return _table("lora_tiny", tiny.variant(variant))
 
 
 def lora_small(variant: int) -> Problem:
     """Measured trials of a 23.5 M Llama, likewise."""
-    from lora_tune.simulation.lora_tables import small
+    from lora_tune.launchers.simulated.lora_tables import small
 
     return _table("lora_small", small.variant(variant))
 
 
 def _table(name: str, surface: TabularSurface) -> Problem:
     """A table's own ranges of rate, warm-up and batch, on 8 GPUs with every layout of those batches."""
-    from lora_tune.simulation.lora_tables import fewest_samples
+    from lora_tune.launchers.simulated.lora_tables import fewest_samples
 
     axes = surface.table.axes
     steps = [int(n) for n in axes["MAX_STEPS"]]

@@ -202,7 +202,7 @@ def switches(variant: int) -> Problem:
 
 def table(variant: int) -> Problem:
     """The measured trials of a 23.5 M Llama, with the batch size as an ordinary number and no layouts."""
-    from lora_tune.simulation.lora_tables import fewest_samples, small
+    from lora_tune.launchers.simulated.lora_tables import fewest_samples, small
 
     surface = small.variant(variant)
     # A small model: its trials are as short as those of the other scripts.

@@ -21,7 +21,6 @@ from benchmarks.public_runs import TARGET, by_submission, is_test, load
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
 from benchmarks.stopping.envelope import HEALING
-from lora_tune.analysis.stopping import stopping_account
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.evidence import evidence
 from lora_tune.controller.pruning import judge_curve
@@ -29,6 +28,7 @@ from lora_tune.controller.public_runs import contradiction, public_envelope
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.published_curves import published
+from lora_tune.review.stopping import stopping_account
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 

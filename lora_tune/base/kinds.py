@@ -10,7 +10,7 @@ LAUNCHERS = Registry(
     {
         "local": "lora_tune.launchers.local:KIND",
         "slurm": "lora_tune.launchers.slurm.launcher:KIND",
-        "simulated": "lora_tune.simulation.launcher:KIND",
+        "simulated": "lora_tune.launchers.simulated.launcher:KIND",
         "outside": "lora_tune.launchers.outside:KIND",
     },
     needs=("submit", "poll", "cancel"),
@@ -30,7 +30,7 @@ WORKLOADS = Registry(
         "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
         "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
         "command": "lora_tune.workloads.command:CommandWorkload",
-        "surface": "lora_tune.simulation.workload:SurfaceWorkload",
+        "surface": "lora_tune.launchers.simulated.workload:SurfaceWorkload",
     },
 )
 """``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings). The trainers of
@@ -69,16 +69,16 @@ OBJECTIVES = Registry(
     "lora_tune.objectives",
     "objective",
     {
-        "time_to_target": "lora_tune.objectives.time_to_target:TimeToTarget",
-        "mlperf_score": "lora_tune.objectives.time_to_target:MlperfScore",
-        "throughput": "lora_tune.objectives.throughput:Throughput",
-        "best_value": "lora_tune.objectives.metric_value:BestValue",
-        "final_value": "lora_tune.objectives.metric_value:FinalValue",
-        "node_hours": "lora_tune.objectives.time_to_target:NodeHours",
+        "time_to_target": "lora_tune.search.objectives.time_to_target:TimeToTarget",
+        "mlperf_score": "lora_tune.search.objectives.time_to_target:MlperfScore",
+        "throughput": "lora_tune.search.objectives.throughput:Throughput",
+        "best_value": "lora_tune.search.objectives.metric_value:BestValue",
+        "final_value": "lora_tune.search.objectives.metric_value:FinalValue",
+        "node_hours": "lora_tune.search.objectives.time_to_target:NodeHours",
     },
     needs=("stop", "value", "ranked"),
 )
-"""``objective.score`` and ``second``: a class made of a study, see ``lora_tune.objectives.base.Objective``."""
+"""``objective.score`` and ``second``: a class made of a study, see ``lora_tune.search.objectives.base.Objective``."""
 
 
 def fault(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.mlperf.registry import benchmark_names
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
 from lora_tune.workloads.mlperf_names import key_of
 

@@ -13,7 +13,7 @@ from lora_tune.controller.policy import probed
 from lora_tune.launchers.base import JobState, JobStatus, launcher_kind
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.mllog import RunLog
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
 RETRIED = (

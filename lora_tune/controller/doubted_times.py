@@ -18,7 +18,7 @@ from lora_tune.controller.pauses import placed
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 FAR = 3.0

@@ -19,7 +19,7 @@ from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import RunLog
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.study_physics import far_over
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict

@@ -14,7 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.dependencies import Discards, Proposer
 from lora_tune.controller.steering import Enqueues
 from lora_tune.logs.run import Eval
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.samplers import repeats_leader, sampler_kind
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
 

@@ -29,8 +29,8 @@ from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.curves.stopping import in_rising_words, verdict
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
-from lora_tune.objectives import objective_of
 from lora_tune.search.capping import Incumbent, cap, spread_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.scatter import settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 

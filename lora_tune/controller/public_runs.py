@@ -21,7 +21,7 @@ from lora_tune.curves.overlay import course
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import published_curves
 from lora_tune.mlperf.precision import FP4
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 

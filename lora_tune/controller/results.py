@@ -11,8 +11,8 @@ from lora_tune.config.study import Study
 from lora_tune.controller import healing, pruning
 from lora_tune.logs.run import RunLog, as_number
 from lora_tune.mlperf import published_curves
-from lora_tune.objectives import objective_of, objectives_of
-from lora_tune.objectives.base import Finished
+from lora_tune.search.objectives import objective_of, objectives_of
+from lora_tune.search.objectives.base import Finished
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, Trial
 
@@ -20,7 +20,8 @@ from lora_tune.store.records import Attempt, Trial
 def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> TrialMetrics:
     """What a finished trial's log and attempts say of it.
 
-    ``objective`` (see ``lora_tune.objectives``) is there only when the target was reached, or where there is none.
+    ``objective`` (see ``lora_tune.search.objectives``) is there only when the target was reached, or where there is
+    none.
     Unknown numbers are None, never zero or infinite.
     """
     change = healing.healing_samples(trial, run)

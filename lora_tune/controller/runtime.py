@@ -29,7 +29,7 @@ from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import RequestStore
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
-from lora_tune.objectives import objectives_of
+from lora_tune.search.objectives import objectives_of
 from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
@@ -169,7 +169,7 @@ def driver(
 
     The lease is renewed meanwhile and given back at the end.
     """
-    from lora_tune.projection.optuna_tables import OptunaTables
+    from lora_tune.search.optuna_tables import OptunaTables
 
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes, fixed=environment.fixed)

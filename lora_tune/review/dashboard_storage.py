@@ -23,14 +23,14 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.analysis.summary import overview_without_belief
 from lora_tune.base.redact import redact
 from lora_tune.config.study import Study
-from lora_tune.objectives import objectives_of
 from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
+from lora_tune.review.summary import overview_without_belief
+from lora_tune.search.objectives import objectives_of
 from lora_tune.search.optuna_trials import curve_of
 from lora_tune.search.recommendation import best_run
 from lora_tune.search.recorded import space_of, trial_at

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from lora_tune.analysis.describe import parameters_text, spent_name, spent_text
-from lora_tune.analysis.intervals import time_interval
-from lora_tune.analysis.stopping import account_words
-from lora_tune.analysis.summary import Overview, raced_words, recommended_words, trial_name
 from lora_tune.base.format import about, counted, duration, visible
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
-from lora_tune.objectives import objective_of
+from lora_tune.review.describe import parameters_text, spent_name, spent_text
+from lora_tune.review.intervals import time_interval
+from lora_tune.review.stopping import account_words
+from lora_tune.review.summary import Overview, raced_words, recommended_words, trial_name
+from lora_tune.search.objectives import objective_of
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.port import SWEEP
 from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict

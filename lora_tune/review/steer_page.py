@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lora_tune.analysis.describe import parameters_text
 from lora_tune.base.format import duration
 from lora_tune.config.checks import range_words
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, words
+from lora_tune.review.describe import parameters_text
 from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template
 from lora_tune.review.trial_rows import state_of, value_text

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.study import Study
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial
 
 LEAST = 3

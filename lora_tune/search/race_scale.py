@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_limits import PRIOR_FREEDOM
 
 PRIOR_SD = 0.05

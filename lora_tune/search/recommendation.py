@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from lora_tune.base.format import counted, number
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
-from lora_tune.objectives import objective_of
 from lora_tune.search.no_effect import no_effect
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.samplers import sampler_kind, sampler_of
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial, Value

@@ -25,7 +25,7 @@ from lora_tune.config.conditions import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.failures import is_refusal
 from lora_tune.logs.run import Eval
-from lora_tune.objectives import objectives_of
+from lora_tune.search.objectives import objectives_of
 from lora_tune.search.optuna_trials import STEP_SCALE
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords, Trial, Verdict

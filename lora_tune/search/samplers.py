@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lora_tune.base.errors import SetupError
 from lora_tune.base.kinds import SAMPLERS
 from lora_tune.config.study import Study
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -43,8 +43,8 @@ class Confirmed:
 class TrialMetrics:
     """Numbers and words of one trial; None: unknown.
 
-    objective, second_objective: what trials are compared by (see ``lora_tune.objectives``); known only where the target
-    was reached, or where there is none. stop_samples, stop_seconds: the first eval at the target.
+    objective, second_objective: what trials are compared by (see ``lora_tune.search.objectives``); known only where
+    the target was reached, or where there is none. stop_samples, stop_seconds: the first eval at the target.
     crossing_samples, _low, _high: where the fitted curve crosses the target, with its 90% interval; crossing_method:
     how that was found. eval_samples: samples between evals. evals: how many there were. last_loss, last_samples: of the
     newest eval. init_seconds: start-up before the clock runs. packed_seconds: in its pack, beside the time alone.

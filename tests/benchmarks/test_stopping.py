@@ -12,7 +12,7 @@ from benchmarks.stopping.metrics import METRICS, outside
 from benchmarks.stopping.sweeps import as_of, play
 from benchmarks.stopping.tables import Table, whole
 from lora_tune.curves.conformal import allowed
-from lora_tune.simulation.tabular import TABLES, read_table
+from lora_tune.launchers.simulated.tabular import TABLES, read_table
 from lora_tune.store.records import TrialState
 
 SAMPLES = np.arange(10.0, 101.0, 10.0)

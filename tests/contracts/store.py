@@ -14,7 +14,7 @@ import pytest
 
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.logs.run import Eval
-from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.store import LEASE_SECONDS, Changes, Held, Lease, Registered, Store
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict

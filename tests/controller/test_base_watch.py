@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.commands.explain import main as explain
-from lora_tune.commands.export import main as export
-from lora_tune.commands.report import main as report
-from lora_tune.commands.sweep import main as sweep
+from lora_tune.cli.explain import main as explain
+from lora_tune.cli.export import main as export
+from lora_tune.cli.report import main as report
+from lora_tune.cli.sweep import main as sweep
 from lora_tune.controller.base_watch import departed, edited, refuse_departed
 from lora_tune.controller.refusals import UNKNOWN_SECONDS
 from lora_tune.store.metrics import TrialMetrics

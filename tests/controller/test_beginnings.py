@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.commands.ingest import read_logs
+from lora_tune.cli.ingest import read_logs
 from lora_tune.controller.acceptance import why_untrue
 from lora_tune.controller.beginnings import begun_above_zero
 from lora_tune.logs.failures import FailureKind

@@ -22,8 +22,8 @@ from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.controller.orphans import SURVEY_SECONDS
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.folders import write_files
-from lora_tune.projection.optuna_tables import OptunaTables
 from lora_tune.review.screen import Plain, Quiet
+from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url
 from lora_tune.store.records import StopKind, StudyRecords, TrialState, Verdict

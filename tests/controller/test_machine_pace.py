@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.commands.explain import trial_story
+from lora_tune.cli.explain import trial_story
 from lora_tune.config.study import parse_study
 from lora_tune.controller import pruning
 from lora_tune.controller.machine_pace import references, seconds_at, slowdown

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune import curves
-from lora_tune.commands.sweep import main
+from lora_tune.cli.sweep import main
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import eval_schedule
 from lora_tune.store.metrics import TrialMetrics

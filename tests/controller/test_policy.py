@@ -15,7 +15,7 @@ from lora_tune.curves.overlay import ComparedRun, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.scatter import scatter_of
 from lora_tune.store.metrics import TrialMetrics, as_mapping
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.analysis.stopping import account_words, stopping_account
 from lora_tune.config.study import Study
 from lora_tune.controller import evidence, policy, pruning, public_runs
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf import published_curves
+from lora_tune.review.stopping import account_words, stopping_account
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of

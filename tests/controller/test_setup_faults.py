@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lora_tune.commands.sweep import main as sweep
+from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study
 from lora_tune.controller.setup_faults import nothing_measured, run_again, to_run_again
 from lora_tune.store import Store, sqlite_url

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from lora_tune.base.errors import SetupError
-from lora_tune.commands import sweep
-from lora_tune.commands.metrics import Metrics
-from lora_tune.commands.serve import SERVER
-from lora_tune.commands.serving import Server
+from lora_tune.cli import sweep
+from lora_tune.cli.metrics import Metrics
+from lora_tune.cli.serve import SERVER
+from lora_tune.cli.serving import Server
 from lora_tune.controller.quota import NodeQuota
 from lora_tune.controller.signatures import SigningKey, read_key
 from lora_tune.store import Registered, Store, sqlite_url

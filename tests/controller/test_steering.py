@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.commands.status import main as status
-from lora_tune.commands.steer import main as steer
+from lora_tune.cli.status import main as status
+from lora_tune.cli.steer import main as steer
 from lora_tune.config.conditions import Conditions
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver

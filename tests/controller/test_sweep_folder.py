@@ -17,7 +17,7 @@ from lora_tune.controller.sweep_folder import FencedStore, FolderIdentity, owned
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.store import BufferedStore, Changes, Store, sqlite_url
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
-from tests.commands.test_sweep import TRIAL, command, executions, study, sweep
+from tests.cli.test_sweep import TRIAL, command, executions, study, sweep
 from tests.recorded import recorded
 from tests.waiting import wait_for
 
@@ -239,11 +239,11 @@ def test_a_sweep_that_somebody_begins_at_this_moment_is_no_foreign_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the records and the look at the folder another process has written both."""
-    from lora_tune.commands.plan import plan_of
+    from lora_tune.cli.plan import plan_of
     from lora_tune.config.study import load_study
     from lora_tune.controller import runtime
     from lora_tune.store.leases import take_lease
-    from tests.commands.test_ask_tell import STUDY
+    from tests.cli.test_ask_tell import STUDY
 
     (tmp_path / "mine.toml").write_text(STUDY)
     plan = plan_of(tmp_path / "mine.toml", load_study(tmp_path / "mine.toml"), {}, tmp_path / "sweep")

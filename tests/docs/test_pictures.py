@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from lora_tune.base.paths import SweepPaths
-from lora_tune.commands import report
-from lora_tune.commands.options import Review, load_sweep, recorded_study
+from lora_tune.cli import report
+from lora_tune.cli.options import Review, load_sweep, recorded_study
 from tests.browser import Browser
 from tests.dashboards import serving
 from tests.tiny import STUDY

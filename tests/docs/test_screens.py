@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lora_tune.commands import report, status
-from lora_tune.commands.people import People
+from lora_tune.cli import report, status
+from lora_tune.cli.people import People
 from lora_tune.review import screen
 from lora_tune.store.port import Request
 from tests.browser import Browser

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.commands import serve
-from lora_tune.commands.metrics import Metrics
+from lora_tune.cli import serve
+from lora_tune.cli.metrics import Metrics
 from tests.conftest import REPOSITORY
 from tests.waiting import wait_for
 

@@ -17,7 +17,7 @@ from lora_tune.base.registry import Registry
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher
 from lora_tune.logs.readers import make_reader
-from lora_tune.objectives import objective_of
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.samplers import make_sampler
 from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY

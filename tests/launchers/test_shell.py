@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.redact import names_secret
-from lora_tune.commands.sweep import main as sweep
+from lora_tune.cli.sweep import main as sweep
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.launchers.slurm.shell import handed_on, held_back, in_words

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.analysis.advice.rules import taken_back
 from lora_tune.base.errors import StudyError
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import parse_study
@@ -21,6 +20,7 @@ from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.knobs import announced, keys_of
 from lora_tune.mlperf.log_check import complaints, findings, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
+from lora_tune.review.advice.rules import taken_back
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
-from lora_tune.commands.package import main
+from lora_tune.cli.package import main
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.package import FIELDS, check_description, counted, described_by_logs, template, tree
 from tests.mlperf.logs import result_folder, run_log

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.commands.report import report_html
-from lora_tune.commands.sweep import main, summary
+from lora_tune.cli.report import report_html
+from lora_tune.cli.sweep import main, summary
 from lora_tune.config.study import parse_study
 from lora_tune.controller.driver import Outcome
 from lora_tune.mlperf.benchmark import read_benchmark

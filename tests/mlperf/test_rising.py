@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.analysis.summary import objective_words
 from lora_tune.base.errors import StudyError
-from lora_tune.commands.sweep import main
+from lora_tune.cli.sweep import main
 from lora_tune.config.study import parse_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.mlperf.registry import benchmark_names, find_benchmark
 from lora_tune.mlperf.rulesets import order, rulesets_with
+from lora_tune.review.summary import objective_words
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
 from tests.conftest import REPOSITORY

@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lora_tune.analysis.summary import overview
 from lora_tune.base.errors import StudyError
 from lora_tune.base.paths import SweepPaths
-from lora_tune.commands import report, status
+from lora_tune.cli import report, status
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.driver import Dependencies, Driver
@@ -31,6 +30,7 @@ from lora_tune.controller.event_file import EventFile
 from lora_tune.launchers.slurm.submission import preview, submission_command
 from lora_tune.review import notes, screen
 from lora_tune.review.screen import Quiet
+from lora_tune.review.summary import overview
 from lora_tune.search.session import Session
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import as_mapping

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_tune.analysis.config_check import toml_text
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
+from lora_tune.review.config_check import toml_text
 from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY

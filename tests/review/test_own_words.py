@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.analysis.describe import interval_words
 from lora_tune.base.format import duration
-from lora_tune.commands.again import called
-from lora_tune.commands.status import main as status
-from lora_tune.commands.sweep import main as sweep
+from lora_tune.cli.again import called
+from lora_tune.cli.status import main as status
+from lora_tune.cli.sweep import main as sweep
+from lora_tune.review.describe import interval_words
 
 SCRIPT = """
 import sys

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lora_tune.analysis.describe import short_layout
-from lora_tune.analysis.importance import knobs
-from lora_tune.commands import report
+from lora_tune.cli import report
 from lora_tune.config.layout import LayoutAxes
 from lora_tune.config.study import Study
 from lora_tune.review import plots
+from lora_tune.review.describe import short_layout
+from lora_tune.review.importance import knobs
 from lora_tune.review.plots import curves, parallel, speed, spending, svg
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Lines, Markers, Rule, extent
 from lora_tune.review.plots.figures import figure

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.analysis.summary import overview, saved_node_hours
-from lora_tune.commands import report
-from lora_tune.commands.people import People
+from lora_tune.cli import report
+from lora_tune.cli.people import People
 from lora_tune.config.study import Study
+from lora_tune.review.summary import overview, saved_node_hours
 from lora_tune.review.trial_rows import searched_names, trial_rows, value_text
 from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords, Verdict

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from lora_tune.commands import interrupts, options, status
+from lora_tune.cli import interrupts, options, status
 from lora_tune.config.study import Study
 from lora_tune.review import screen
 from lora_tune.store.records import StudyRecords

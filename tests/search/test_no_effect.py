@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.analysis.summary import overview
-from lora_tune.commands.explain import main as explain
-from lora_tune.commands.status import main as status
-from lora_tune.commands.sweep import main as sweep
+from lora_tune.cli.explain import main as explain
+from lora_tune.cli.status import main as status
+from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
+from lora_tune.review.summary import overview
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.recommendation import recommend
 from lora_tune.store.metrics import TrialMetrics

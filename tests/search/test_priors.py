@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from benchmarks.laboratory import arena
 from benchmarks.laboratory.ours import GreyBox
 from benchmarks.laboratory.problems import h100_wide
-from lora_tune.analysis.summary import prior_words
 from lora_tune.base.errors import InputError
-from lora_tune.commands.ingest import main as ingest
+from lora_tune.cli.ingest import main as ingest
 from lora_tune.config.study import load_study
+from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.logs.mllog import MllogReader
+from lora_tune.review.summary import prior_words
 from lora_tune.search import priors
-from lora_tune.simulation.h100 import function as h100
 from lora_tune.store.records import StudyRecords
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune.base.errors import StudyError
-from lora_tune.commands import sweep
+from lora_tune.cli import sweep
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.config.tables import replaced_in
 from lora_tune.search.grey_box.features import Coordinates

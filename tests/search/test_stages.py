@@ -16,12 +16,12 @@ from optuna.trial import TrialState
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import Study, load_study, parse_study
+from lora_tune.launchers.simulated.h100 import with_switches
 from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
 from lora_tune.search.stages.sampler import StagesSampler
 from lora_tune.search.stages.screening import Screening, Setting, Switch, SwitchReading
-from lora_tune.simulation.h100 import with_switches
 from tests.conftest import REPOSITORY
 
 SCATTER = 0.0017

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.commands.serve import SERVER
+from lora_tune.cli.serve import SERVER
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
 from tests.docs.test_service_page import block

@@ -12,6 +12,6 @@ from lora_tune.store import engine, silence
 if __name__ == "__main__":
     silence.SILENCE_SECONDS = 1.0
     engine._PATIENCE["connect_timeout"] = "2"
-    from lora_tune.commands.sweep import main
+    from lora_tune.cli.sweep import main
 
     main(sys.argv[1:])

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from lora_tune.base.errors import DatabaseChangedError, SweepBusyError
-from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.store import Changes, Lease, Registered, SaveCount, Store, sqlite_url
 from lora_tune.store.records import Trial
 from tests.backups import set_back

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import StoreError
 from lora_tune.base.mounts import NETWORK, file_system, mountinfo
 from lora_tune.logs.run import Eval
-from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.store import Changes, Store, engine, sqlite_url
 from lora_tune.store.records import Trial
 from tests.builders import study_of, sweep_of

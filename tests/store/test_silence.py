@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.projection.optuna_tables import OptunaTables
+from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.store import BufferedStore, Changes, Store, engine, silence
 from lora_tune.store.records import Trial
 from tests.builders import study_of, sweep_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.analysis import config_check
 from lora_tune.base.errors import SetupError
+from lora_tune.review import config_check
 from lora_tune.workloads import sandbox
 from lora_tune.workloads.sandbox import source_files
 from tests.workloads.test_base_config import CONFIG, STANDIN, changed, made

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.analysis.describe import parameters_text
-from lora_tune.analysis.summary import STOPPED_EARLY, ranked
 from lora_tune.base.format import about
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
-from lora_tune.objectives import objective_of
+from lora_tune.review.describe import parameters_text
 from lora_tune.review.plots.chart import GROUPS, Axis, Band, Chart, Colour, Lines, Mark, Markers, Rule
+from lora_tune.review.summary import STOPPED_EARLY, ranked
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 

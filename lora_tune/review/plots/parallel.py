@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lora_tune.analysis.describe import short_layout
-from lora_tune.analysis.importance import knobs
-from lora_tune.analysis.summary import ranked
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
-from lora_tune.objectives import Objective, objective_of
+from lora_tune.review.describe import short_layout
+from lora_tune.review.importance import knobs
 from lora_tune.review.plots.chart import Axis, AxisScale, Chart, Colour, Lines, Mark
+from lora_tune.review.summary import ranked
+from lora_tune.search.objectives import Objective, objective_of
 from lora_tune.store.records import StudyRecords, Trial
 
 if TYPE_CHECKING:

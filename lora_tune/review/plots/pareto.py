@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lora_tune.analysis.describe import parameters_text
 from lora_tune.config.study import Study
-from lora_tune.objectives import objectives_of
+from lora_tune.review.describe import parameters_text
 from lora_tune.review.plots.chart import Axis, Chart, Markers
+from lora_tune.search.objectives import objectives_of
 from lora_tune.store.records import StudyRecords, Trial
 
 

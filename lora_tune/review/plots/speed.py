@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from lora_tune.analysis.describe import batch_words, short_layout
 from lora_tune.base.format import counted, duration
 from lora_tune.config.study import Study
+from lora_tune.review.describe import batch_words, short_layout
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Mark, Markers
 from lora_tune.review.plots.units import time_unit
 from lora_tune.search.recommendation import leaders

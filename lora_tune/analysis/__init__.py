@@ -1,1 +1,0 @@
-"""What a sweep amounts to, in numbers and words."""

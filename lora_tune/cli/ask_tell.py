@@ -1,0 +1,324 @@
+"""Ask and tell: trials of a sweep that a loop of somebody else runs, with the records, identity and verdicts of all.
+
+For a study with ``site.launcher = "outside"``. Each call is one short run of the sweep's own driver: what is asked is
+proposed and offered, what is told becomes the trial's log, and the driver judges that like every other log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_tune import store as stores
+from lora_tune.base.errors import InputError, SweepBusyError
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.cli.wishes import this_person
+from lora_tune.config.study import Study
+from lora_tune.controller.dependencies import Proposer
+from lora_tune.controller.driver import Driver
+from lora_tune.controller.runtime import DrivePlan, Environment, driver, make_clock, open_sweep
+from lora_tune.controller.steering import refusal_of_values
+from lora_tune.launchers import make_launcher, outside
+from lora_tune.launchers.job_records import read_records
+from lora_tune.launchers.job_runner import read_command
+from lora_tune.logs.run import Eval
+from lora_tune.review.screen import Quiet
+from lora_tune.search.session import Asked
+from lora_tune.store import Lease
+from lora_tune.store.leases import take_lease
+from lora_tune.store.port import Request
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Value
+
+OUTSIDE = "outside"
+
+PATIENCE_SECONDS = 20.0
+"""For which one who asks or tells waits for others that do: each takes about a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A trial to be run by whoever asked.
+
+    token: names this attempt in :func:`tell`. parameters, seed: of the run. argv, environment, cwd: how the study
+    would start it. folder: the attempt's. why: it was proposed.
+    """
+
+    token: str
+    trial: int
+    parameters: Mapping[str, Value]
+    seed: int
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: str | None
+    folder: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What is told of a run: its whole log in the study's own form, or its evals so far; or why it failed.
+
+    over: it has ended.
+    """
+
+    evals: Sequence[Eval] = ()
+    log: str = ""
+    failed: str = ""
+    over: bool = True
+
+    @property
+    def digest(self) -> str:
+        """The same for the same result."""
+        told = [[(e.samples, e.loss, _finite(e.seconds)) for e in self.evals], self.log, self.failed]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def result_of(evals: Any, *, log: str = "", failed: str = "", over: bool = True) -> Result:
+    """A result from plain data. evals: rows of (samples, loss) or (samples, loss, seconds).
+
+    Raises InputError for what is none.
+    """
+    if not isinstance(evals, Sequence) or isinstance(evals, str):
+        raise InputError("evals: give a list of [samples, loss] or [samples, loss, seconds]")
+    if bool(evals) + bool(log) > 1 or not (evals or log or failed):
+        raise InputError("give one of evals and log, or why it failed")
+    rows = []
+    for row in evals:
+        numbers = isinstance(row, Sequence) and not isinstance(row, str) and 2 <= len(row) <= 3
+        if not numbers or not all(isinstance(x, int | float) and not isinstance(x, bool) for x in row):
+            raise InputError(f"evals: {str(row)[:60]} is neither [samples, loss] nor [samples, loss, seconds]")
+        rows.append(Eval(float(row[0]), float(row[1]), float(row[2]) if len(row) == 3 else math.nan))
+    if not all(math.isfinite(e.samples) for e in rows):
+        raise InputError("evals: samples must be finite numbers")
+    return Result(evals=tuple(rows), log=log, failed=failed, over=over)
+
+
+class Gate:
+    """A search that proposes only when it is opened, once, or up to the trial that answers a request."""
+
+    def __init__(self, search: Any) -> None:
+        self._search, self._open = search, False
+        self._request: int | None = None
+
+    def open(self, request: int | None) -> None:
+        """Let the next proposal through; of a request those before it, too."""
+        self._open, self._request = True, request
+
+    def ask(self) -> Asked | str:
+        """A proposal of the search while it is open."""
+        if not self._open:
+            return "nothing more is asked for"
+        proposal: Asked | str = self._search.ask()
+        if isinstance(proposal, str) or self._request in (None, proposal.request):
+            self._open = False
+        return proposal
+
+    def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
+        """As of the search."""
+        self._search.enqueue(values, why, request)
+
+    def report(self, number: int, evals: Sequence[Eval]) -> None:
+        """As of the search."""
+        self._search.report(number, evals)
+
+    def tell(self, record: Trial) -> None:
+        """As of the search."""
+        self._search.tell(record)
+
+
+def refuse_other_launchers(study: Study) -> None:
+    """Raise InputError where the study's trials are started by the sweep itself."""
+    if study.site.launcher != OUTSIDE:
+        raise InputError(
+            f'site.launcher = "{study.site.launcher}": its trials are started by the sweep, and their logs tell; ask '
+            f'and tell serve studies with site.launcher = "{OUTSIDE}"'
+        )
+
+
+@contextlib.contextmanager
+def _driving(plan: DrivePlan, storage: str | None) -> Iterator[tuple[Driver, Gate, stores.Store]]:
+    """The sweep's driver for a moment. Raises SweepBusyError while another one is at work."""
+    refuse_other_launchers(plan.study)
+    launcher = make_launcher(plan.study, plan.paths.packs)
+    clock = make_clock(plan.study, launcher)
+    gates: list[Gate] = []
+
+    def gated(search: Proposer) -> Proposer:
+        gates.append(Gate(search))
+        return gates[-1]
+
+    environment = Environment(launcher=launcher, clock=clock, view=Quiet(), pause=clock.sleep, search=gated, fixed=True)
+    store = open_sweep(plan, storage, clock.now())
+    try:
+        lease = _lease(store, plan.study.name)
+        with driver(plan, store, lease, environment, accept_changes=False) as driving:
+            yield driving, gates[-1], store
+    finally:
+        store.close()
+
+
+def _lease(store: stores.Store, name: str) -> Lease:
+    """The lease, for which other askers are waited for. Raises SweepBusyError where somebody keeps it for long."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return take_lease(store, name, time.time())
+        except SweepBusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def ask(plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None = None) -> Offer:
+    """The next trial to run, for the caller alone. values: what to try; the search fills in what they leave out.
+
+    Raises InputError where nothing is to be run now (the budget is spent, all slots are taken, no point of the space),
+    SweepBusyError while another driver is at work.
+    """
+    if values is not None and (problem := refusal_of_values(plan.study, values)):
+        raise InputError(problem)
+    with _driving(plan, storage) as (driving, gate, store):
+        driving.tick()
+        if values is None and (offer := _taken(plan, driving.sweep, None)):
+            driving.tick()
+            return offer
+        request = None if values is None else _requested(store, plan.study, values)
+        gate.open(request)
+        reason = driving.tick()
+        offer = _taken(plan, driving.sweep, request)
+        if offer is None:
+            raise InputError(_nothing(plan, driving, reason, request))
+        driving.tick()
+        return offer
+
+
+def _requested(store: stores.Store, study: Study, values: Mapping[str, Value]) -> int:
+    """The number of the request for these values; one that waits already is not asked again."""
+    requests = stores.Requests(store, study.name)
+    sweep = store.load(study.name)
+    answered = {t.request for t in sweep.trials.values()} if sweep is not None else set()
+    for known in requests.all():
+        waits = known.number not in answered and (known.accepted or known.answered_at is None)
+        if known.kind == "enqueue" and waits and dict(known.what["values"]) == dict(values):
+            return known.number
+    what = {"values": dict(values), "clone_of": None}
+    return requests.ask(Request(kind="enqueue", what=what, who=this_person(), asked_at=time.time())).number
+
+
+def _nothing(plan: DrivePlan, driving: Driver, reason: str, request: int | None) -> str:
+    """Why nothing is to be run now, and what to do."""
+    asked = next((r for r in driving.requests if r.number == request), None)
+    if asked is not None and asked.answered_at is not None and not asked.accepted:
+        return asked.answer
+    kept = "" if asked is None else f"; it waits as request {request}, and the same ask takes it up later"
+    open_ = [t.number for t in driving.sweep.trials.values() if t.state is not TrialState.FINISHED]
+    if not reason and len(open_) >= plan.study.budget.parallel:
+        taken = f"{len(open_)} of {plan.study.budget.parallel} slots are taken"
+        reason = f"{taken}: tell how trial {open_[0]} ended first, or raise budget.parallel"
+    return f"nothing to run now: {reason or 'the search proposes nothing'}{kept}"
+
+
+def _taken(plan: DrivePlan, sweep: StudyRecords, request: int | None) -> Offer | None:
+    """An offered trial that is the caller's from now on; of a request its own alone. None where none is offered."""
+    for trial in sorted(sweep.trials.values(), key=lambda t: t.number):
+        attempts = sweep.attempts_of(trial.number)
+        if trial.state is not TrialState.RUNNING or not attempts or (request not in (None, trial.request)):
+            continue
+        paths = AttemptPaths(plan.paths.root / attempts[-1].folder)
+        if read_records(paths, attempts[-1].token).ended is None and outside.take(paths, attempts[-1].token, sweep.id):
+            return _offer(trial, attempts[-1], paths)
+    return None
+
+
+def _offer(trial: Trial, attempt: Attempt, paths: AttemptPaths) -> Offer:
+    command = read_command(paths.job)
+    if isinstance(command, str):
+        raise InputError(f"trial {trial.number}: {command}; ask again")
+    return Offer(
+        token=attempt.token, trial=trial.number, parameters=dict(trial.parameters), seed=trial.seed,
+        argv=command.argv, environment=dict(command.environment), cwd=command.cwd, folder=str(paths.folder),
+        why=trial.why,
+    )  # fmt: skip
+
+
+def tell(plan: DrivePlan, storage: str | None, token: str, result: Result) -> Trial:
+    """Put what happened on record; the trial as it is judged then. The same result told twice is one.
+
+    Raises InputError for a token that is none of this sweep's, a result that cannot be, and another result of a trial
+    that has ended; SweepBusyError while another driver is at work.
+    """
+    with _driving(plan, storage) as (driving, _, _store):
+        attempt = _attempt(driving.sweep, token)
+        trial, paths = driving.sweep.trials[attempt.trial], AttemptPaths(plan.paths.root / attempt.folder)
+        if (known := outside.ended_with(paths, token)) is not None:
+            driving.tick()  # who was killed after the end was written down left this undone
+            return _told_again(driving.sweep.trials[trial.number], known, result)
+        claim = read_records(paths, token).claim
+        if claim is None:
+            raise InputError(f"trial {trial.number} was offered and nobody has taken it; ask for it first")
+        text = result.log or _mllog(plan, result, claim.at, time.time())
+        if result.failed:
+            text += f"\nlora-tune: told that it failed: {' '.join(result.failed.split())}\n"
+        outside.write_log(paths, token, driving.sweep.id, text)
+        if result.over:
+            outside.end(paths, token, 1 if result.failed else 0, result.digest)
+        driving.tick()
+        if not result.over and outside.ended_with(paths, token) is not None:
+            driving.tick()  # it was called off just now
+        return driving.sweep.trials[trial.number]
+
+
+def _attempt(sweep: StudyRecords, token: str) -> Attempt:
+    """The attempt that a token names. Raises InputError where it is none's, or was given up since."""
+    attempt = next((a for a in sweep.attempts.values() if a.token and a.token == token), None)
+    if attempt is None:
+        raise InputError(f"token {token[:32]!r} names no trial of {sweep.name}; use the one that ask gave")
+    if attempt != sweep.attempts_of(attempt.trial)[-1]:
+        raise InputError(f"that run of trial {attempt.trial} was given up, and another one was begun; ask again")
+    return attempt
+
+
+def _told_again(trial: Trial, known: str, result: Result) -> Trial:
+    if known == result.digest:
+        return trial
+    if not known:
+        raise InputError(f"trial {trial.number} was called off ({trial.sentence or 'stopped'}); ask for another one")
+    raise InputError(f"trial {trial.number} was told already, with another result; the first one stays")
+
+
+def _mllog(plan: DrivePlan, result: Result, began: float, now: float) -> str:
+    """The evals as the lines of a log. began: when the run was taken, in epoch seconds.
+
+    Raises InputError for evals that no run of this age can have, and for a study whose logs have another form.
+    """
+    if plan.study.log_kind != "mllog" and result.evals:
+        raise InputError(f'workload.log.kind = "{plan.study.log_kind}": give the log itself in that form, not evals')
+    age, last = now - began, -math.inf
+    lines = [_line(began, "run_start", None, "INTERVAL_START")]
+    for number, e in enumerate(result.evals, 1):
+        seconds = e.seconds if math.isfinite(e.seconds) else age * number / len(result.evals)
+        if not 0 <= seconds <= age + 0.5:
+            raise InputError(f"an eval {seconds:.1f} s after its run began, {age:.1f} s ago, cannot be; tell the truth")
+        if e.samples <= last:
+            raise InputError(f"samples must grow: {e.samples:g} comes after {last:g}")
+        last = e.samples
+        lines.append(_line(began + seconds, "eval_accuracy", e.loss, samples_count=e.samples))
+    if result.over and not result.failed:
+        lines.append(_line(began + age, "run_stop", None, "INTERVAL_END"))
+    return "\n".join(lines) + "\n"
+
+
+def _line(at: float, key: str, value: float | None, kind: str = "POINT_IN_TIME", **metadata: float) -> str:
+    event = {"namespace": "", "time_ms": round(1000 * at), "event_type": kind, "key": key, "value": value,
+             "metadata": {"file": "", "lineno": 0, **metadata}}  # fmt: skip
+    return f":::MLLOG {json.dumps(event)}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

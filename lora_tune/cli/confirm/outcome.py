@@ -1,0 +1,239 @@
+"""What a race found, as numbers and words: pure functions of its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lora_tune.base.format import counted, duration
+from lora_tune.config.study import Study
+from lora_tune.review.describe import parameters_text
+from lora_tune.review.replicates import Replicate, missed, name_of, results
+from lora_tune.review.summary import objective_words
+from lora_tune.search.contenders import means
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.race_scale import scale_of
+from lora_tune.search.race_verdicts import CannotSeparate, Decided
+from lora_tune.search.racing import RacePlan
+from lora_tune.store.metrics import Confirmed, ConfirmedChoice
+from lora_tune.store.records import StudyRecords, Trial
+
+if TYPE_CHECKING:
+    from lora_tune.mlperf.benchmark import Benchmark
+    from lora_tune.mlperf.predict import Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedContender:
+    """One contender. mean, low, high: what the study compares and its 90% interval, None where no run has a result.
+    missed: runs that have none."""
+
+    trial: int
+    runs: int
+    missed: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    node_hours: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The chosen configuration under MLPerf's rules, in minutes; ``sentences`` for people.
+
+    runs: those that count, which are the result files'.
+    olympic: mean without the fastest and the slowest run, infinite like ``minutes`` where two did not reach the target.
+    factor: RCP normalisation, 1 where no reference applies.
+    passes: probability that ten new runs pass convergence and RCP checks, None where these do not apply.
+    """
+
+    runs: int
+    olympic: float
+    factor: float
+    minutes: float
+    low: float
+    high: float
+    passes: float | None
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
+    no run has a result. node_hours: of all replicates, failed ones included. identical: what all runs of the chosen one
+    measured, where they differ by nothing: then a seed changes nothing in them. more_runs: that would separate the
+    leaders; 0 where they are, or where their means are equal."""
+
+    sentence: str
+    decided: bool
+    chosen: int | None
+    places: tuple[RankedContender, ...]
+    scored: Scored | None
+    runs: int
+    node_hours: float
+    identical: float | None = None
+    more_runs: int = 0
+
+
+def _identical(own: Sequence[Replicate]) -> float | None:
+    values = {r.objective for r in own}
+    return own[0].objective if len(own) > 1 and len(values) == 1 and math.isfinite(own[0].objective) else None
+
+
+def confirmation(
+    study: Study, race: StudyRecords, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], plan: RacePlan
+) -> Confirmation | None:
+    """What the finished race says; None while it has no verdict."""
+    if plan.verdict is None:
+        return None
+    verdict = plan.verdict
+    name = verdict.winner if isinstance(verdict, Decided) else verdict.recommended
+    trial = next(t for t in field if name_of(t.number) == name)
+    own = runs.get(trial.number, ())
+    reached, timed = any(math.isfinite(r.objective) for r in own), objective_of(study).timed
+    chosen = trial.number if reached else None
+    scale = scale_of(study)
+    mean = means(results(runs, [t.number for t in field]), scale)
+    places = [_place(t.number, runs.get(t.number, ()), mean.get(name_of(t.number)), chosen) for t in field]
+    return Confirmation(
+        sentence=verdict.sentence,
+        decided=not isinstance(verdict, CannotSeparate) and reached,
+        chosen=chosen,
+        places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
+        scored=scored(study, trial, own, plan.wanted[name], mean[name]) if reached and timed else None,
+        identical=_identical(own),
+        more_runs=verdict.more_runs if isinstance(verdict, CannotSeparate) else 0,
+        runs=sum(p.runs for p in places),
+        node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
+    )
+
+
+def _place(
+    trial: int, runs: Sequence[Replicate], mean: tuple[float, float, float] | None, chosen: int | None
+) -> RankedContender:
+    middle, low, high = mean or (None, None, None)
+    return RankedContender(
+        trial=trial,
+        runs=len(runs),
+        missed=missed(runs),
+        mean=middle,
+        low=low,
+        high=high,
+        node_hours=sum(r.node_hours for r in runs),
+        chosen=trial == chosen,
+    )
+
+
+NO_REFERENCE = "not normalised by reference convergence points: the study names no objective.benchmark"
+EPOCHS = "the reference convergence points count epochs: the checkers' word on the result files counts"
+
+
+def scored(
+    study: Study, trial: Trial, own: Sequence[Replicate], counted: int, mean: tuple[float, float, float]
+) -> Scored | None:
+    """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three.
+
+    counted: how many of its ``own`` runs a submission has; it is the first of them, since none may be picked out.
+    """
+    from lora_tune.mlperf.score import olympic_mean, score
+
+    runs = own[:counted]
+    if len(runs) < 3:
+        return None
+    which = f"olympic mean of {f'the first {counted} of ' if counted < len(own) else ''}{len(own)} runs"
+    minutes = [r.seconds / 60 if r.seconds is not None else math.inf for r in runs]
+    batch = trial.parameters.get("GBS")
+    olympic = olympic_mean(minutes)
+    benchmark = study.benchmark
+    none = f"no olympic mean: {sum(map(math.isinf, minutes))} of {len(runs)} runs did not reach the target"
+    if benchmark is None or benchmark.progress == "epoch_num" or not isinstance(batch, int):
+        low, high = (bound / 60 for bound in mean[1:])
+        sentence = f"{which} {duration(60 * olympic)}" if math.isfinite(olympic) else none
+        sentence += f"; {NO_REFERENCE if benchmark is None else EPOCHS}"
+        return Scored(
+            runs=len(runs), olympic=olympic, factor=1.0, minutes=olympic, low=low, high=high, passes=None,
+            sentences=(sentence,),
+        )  # fmt: skip
+    samples = [r.samples if r.samples is not None else math.inf for r in runs]
+    mlperf = score(benchmark, minutes, samples, batch)
+    ahead = _ahead(benchmark, own, batch)
+    sentence = f"{which} {mlperf.olympic_minutes:.2f} min x {mlperf.factor:.4f} = {mlperf.minutes:.2f} min"
+    return Scored(
+        runs=len(runs), olympic=mlperf.olympic_minutes, factor=mlperf.factor, minutes=mlperf.minutes, low=ahead.low,
+        high=ahead.high, passes=ahead.passes,
+        sentences=(sentence, mlperf.sentence, ahead.sentence) if math.isfinite(olympic) else (none, ahead.sentence),
+    )  # fmt: skip
+
+
+def _ahead(benchmark: Benchmark, own: Sequence[Replicate], batch: int) -> Prediction:
+    """What a new submission would score, by all runs there are."""
+    from lora_tune.mlperf.predict import predict
+
+    reached = [(r.seconds / 60, r.samples) for r in own if r.seconds is not None and r.samples is not None]
+    minutes, samples = [m for m, _ in reached], [s for _, s in reached]
+    return predict(benchmark, minutes, samples, batch, unconverged=len(own) - len(reached))
+
+
+def as_json(outcome: Confirmation) -> dict[str, Any]:
+    """Everything as plain data; None for the score of a configuration that has none: JSON knows no infinity."""
+    score = asdict(outcome.scored) if outcome.scored else {}
+    finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in score.items()}
+    return {**asdict(outcome), "scored": finite or None}
+
+
+def confirmed(sweep: StudyRecords, outcome: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
+    """The sweep's trials that raced, with what came of it: for the report, the export, the cap."""
+    changed = []
+    for place in outcome.places:
+        trial = sweep.trials[place.trial]
+        race = Confirmed(
+            choice=ConfirmedChoice.CHOSEN if place.chosen else ConfirmedChoice.PASSED_OVER,
+            runs=place.runs,
+            missed=place.missed,
+            seconds=place.mean,
+            low=place.low,
+            high=place.high,
+            seeds=tuple(r.seed for r in runs.get(place.trial, ())),
+            each=_each(runs.get(place.trial, ())),
+            node_hours=place.node_hours,
+            sentence=outcome.sentence,
+            score=". ".join(outcome.scored.sentences) if place.chosen and outcome.scored else None,
+        )
+        changed.append(replace(trial, metrics=replace(trial.metrics, confirmed=race)))
+    return changed
+
+
+def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
+    """Raw seconds of runs that reached a target; the values of others."""
+    return tuple(r.objective if r.seconds is None else r.seconds for r in runs if math.isfinite(r.objective))
+
+
+def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
+    """The verdict, a table of the contenders, the score: what the command prints."""
+    lines = [outcome.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
+    for place in outcome.places:
+        lines.append(
+            f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(study, place, sweep)}"
+        )
+    if outcome.scored:
+        lines += ["", *(f"score    {s}" for s in outcome.scored.sentences)]
+    if outcome.identical is not None:
+        value = objective_of(study).text(outcome.identical)
+        lines.append(f"note     each run measured {value}: does the script use its seed, the variable SEED?")
+    lines.append(f"spent    {outcome.node_hours:.3g} node-hours in {counted(outcome.runs, 'runs')}")
+    return "\n".join(lines)
+
+
+def _place_words(study: Study, place: RankedContender, sweep: StudyRecords) -> str:
+    scale, text = scale_of(study), objective_of(study).text
+    missed = f", {place.missed} {scale.missed}" if place.missed else ""
+    shown = parameters_text(sweep.trials[place.trial])
+    if place.mean is None or place.low is None or place.high is None:
+        return f"no run {scale.got}   {shown}"
+    each = place.node_hours / place.runs
+    return (
+        f"{text(place.mean)} ({text(place.low)} to {text(place.high)}){missed}, {each:.3g} node-hours a run   {shown}"
+    )

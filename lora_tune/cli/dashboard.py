@@ -1,0 +1,213 @@
+"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, for who has its address."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+import click
+
+from lora_tune import store as stores
+from lora_tune.base.errors import InputError, StoreError
+from lora_tune.base.net import is_loopback
+from lora_tune.cli.again import from_anywhere
+from lora_tune.cli.doors import own_token, refusal, same
+from lora_tune.cli.options import (
+    Review,
+    guarded,
+    load_review,
+    load_sweep,
+    output_option,
+    storage_option,
+    study_option,
+    watch_store,
+)
+from lora_tune.cli.steer_form import is_steering, with_steering
+from lora_tune.cli.web_server import Application, listen
+from lora_tune.cli.well_formed import well_formed
+from lora_tune.review.dashboard_notes import is_note, with_notes
+from lora_tune.review.web_page import with_style
+from lora_tune.store import LEASE_SECONDS
+from lora_tune.store.locate import open_store
+from lora_tune.store.port import Remark, Request
+from lora_tune.store.records import StudyRecords
+
+TOKEN_FILE = "dashboard.token"
+"""In the sweep's folder, for its owner alone."""
+
+
+def application(review: Review, storage: str | None) -> Application:
+    """optuna-dashboard over this sweep as a WSGI application that shows, keeps notes and passes requests on.
+
+    Raises StoreError.
+    """
+    import optuna
+    import optuna_dashboard
+
+    from lora_tune.review.dashboard_storage import DashboardStorage, Snapshot, SweepFiles
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    url = stores.full_url(storage or stores.sqlite_url(review.paths.database))
+
+    def load(known: StudyRecords | None) -> StudyRecords:
+        return load_sweep(review.study.name, review.paths, storage, known)
+
+    line = from_anywhere("steer", study=review.study.name, folder=review.paths.root, storage=storage)
+    snapshot = Snapshot(review.study, review.paths.root, load)
+    try:
+        inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
+        dressed = DashboardStorage(inner, snapshot, line)
+    except KeyError as error:
+        raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
+    except Exception as error:  # Optuna and the database driver each have a tree of their own
+        raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
+    shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
+    noted = with_notes(with_style(shown), dressed, _Desk(review, storage))
+    return well_formed(with_steering(noted, review.study, lambda: load(None), _RequestDesk(review, storage)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The remarks of one sweep: read as one who watches, written by a connection of its own."""
+
+    review: Review
+    storage: str | None
+
+    def latest(self) -> Mapping[int, Remark]:
+        with closing(watch_store(self.review.paths, self.storage)) as store:
+            return stores.Remarks(store, self.review.study.name).latest()
+
+    def write(self, trial: int, version: int, text: str) -> None:
+        who = f"{getpass.getuser()}@{os.uname().nodename}"
+        remark = Remark(trial=trial, version=version, text=text, who=who, written_at=time.time())
+        with closing(open_store(self.review.paths, self.storage)) as store:
+            stores.Remarks(store, self.review.study.name).write(remark)
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestDesk:
+    """The requests of one sweep: read as one who watches, added by a connection of its own."""
+
+    review: Review
+    storage: str | None
+
+    def requests(self) -> list[Request]:
+        with closing(watch_store(self.review.paths, self.storage)) as store:
+            return stores.Requests(store, self.review.study.name).all()
+
+    def ask(self, request: Request) -> Request:
+        with closing(open_store(self.review.paths, self.storage)) as store:
+            return stores.Requests(store, self.review.study.name).ask(request)
+
+    def driven(self) -> bool:
+        with closing(watch_store(self.review.paths, self.storage)) as store:
+            return time.time() - store.held(self.review.study.name).renewed_at <= LEASE_SECONDS
+
+
+def only_shown(application: Application, hosts: frozenset[str]) -> Application:
+    """``application`` with no way to change anything but notes and /steer, for those alone who name one of ``hosts``.
+
+    The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
+    An empty ``hosts`` admits every name.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0].strip("[]").lower()
+        if hosts and host not in hosts:
+            return refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
+        method = environ["REQUEST_METHOD"]
+        path = environ["PATH_INFO"]
+        if method not in ("GET", "HEAD") and not is_note(path, method) and not is_steering(path, method):
+            reason = "this dashboard is read-only but for notes and /steer; only the sweep's driver writes"
+            return refusal(start_response, reason)
+        return application(environ, start_response)
+
+    return answer
+
+
+def with_token(application: Application, token: str) -> Application:
+    """``application`` for those who know ``token``: once as ``?token=`` in the address, from then on as a cookie.
+
+    The answer to the address is a redirect without it, so that it stays out of the history and of Referer headers.
+    """
+
+    # Cookies know no ports: each dashboard of a machine has one of its own.
+    name = f"lora_tune_token_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        cookie = SimpleCookie()
+        with contextlib.suppress(CookieError):
+            cookie.load(environ.get("HTTP_COOKIE", ""))
+        if name in cookie and same(cookie[name].value, token):
+            return application(environ, start_response)
+        typed = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]
+        if environ["REQUEST_METHOD"] == "GET" and same(typed, token):
+            keep = f"{name}={token}; HttpOnly; SameSite=Strict; Path=/"
+            start_response("303 See Other", [("Location", "/dashboard"), ("Set-Cookie", keep), ("Content-Length", "0")])
+            return [b""]
+        reason = "open the whole address, with its ?token=, that the dashboard command printed"
+        return refusal(start_response, reason, "401 Unauthorized")
+
+    return answer
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
+@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may steer, in your name")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
+    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends.
+
+    Exit codes: 0 ended in order; 2 your input; 3 the machine.
+    """
+    near = is_loopback(host)
+    if no_token and not near:
+        raise InputError(f"--no-token is for this machine alone; {host} can be reached from others")
+    review = load_review(study_name, output, storage)
+    hosts = frozenset({"127.0.0.1", "localhost", "::1", host}) if near else frozenset[str]()
+    shown = only_shown(application(review, storage), hosts)
+    if no_token:
+        serve(shown, host, port, review.study.name)
+        return
+    if not near:
+        click.echo(
+            f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Anyone with "
+            "the address and token below can read all parameters and logs. Safer: leave --host out and use ssh -L, or "
+            "put a reverse proxy with TLS in front (docs/review.md)",
+            err=True,
+        )
+    token = os.environ.get("LORA_TUNE_TOKEN") or own_token(review.paths.root / TOKEN_FILE)
+    shown = with_token(shown, token)
+    serve(shown, host, port, review.study.name, f"?token={quote(token)}")
+
+
+def serve(shown: Application, host: str, port: int, name: str, query: str = "") -> None:
+    """Serve until Ctrl-C, a thread a request; ``query`` ends the address that is printed.
+
+    Raises SetupError when the port is taken.
+    """
+    server = listen(shown, host, port)
+    shown_host = f"[{host}]" if ":" in host else host
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+    try:
+        click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
+        server.serve_forever()
+    except KeyboardInterrupt:
+        click.echo("")
+    finally:
+        server.server_close()

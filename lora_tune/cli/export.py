@@ -1,0 +1,299 @@
+"""What a sweep recommends in the form that its workload's users run by hand: ``best/config_*.sh``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune import __version__
+from lora_tune.base.errors import InputError, NothingReachedError
+from lora_tune.base.format import visible
+from lora_tune.base.paths import near
+from lora_tune.base.versions import installed
+from lora_tune.cli.again import again, python
+from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Study
+from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
+from lora_tune.controller.results import estimate_words
+from lora_tune.review import base_changes, config_check
+from lora_tune.review.intervals import time_interval
+from lora_tune.review.replicates import runs_words
+from lora_tune.review.summary import best_run_words, objective_words, recommended_words, trial_name
+from lora_tune.search.no_effect import no_effect
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.race_scale import scale_of
+from lora_tune.search.recommendation import Recommended, nearest, nearest_words, recommend
+from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Proposal, SourcesConfigs, Workload
+
+_PACKAGES = ("optuna", "submitit", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an export wrote: its main file and the line that runs it."""
+
+    path: Path
+    usage: str
+
+
+def provenance(
+    study: Study, trial: Trial, now: datetime.datetime, believed: Recommended | None = None
+) -> tuple[str, ...]:
+    """Where an exported config comes from, one line each: the tool, the study, seeds, the score and its interval.
+
+    now: the time of the export. believed: what the sweep believes of it, where it is what it recommends.
+    """
+    ended = trial.finished_at
+    measured = f", measured on {datetime.datetime.fromtimestamp(ended, datetime.UTC):%Y-%m-%d}" if ended else ""
+    # torch of a container, or of trials that run elsewhere, is no package of this environment.
+    versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
+    recommendation: tuple[str, ...] = ()
+    if believed is not None:
+        recommendation = (
+            f"recommended: {recommended_words(study, believed)}",
+            f"best single run: {best_run_words(study, believed)}",
+        )
+    return (
+        f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
+        f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
+        *recommendation,
+        *(() if trial.verdict is None else _results(study, trial, selected=believed is not None)),
+        *_confirmed(study, trial),
+        f"{versions}, Python {platform.python_version()}",
+    )
+
+
+def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
+    """What the trial measured, and its score where that is another number.
+
+    selected: it was picked by its results, so that no interval about this run alone is printed.
+    """
+    metrics, score = trial.metrics, trial.metrics.objective
+    seed = f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
+    objective = objective_of(study)
+    if score is None:
+        yield f"{study.goal} was NOT reached: {trial.verdict or trial.state}: {trial.sentence}; {seed}"
+        return
+    if not objective.timed:
+        yield f"{objective.name}: {objective.text(score)}; {seed}"
+        return
+    assert trial.seconds is not None
+    assert trial.samples is not None
+    low, high = time_interval(trial)
+    within = "" if selected else f"90% interval {low:.1f} to {high:.1f} s; "
+    result = f"time to {study.goal}: {trial.seconds:.3f} s; {within}{study.counted(trial.samples)}; {seed}"
+    yield "; ".join(filter(None, (result, estimate_words(metrics))))
+    if metrics.packed_seconds is not None:
+        yield f"this time is that of the trial alone; beside others in a pack it took {metrics.packed_seconds:.1f} s"
+    if score != trial.seconds:
+        scale = score / trial.seconds
+        within = "" if selected else f", 90% interval {scale * low:.1f} to {scale * high:.1f} s"
+        yield f"score, {objective_words(study)}: {score:.1f} s{within}"
+
+
+def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
+    """What further seeds have shown of the trial's configuration."""
+    race = trial.metrics.confirmed
+    if race is None:
+        return
+    sentence = runs_words(race.runs, race.missed, scale_of(study))
+    if race.seconds is not None and race.low is not None and race.high is not None:
+        objective = objective_of(study)
+        if objective.timed:
+            sentence += f"; mean {race.seconds:.1f} s, 90% interval {race.low:.1f} to {race.high:.1f} s"
+        else:
+            mean, low, high = (objective.text(value) for value in (race.seconds, race.low, race.high))
+            sentence += f"; mean {mean}, 90% interval {low} to {high}"
+    yield f"{race.choice} with further seeds{seeds_words(race.seeds)}: {sentence}"
+    if race.score:
+        yield race.score
+
+
+def seeds_words(seeds: Sequence[int]) -> str:
+    """Seeds of several runs for people, a blank first; "" where an earlier release kept none."""
+    ordered = sorted(seeds)
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[0] + len(ordered))):
+        return f" {ordered[0]} to {ordered[-1]}"
+    return f" {', '.join(map(str, ordered))}" if ordered else ""
+
+
+def export_trial(
+    study: Study, trial: Trial, workload: Workload, folder: Path, believed: Recommended | None = None
+) -> Written:
+    """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs.
+
+    believed: what the sweep believes of its configuration, where that is what it recommends.
+    """
+    proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
+    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), believed)
+    exported = workload.export(proposal, lines)
+    main_file = next(iter(exported.files))
+    data = config_check.sidecar(study, trial, main_file, exported.usage, lines, believed)
+    stem = main_file.removesuffix(".sh")
+    sidecars = {
+        f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
+        f"{stem}.toml": config_check.toml_text(data),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {**exported.files, **sidecars}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return Written(folder / main_file, exported.usage)
+
+
+def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:
+    """Replace what ``folder`` holds by the configuration that is believed best; None, and nothing written, without."""
+    believed = recommend(study, sweep)
+    if believed is None:
+        return None
+    for old in folder.glob("config_*") if folder.is_dir() else ():
+        old.unlink()
+    return export_trial(study, believed.trial, workload, folder, believed)
+
+
+def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
+    """The workload with the machine's own config as the sweep measured it, where it has that on record."""
+    base = base_trial(sweep)
+    if base is None or not base.base_values or not isinstance(workload, SourcesConfigs):
+        return workload
+    return workload.as_recorded(str(base.metrics.base), base.base_values)
+
+
+def typed(written: Written, workload: Workload) -> str:
+    """The line that runs an export, as it works where it is printed.
+
+    Some configs lie beside others and are sourced there; the rest from the present folder.
+    """
+    line = written.usage
+    if config_check.config_folder(workload) is None:
+        line = line.replace(f"source {written.path.name}", f"source {shlex.quote(near(written.path))}", 1)
+    return line.replace(" python -m ", f" {python()} -m ")
+
+
+def chosen(
+    study: Study, sweep: StudyRecords, number: int | None, *, near_miss: bool = False
+) -> tuple[Trial, Recommended | None]:
+    """Trial ``number``, or what the sweep recommends; with ``near_miss`` the nearest to a target that nothing reached.
+
+    Raises InputError or NothingReachedError.
+    """
+    closest = nearest(study, sweep)
+    if near_miss and number is None and closest is not None:
+        return closest.trial, None
+    if number is None:
+        if (believed := recommend(study, sweep)) is None:
+            if idle := no_effect(study, sweep):
+                raise NothingReachedError(f"{study.name}: {idle.sentence}")
+            hint = ""
+            if closest:
+                hint = f"; {nearest_words(closest)}; to export it: {again('export', study.name, '--nearest')}"
+            raise NothingReachedError(f"{study.name}: {objective_of(study).nothing} yet{hint}")
+        return believed.trial, believed
+    if number not in sweep.trials:
+        raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")
+    trial = sweep.trials[number]
+    if trial.metrics.objective is None:
+        raise InputError(f"--trial {number}: it did not reach {study.goal} ({trial.verdict or trial.state})")
+    return trial, None
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    return f"0 to {max(numbers)}" if numbers else "none"
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--trial", "number", type=int, help="export this trial instead of what is recommended")
+@click.option(
+    "--nearest", "near_miss", is_flag=True, help="export the trial that came nearest, where none reached the target"
+)
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
+@click.option(
+    "--diff",
+    "base",
+    type=click.Path(path_type=Path),
+    help="show what changes against this config_*.sh, here or in the implementation",
+)
+@click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
+@click.option("--json", "json_", is_flag=True, help="one JSON object: the file, the line that runs it, and what it is")
+@guarded
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    json_: bool,
+    number: int | None,
+    near_miss: bool,
+    folder: Path | None,
+    base: Path | None,
+    check: bool,
+) -> None:
+    """Write the configuration that is believed best (or --trial N) as a config that runs by hand.
+
+    Its provenance says what that rests on, and names the best single run beside it.
+    Exit codes: 0 written; 2 your input; 3 the machine; 4 nothing reached the target.
+    """
+    review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
+    trial, believed = chosen(review.study, review.sweep, number, near_miss=near_miss)
+    workload = as_measured(load_workload(review.study, review.file), review.sweep)
+    written = export_trial(review.study, trial, workload, folder or review.paths.best, believed)
+    if json_:
+        if base is not None or check:
+            raise InputError("--json says what was exported; take --diff and --check out, or --json")
+        click.echo(json.dumps(_as_json(review.study, trial, believed, written, typed(written, workload))))
+        return
+    if believed is not None:
+        click.echo(f"recommended: {recommended_words(review.study, believed)}, {trial_name(trial)}")
+        click.echo(f"best single run: {best_run_words(review.study, believed)}")
+    click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
+    if doubt := departed(review.sweep, workload):
+        click.echo(f"warning: {doubt}; the export sources it: put it back before you run it", err=True)
+    if base is not None:
+        changes = config_check.changed_against(base, written.path, workload)
+        click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
+        for change in changes:
+            click.echo(visible(change))
+        for line in base_changes.told(review.study, review.sweep, trial) if trial.verdict is not None else ():
+            click.echo(visible(line))
+    if check:
+        refuse_departed(review.sweep, workload, "the export sources it: put it back")
+        click.echo("\n" + _checked(written.path, trial, workload))
+
+
+def _as_json(study: Study, trial: Trial, believed: Recommended | None, written: Written, line: str) -> dict[str, Any]:
+    """An export as plain data. line: what runs it."""
+    return {
+        "config": str(written.path),
+        "run": line,
+        "trial": trial.number if trial.verdict is not None else None,
+        "parameters": dict(trial.parameters),
+        "recommended": None if believed is None else recommended_words(study, believed),
+        "best_run": None if believed is None else best_run_words(study, believed),
+    }
+
+
+def _checked(config: Path, trial: Trial, workload: Workload) -> str:
+    """What the check found, in words. Raises InputError when a variable has no effect or another value."""
+    exported = config_check.exported_by(config, workload)
+    if wrong := config_check.effective(trial.parameters, exported):
+        raise InputError(f"{config}: {'; '.join(wrong)}; a file that it sources sets it again, remove it there")
+    unread = config_check.without_effect(config, workload)
+    if unread is None:
+        return f"checked: {len(exported)} variables source cleanly; which of them your command reads is not known here"
+    if unread:
+        raise InputError(
+            f"{config}: nothing in the implementation reads {', '.join(unread)}; remove them from the study"
+        )
+    lines = [f"  {name:<32} {reader}" for name, reader in sorted(config_check.readers(exported, workload).items())]
+    return "\n".join((f"checked: {len(exported)} variables source cleanly; who reads each:", *lines))

@@ -1,0 +1,139 @@
+"""``python -m lora_tune.logs --study NAME FILE``: line by line, what a study reads a log as, before a node is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lora_tune.base.errors import EXIT_NOTHING_REACHED
+from lora_tune.base.format import counted, visible
+from lora_tune.cli.options import guarded, named_study_option
+from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.logs.line_reader import cut
+from lora_tune.logs.log_files import log_files
+from lora_tune.logs.run import LogReader, RunLog
+from lora_tune.logs.unmatched import TELL_APART, Unmatched
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import Workload
+
+SHOWN = 40
+"""Lines that are printed of each kind; all are counted."""
+
+
+BLOCK = 200
+"""Lines that are looked at together at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLine:
+    """One line of a log and what it was read as; several where it held several facts."""
+
+    number: int
+    text: str
+    facts: tuple[str, ...]
+
+
+@click.command()
+@named_study_option
+@click.option("--all", "every", is_flag=True, help="also print the lines that say nothing")
+@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@guarded
+def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
+    """Show what the study's reader makes of each line of a log (files, folders, .gz, tar). Nothing is started.
+
+    Exit codes: 0 evals were read; 2 your input; 3 the machine; 4 no eval was read (then a pattern is suggested).
+    """
+    file = find_study(study_name)
+    study = load_study(file)
+    if not check_logs(study, load_workload(study, file), logs, every=every):
+        raise SystemExit(EXIT_NOTHING_REACHED)
+
+
+def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
+    """Print what the workload's reader makes of these logs; returns the number of evals. Raises InputError: no file."""
+    evals = 0
+    for log in log_files(logs):
+        evals += show(log.name, read_lines(workload.reader, log.pieces(), study.counted), every=every)
+        if log.problem:
+            click.echo(log.problem, err=True)
+    return evals
+
+
+def read_lines(
+    make_reader: Callable[[], LogReader], pieces: Iterable[bytes], progress: Callable[[float], str]
+) -> Iterator[ReadLine]:
+    """Feed a log line by line, and say what each line added. Pure but for the readers.
+
+    progress: how far a run is, for people, see :meth:`~lora_tune.config.study.Study.counted`.
+    A line counts as read when it ends, so each is fed with its line end. What a reader knows costs more to ask the more
+    that is, so another one goes ahead, and a block of lines in which it finds nothing is fed at once.
+    """
+    ahead, reader, number = make_reader(), make_reader(), 0
+    for lines in _blocks(pieces):
+        known, block = ahead.run(), b"".join(line + b"\n" for line in lines)
+        ahead.feed(block)
+        silent = ahead.run() == known
+        if silent:
+            reader.feed(block)
+        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - goes on where the last block ended
+            facts: tuple[str, ...] = ()
+            if not silent:
+                before = reader.run()
+                reader.feed(line + b"\n")
+                facts = tuple(_added(before, reader.run(), progress))
+            yield ReadLine(number, line.decode("utf-8", "replace"), facts)
+
+
+def _blocks(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The lines of a log, some at a time."""
+    held = b""
+    for piece in pieces:
+        *lines, held = cut(held + piece)
+        yield from (lines[at : at + BLOCK] for at in range(0, len(lines), BLOCK))
+    if held:
+        yield [held]
+
+
+def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Iterator[str]:
+    """What a run knows now that it did not know before."""
+    for point in now.evals[len(before.evals) :]:
+        yield f"eval: loss {point.loss:g} at {progress(point.samples)}"
+    if now.other_values > before.other_values:
+        yield "another value of an eval before, passed over"
+    for train in now.train[len(before.train) :]:
+        yield f"train loss {train.loss:g} at {progress(train.samples)}"
+    if before.run_stop_ms is None and now.run_stop_ms is not None:
+        yield "the run ends"
+    if now.dropped_lines > before.dropped_lines:
+        yield "not understood"
+    for name in now.hyperparameters.keys() - before.hyperparameters.keys():
+        yield f"{name} = {now.hyperparameters[name]}"
+
+
+def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
+    """Print one log's lines with what they are read as; returns the number of evals."""
+    unmatched, shown, evals, total, others = Unmatched(patterns="loss"), 0, 0, 0, 0
+    click.echo(visible(name))
+    for line in lines:
+        total += 1
+        evals += sum(fact.startswith("eval:") for fact in line.facts)
+        others += any(fact.startswith("another value") for fact in line.facts)
+        unmatched.found |= any(fact.startswith("eval:") for fact in line.facts)
+        if not line.facts and not unmatched.found:
+            unmatched.take(line.text)
+        if (line.facts or every) and (every or shown < SHOWN):
+            shown += 1
+            click.echo(f"{line.number:7}  {'; '.join(line.facts) or '-':48.48}  {visible(line.text)[:120]}")
+        elif line.facts and shown == SHOWN:
+            shown += 1
+            click.echo(f"{'':7}  ... (--all shows every line)")
+    click.echo(f"{counted(total, 'lines')}, {counted(evals, 'evals')}")
+    if others:
+        known = f"{counted(others, 'lines')} with another value where one is known already"
+        click.echo(f"{known}; the first counts: {TELL_APART}")
+    if sentence := unmatched.words(ended=True):
+        click.echo(sentence)
+    return evals

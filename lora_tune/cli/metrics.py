@@ -1,0 +1,223 @@
+"""Prometheus metrics of sweeps, as an option of ``sweep`` and ``serve``; on this machine only unless told otherwise."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lora_tune.base.errors import InputError, SetupError
+from lora_tune.base.net import is_loopback
+from lora_tune.cli.doors import SHORTEST_TOKEN, with_bearer
+from lora_tune.cli.web_server import Application, listen
+from lora_tune.config.study import Study
+from lora_tune.controller.driver import Clock, View
+from lora_tune.controller.runtime import Environment
+from lora_tune.launchers.base import JobState
+from lora_tune.search.recommendation import best_run
+from lora_tune.store.records import StudyRecords, TrialState
+
+TOKEN_VARIABLE = "LORA_TUNE_METRICS_TOKEN"
+"""Where it is set, a scrape sends it as a bearer's token."""
+
+LOOK_SECONDS = 2.0
+"""Records are counted at most this often: Prometheus asks every 15 s or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepGauges:
+    """One sweep as it is measured. Times are epoch seconds, None while there is none.
+
+    states: trials by verdict, or by the state of their job while open. queue_since: when the job that has been in the
+    queue the longest was submitted. queue_wait: seconds that the job that started last had waited.
+    """
+
+    states: Mapping[str, int] = field(default_factory=dict)
+    queue_since: float | None = None
+    queue_wait: float | None = None
+    node_hours: float = 0.0
+    price: float | None = None
+    last_eval_at: float | None = None
+    best: float | None = None
+
+
+def standing(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
+    """What is measured of a sweep at ``now``; ``last_eval_at`` is left to whoever saw the evals come."""
+    states: Counter[str] = Counter()
+    queued: list[float] = []
+    started: list[tuple[float, float]] = []
+    for trial in sweep.trials.values():
+        attempts = sweep.attempts_of(trial.number)
+        newest = attempts[-1] if attempts else None
+        open_ = trial.state is not TrialState.FINISHED
+        states[str(trial.verdict) if not open_ else newest.state if newest else str(trial.state)] += 1
+        if newest is None:
+            continue
+        since = newest.submitted_at or newest.intended_at
+        if open_ and newest.state == JobState.QUEUED.value:
+            queued.append(since)
+        if newest.started_at is not None:
+            started.append((newest.started_at, max(0.0, newest.started_at - since)))
+    best = best_run(study, sweep)
+    return SweepGauges(
+        states=states,
+        queue_since=min(queued, default=None),
+        queue_wait=max(started)[1] if started else None,
+        node_hours=sweep.node_hours(now),
+        price=study.budget.price_per_node_hour,
+        best=None if best is None else best.objective,
+    )
+
+
+class Metrics:
+    """What Prometheus is told; one object a process, for any number of sweeps and threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sweeps: dict[str, SweepGauges] = {}
+        self._ticks: dict[str, float] = {}
+        self._driven: dict[str, int] = {}
+
+    def serve(self, where: str, say: Callable[[str], object] | None = None) -> Metrics:
+        """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. say: is told the address.
+
+        Raises InputError for another form, SetupError when the port is taken or the library is missing.
+        """
+        host, port = address(where)
+        try:
+            from prometheus_client import make_wsgi_app
+            from prometheus_client.registry import CollectorRegistry
+        except ModuleNotFoundError as error:
+            raise SetupError(f"{error}; install it with: pip install 'lora-tune[metrics]'") from error
+        registry = CollectorRegistry()
+        registry.register(self)
+        answers: Application = make_wsgi_app(registry)
+        token = os.environ.pop(TOKEN_VARIABLE, "")  # trials have no business with it
+        if token and len(token) < SHORTEST_TOKEN:
+            raise InputError(f"{TOKEN_VARIABLE} has less than {SHORTEST_TOKEN} characters; take more")
+        server = listen(with_bearer(answers, token) if token else answers, host, port)
+        threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
+        if say is not None:
+            say(f"metrics  http://{host}:{server.server_port}/metrics")
+            if not is_loopback(host) and not token:
+                say(
+                    f"warning: anyone who can reach {host} can read these metrics, unencrypted; leave them on "
+                    "127.0.0.1 and put a web server that asks for passwords in front (docs/service.md)"
+                )
+        return self
+
+    def measured(self, environment: Environment) -> Environment:
+        """The same surroundings, with what passes through them measured."""
+        ticks = _Ticks(environment.clock)
+        return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
+
+    def driven(self, name: str, *, driving: bool) -> None:
+        """Whether this process drives the sweep at present."""
+        with self._lock:
+            self._driven[name] = int(driving)
+
+    def note(self, name: str, standing: SweepGauges, tick_seconds: float | None) -> None:
+        """The sweep as it is now."""
+        with self._lock:
+            self._sweeps[name] = standing
+            if tick_seconds is not None:
+                self._ticks[name] = tick_seconds
+
+    def collect(self) -> Iterator[Any]:
+        """Metric families as prometheus_client wants them; called at each scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        with self._lock:
+            sweeps, ticks, driven = dict(self._sweeps), dict(self._ticks), dict(self._driven)
+        now = time.time()
+        trials = GaugeMetricFamily("lora_tune_trials", "trials by state", labels=["study", "state"])
+        hours = CounterMetricFamily("lora_tune_node_hours", "node-hours of all attempts", labels=["study"])
+        money = CounterMetricFamily("lora_tune_money", "node-hours times their price", labels=["study"])
+        for name, seen in sweeps.items():
+            for state, count in seen.states.items():
+                trials.add_metric([name, state], count)
+            hours.add_metric([name], seen.node_hours)
+            if seen.price is not None:
+                money.add_metric([name], seen.node_hours * seen.price)
+        yield from (trials, hours, money)
+        gauges: dict[str, tuple[str, dict[str, float | None]]] = {
+            "queue_wait_seconds": (
+                "how long the job that waits the longest has been queued",
+                {n: 0.0 if s.queue_since is None else now - s.queue_since for n, s in sweeps.items()},
+            ),
+            "last_queue_wait_seconds": (
+                "how long the job that started last had been queued",
+                {n: s.queue_wait for n, s in sweeps.items()},
+            ),
+            "seconds_since_last_eval": (
+                "since an eval line was last seen",
+                {n: None if s.last_eval_at is None else now - s.last_eval_at for n, s in sweeps.items()},
+            ),
+            "best_objective": ("of the trials that reached the target", {n: s.best for n, s in sweeps.items()}),
+            "tick_seconds": ("work of the driver's last tick", dict(ticks)),
+            "driven": ("1 while this process drives the study", {n: float(v) for n, v in driven.items()}),
+        }
+        for key, (description, values) in gauges.items():
+            family = GaugeMetricFamily(f"lora_tune_{key}", description, labels=["study"])
+            for name, value in values.items():
+                if value is not None:
+                    family.add_metric([name], value)
+            yield family
+
+
+def address(text: str, option: str = "--metrics") -> tuple[str, int]:
+    """Host and port of ``[HOST:]PORT``; the host is 127.0.0.1 when none is given. Raises InputError, naming the
+    ``option``."""
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise InputError(f"{option} {text!r} is not of the form [HOST:]PORT; write for example 9464")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class _Ticks:
+    """A clock that notes how long its user worked between two sleeps."""
+
+    def __init__(self, inner: Clock) -> None:
+        self._inner = inner
+        self._woke = time.perf_counter()
+        self.last: float | None = None
+
+    def now(self) -> float:
+        return self._inner.now()
+
+    def monotonic_now(self) -> float:
+        return self._inner.monotonic_now()
+
+    def sleep(self, seconds: float) -> None:
+        self.last = time.perf_counter() - self._woke
+        self._inner.sleep(seconds)
+        self._woke = time.perf_counter()
+
+
+class _CountedView:
+    """A view that counts what it is shown."""
+
+    def __init__(self, inner: View, metrics: Metrics, ticks: _Ticks) -> None:
+        self._inner, self._metrics, self._ticks = inner, metrics, ticks
+        self._looked = -LOOK_SECONDS
+        self._evals = -1
+        self._last_eval_at: float | None = None
+
+    def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
+        self._inner.update(study, sweep, now)
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        count = sum(map(len, sweep.evals.values()))
+        if count != self._evals and self._evals >= 0:
+            self._last_eval_at = time.time()
+        self._evals = count
+        seen = replace(standing(study, sweep, now), last_eval_at=self._last_eval_at)
+        self._metrics.note(study.name, seen, self._ticks.last)
+
+    def line(self, text: str) -> None:
+        self._inner.line(text)

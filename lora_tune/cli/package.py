@@ -1,0 +1,179 @@
+"""``lora-tune package``: from confirmed runs to a submission package that MLPerf's own checkers accept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from lora_tune.base.errors import EXIT_INPUT, InputError
+from lora_tune.base.paths import near
+from lora_tune.cli.options import guarded
+from lora_tune.mlperf.log_check import parse
+from lora_tune.mlperf.package import check_description, counted, described_by_logs, template, tree
+from lora_tune.mlperf.submission import Submission, read_submission, result_files
+from lora_tune.mlperf.verdict import sentences
+
+CHECKERS = ("package_checker", "repo_checker")
+"""Programs of mlperf_logging that must accept a package, as they ship."""
+CHECKER_SECONDS = 600
+SKIPPED = {".git", ".venv", "__pycache__", "sweeps"}
+"""Folders of an implementation that are no part of what was run."""
+
+
+@click.command(name="package")
+@click.argument("results", metavar="RESULTS", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--system", "system_file", required=True, metavar="FILE", type=click.Path(path_type=Path),
+    help="system description, NAME.json; where it is missing, it is begun with what is known",
+)  # fmt: skip
+@click.option(
+    "--code", required=True, metavar="FOLDER", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="what was run: the implementation's folder, with its config",
+)  # fmt: skip
+@click.option(
+    "--config", "configs", multiple=True, metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="the exported config, copied beside the code; more than once for several",
+)  # fmt: skip
+@click.option("--out", default="submission", show_default=True, type=click.Path(path_type=Path), help="folder to make")
+@click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
+@guarded
+def main(
+    results: Path, system_file: Path, code: Path, configs: tuple[Path, ...], out: Path, ruleset: str | None
+) -> None:
+    """Make a submission package of the runs in RESULTS, and have MLPerf's checkers look at it.
+
+    RESULTS is the folder of result_*.txt that confirm writes. The first runs in order count, as many as the benchmark
+    wants; no log is changed. Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the
+    machine. Power measurements are left out.
+    """
+    submission = read_submission(results, ruleset)
+    if submission.benchmark is None or submission.runs is None:
+        raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")
+    announced = _announced(results, submission.ruleset)
+    if not system_file.exists():
+        _begin_description(system_file, announced)
+    description = _read_description(system_file)
+    check_description(description, announced, str(system_file))
+    files = result_files(results)
+    chosen, beyond = counted([file.name for file in files], submission.runs, str(results))
+    if any(name.endswith(".gz") for name in chosen):
+        raise InputError(f"{results}: gzipped logs are no part of a package; unpack them with gunzip")
+    contents = tree(
+        str(description["submitter"]), system_file.stem, submission.benchmark,
+        description=description,
+        results=[file.read_text(encoding="utf-8") for file in files[: len(chosen)]],
+        implementation=code.resolve().name,
+        code={**_code(code), **{config.name: config.read_bytes() for config in configs},
+              "REPRODUCE.md": _reproduce(submission, configs).encode()},
+    )  # fmt: skip
+    _write(out, {str(path): data for path, data in contents.items()})
+    if beyond:
+        click.echo(f"left out {', '.join(beyond)}: a submission of {submission.benchmark} has {submission.runs} runs")
+    _judge(out / str(description["submitter"]), submission.ruleset, results=out, benchmark=submission.benchmark)
+
+
+def _announced(results: Path, ruleset: str) -> dict[str, object]:
+    """What the logs say of the submission, each value once. Raises InputError where they disagree."""
+    keys = ("submission_org", "submission_division", "submission_status", "submission_platform")
+    found: dict[str, set[str]] = {key: set() for key in keys}
+    for file in result_files(results):
+        log = parse(file.read_text(encoding="utf-8", errors="replace").splitlines(), ruleset)
+        for key in keys:
+            found[key] |= {str(line.value["value"]) for line in log.lines if line.key == key}
+    for key, values in found.items():
+        if len(values) > 1:
+            raise InputError(f"{results}: the logs say {key} {' and '.join(sorted(values))}; a package has one")
+    return {key: values.pop() for key, values in found.items() if values}
+
+
+def _begin_description(file: Path, announced: Mapping[str, object]) -> None:
+    """Write a system description to be filled in, and say so: nobody but the submitter knows the rest."""
+    known = {**described_by_logs(announced), "operating_system": f"{platform.system()} {platform.release()}"}
+    file.write_text(json.dumps(template(known), indent=2) + "\n", encoding="utf-8")
+    raise InputError(f"{file}: was missing, and is begun with what the logs say; fill it in, and run this again")
+
+
+def _read_description(file: Path) -> dict[str, object]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: is no system description: {error}; remove it, and it is begun anew") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: holds no JSON object; remove it, and it is begun anew")
+    return found
+
+
+def _code(folder: Path) -> dict[str, bytes]:
+    """Every file of the implementation by relative path; links to files as what they name."""
+    files = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in sorted(names):
+            path = Path(place) / name
+            if path.is_file():
+                files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return files
+
+
+def _reproduce(submission: Submission, configs: Sequence[Path]) -> str:
+    """How the runs are made again, for the implementation's folder."""
+    lines = [f"# {submission.benchmark}: how to reproduce these runs", ""]
+    lines += [f"1. `source {config.name}`" for config in configs]
+    lines.append(
+        f"{len(configs) + 1}. Start the implementation as its own README says, once a run, each with its own seed."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _write(out: Path, files: Mapping[str, bytes]) -> None:
+    """All files at once: what is killed half way leaves nothing at ``out``. Raises InputError where that exists."""
+    if out.exists():
+        raise InputError(f"{out}: exists; name another --out, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        for name, data in files.items():
+            path = Path(scratch) / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        shutil.move(Path(scratch) / "tree", out)
+
+
+def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str) -> None:
+    """Print what MLPerf's checkers and our reading of its rules say; exit with 2 where a checker refuses."""
+    refused = []
+    for checker in CHECKERS:
+        findings = _findings(checker, package, ruleset)
+        refused += [checker] if findings is None or any(f.startswith("ERROR") for f in findings) else []
+        click.echo(f"{checker:16} {'accepts it' if checker not in refused else 'REFUSES it'}")
+        for finding in findings or ():
+            click.echo(f"  {finding}")
+    for folder in sorted((package / "results").glob(f"*/{benchmark}")):
+        for sentence in sentences(read_submission(folder, ruleset)):
+            click.echo(f"score            {sentence}")
+    click.echo(f"package          {near(results)}")
+    if refused:
+        sys.exit(EXIT_INPUT)
+
+
+def _findings(checker: str, package: Path, ruleset: str) -> list[str] | None:
+    """The errors and warnings of one checker, each once; None, and its last words printed, where it broke off."""
+    with tempfile.TemporaryDirectory(prefix="lora-tune-package-") as scratch:
+        log = Path(scratch) / "checker.log"
+        program = [sys.executable, "-m", f"mlperf_logging.{checker}"]
+        command = [*program, str(package.resolve()), "training", ruleset, "--log_output", str(log)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECKER_SECONDS, cwd=scratch)
+        text = "\n".join((done.stdout, done.stderr, log.read_text(encoding="utf-8") if log.exists() else ""))
+    lines = [line.strip() for line in text.splitlines()]
+    if done.returncode != 0:
+        click.echo(f"{checker}: ended with {done.returncode}: {lines[-1] if lines else ''}", err=True)
+        return None
+    return list(dict.fromkeys(line for line in lines if line.startswith(("ERROR", "WARNING"))))

@@ -1,0 +1,286 @@
+"""``sweeps/NAME/report.html``: one self-contained file that says what a sweep found."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune import __version__
+from lora_tune.base.format import duration
+from lora_tune.base.redact import redact
+from lora_tune.base.versions import installed
+from lora_tune.cli.again import from_anywhere
+from lora_tune.cli.options import (
+    guarded,
+    load_review,
+    output_option,
+    storage_option,
+    study_option,
+    sweep_paths,
+    watch_store,
+)
+from lora_tune.cli.people import NOBODY, People, people_of
+from lora_tune.cli.verdict import shown
+from lora_tune.config.study import Study
+from lora_tune.controller.steering import words
+from lora_tune.review import base_changes
+from lora_tune.review.advice import advise
+from lora_tune.review.dashboard_notes import tags
+from lora_tune.review.describe import spent_name, spent_text
+from lora_tune.review.figure_files import page_figures, write_figures
+from lora_tune.review.plots import svg
+from lora_tune.review.report_page import page_file, template, write_page
+from lora_tune.review.scaling import scaling
+from lora_tune.review.stopping import account_words
+from lora_tune.review.summary import (
+    Overview,
+    best_run_words,
+    objective_words,
+    overview,
+    prior_words,
+    recommended_words,
+    score_words,
+    trial_name,
+)
+from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
+from lora_tune.search.campaign import ArmState, campaign
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.race_scale import scale_of
+from lora_tune.search.recommendation import chance_to_pass, nearest_words, recommend
+from lora_tune.store.metrics import ConfirmedChoice
+from lora_tune.store.records import StudyRecords, Trial
+
+ARMS_SHOWN = 30
+"""Verdicts on one page: a search that repeats itself may have hundreds."""
+
+_PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
+
+
+def write_report(
+    study: Study,
+    sweep: StudyRecords,
+    path: Path,
+    people: People = NOBODY,
+    folder: Path | None = None,
+    storage: str | None = None,
+) -> None:
+    """Write the report of ``sweep`` to ``path``, replacing an older one in one step.
+
+    people, folder, storage: see report_html; without ``folder`` it is the page's own.
+    """
+    write_page(path, report_html(study, sweep, time.time(), people, folder or path.parent, storage))
+
+
+def report_html(
+    study: Study,
+    sweep: StudyRecords,
+    now: float,
+    people: People = NOBODY,
+    folder: Path | None = None,
+    storage: str | None = None,
+) -> str:
+    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. people: what they asked and wrote.
+
+    folder, storage: of the sweep, for the commands that the page shows. Every text of the study is escaped, and the
+    page's own policy admits no script but its own.
+    """
+    script = page_file("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    summary = overview(study, sweep, now)
+    line = partial(from_anywhere, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage)
+    return template("report.html.j2").render(
+        study=study,
+        objective=objective_of(study),
+        study_toml=redact(sweep.study_toml),
+        summary=summary,
+        advice=advise(study, sweep),
+        against=_against(study, sweep),
+        cards=_cards(study, sweep, summary),
+        best=_best(study, summary),
+        confirmed=_confirmed(study, sweep),
+        missed=scale_of(study).missed,
+        ledger=_ledger(study, sweep),
+        scales=scaling(study, sweep),
+        figures=page_figures(study, sweep, now),
+        table=(table := trial_rows(study, sweep, now)),
+        verdicts=sorted(set(table.states)),
+        **_people(people),
+        clone=line("steer", "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
+        export=line("export"),
+        provenance=_provenance(study, sweep, now),
+        style=page_file("report.css") + svg.page_style(),
+        light=svg.LIGHT,
+        dark=svg.DARK,
+        script=script,
+        script_hash=digest,
+        duration=duration,
+        **_amounts(study),
+    )
+
+
+def _amounts(study: Study) -> dict[str, Callable[[float], str]]:
+    """How the page writes hours, and what trials spent by the name that it has in this study."""
+    return {"hours": hours, "spent": lambda value: f"{spent_text(study, value, hours)} of {spent_name(study)}"}
+
+
+def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
+    return {
+        "requests": [(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
+        "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
+    }
+
+
+def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
+    """The verdicts on configurations that were run again, after what they cost; none where no other was."""
+    judged = campaign(study, sweep)
+    arms = [arm.sentence for arm in shown(judged) if arm.state is not ArmState.CHOSEN_BY]
+    rest = [f"{len(arms) - ARMS_SHOWN} more: lora-tune verdict lists them"] if len(arms) > ARMS_SHOWN else []
+    return [judged.words, *arms[:ARMS_SHOWN], *rest] if judged.tested else []
+
+
+def _against(study: Study, sweep: StudyRecords) -> list[str]:
+    """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
+    believed = recommend(study, sweep)
+    if believed is None:
+        return []
+    return [line.strip() for line in base_changes.told(study, sweep, believed.shown)]
+
+
+Card = tuple[str, str, str]
+"""(label, value, explanation) of the summary."""
+
+
+def _cards(study: Study, sweep: StudyRecords, summary: Overview) -> list[Card]:
+    cards = [*_recommended_card(study, summary), _result_card(study, summary)]
+    if expected := chance_to_pass(study, sweep, summary.recommended):
+        cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
+    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in summary.verdicts.items())
+    cards.append(("Trials", str(summary.trials), ended + (f", {summary.open} open" if summary.open else "")))
+    money = f"= {summary.node_hours * price:,.0f} in money, " if (price := study.budget.price_per_node_hour) else ""
+    budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
+    idle, spent, saved = summary.overhead_hours, summary.node_hours, summary.saved
+    overhead = f", {hours(idle)} of them in packs that trained nobody" if idle else ""
+    name = spent_name(study).capitalize()
+    cards.append(
+        (f"{name} spent", spent_text(study, spent, hours), f"{budget}{money}in {duration(summary.seconds)}{overhead}")
+    )
+    share = f"about {saved / (saved + spent):.0%} of what it would have cost" if saved else "no trial was stopped early"
+    cards.append((f"{name} saved by stopping early", spent_text(study, saved, hours), share))
+    if summary.stopping:
+        kept = "no run yet" if summary.stopping.kept is None else f"{100 * summary.stopping.kept:.3g}%"
+        cards.append(("Good runs stopped by error, at most", kept, account_words(summary.stopping)))
+    return cards
+
+
+def _recommended_card(study: Study, summary: Overview) -> list[Card]:
+    """What is handed over; none before a trial reached the target."""
+    if (believed := summary.recommended) is None:
+        return []
+    sentence = f"{recommended_words(study, believed)}; {trial_name(believed.trial)}"
+    return [(f"Recommended: {objective_words(study)}", objective_of(study).text(believed.objective), sentence)]
+
+
+def _result_card(study: Study, summary: Overview) -> Card:
+    label, objective = f"Best single run: {objective_words(study)}", objective_of(study)
+    if summary.best is None:
+        return (label, "none yet", nearest_words(summary.nearest) if summary.nearest else objective.nothing)
+    value, number = summary.best.objective, summary.best.number
+    if not objective.timed:
+        return (label, objective.text(value), f"trial {number}")
+    other = f"{score}; " if (score := score_words(study, summary.best)) else ""
+    return (label, duration(value), f"trial {number}; {other}one run, picked for being the best: luck is part of it")
+
+
+def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
+    """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
+    if (believed := summary.recommended) is None:
+        return None
+    searched = searched_names(study)
+    rows = [(name, value_text(value), name in searched) for name, value in believed.trial.parameters.items()]
+    return {
+        "name": trial_name(believed.trial),
+        "words": recommended_words(study, believed),
+        "luckiest": best_run_words(study, believed),
+        "parameters": rows,
+    }
+
+
+def _confirmed(study: Study, sweep: StudyRecords) -> list[Trial]:
+    """The trials whose configurations were run again with more seeds, the chosen one first."""
+    confirmed = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
+    scale = scale_of(study)
+    confirmed.sort(key=lambda pair: (pair[0].choice is not ConfirmedChoice.CHOSEN, scale.order(pair[0].seconds)))
+    return [trial for _, trial in confirmed]
+
+
+def _provenance(study: Study, sweep: StudyRecords, now: float) -> Mapping[str, str]:
+    seeds = [t.seed for t in sweep.trials.values()]
+    return {
+        "Study": f"{study.name}, hash {sweep.digest}",
+        "Began": _moment(sweep.began_at),
+        "Report written": _moment(now),
+        "lora_tune": __version__,
+        "Packages here": ", ".join(f"{name} {version}" for name in _PACKAGES if (version := installed(name))),
+        "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
+        **({"Starts from": starts} if (starts := prior_words(study, sweep)) else {}),
+        "Trial seeds": f"{min(seeds)} to {max(seeds)}" if seeds else "none yet",
+        "Trials run on": _where(study),
+    }
+
+
+def _where(study: Study) -> str:
+    site = study.site
+    nodes = f"{site.nodes} node{'s' if site.nodes > 1 else ''}"
+    gpus = f" x {site.gpus_per_node} GPU{'s' if site.gpus_per_node > 1 else ''}" if site.gpus_per_node else ", CPU only"
+    return f"{site.system}: {nodes}{gpus}, launcher {site.launcher}"
+
+
+def _moment(seconds: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--to", "path", type=click.Path(path_type=Path), help="file to write [the sweep's report.html]")
+@click.option(
+    "--svg", "svg_folder", type=click.Path(path_type=Path), help="write each figure into this folder instead, as SVG"
+)
+@click.option("--png", type=click.Path(path_type=Path), help="the same as PNG, for slides")
+@click.option("--pdf", type=click.Path(path_type=Path), help="the same as PDF")
+@guarded
+def main(
+    study_name: str,
+    storage: str | None,
+    output: Path | None,
+    path: Path | None,
+    svg_folder: Path | None,
+    png: Path | None,
+    pdf: Path | None,
+) -> None:
+    """Write the sweep's report: one HTML file that needs no network.
+
+    Exit codes: 0 written; 2 your input; 3 the machine.
+    """
+    review = load_review(study_name, output, storage)
+    if svg_folder or png or pdf:
+        for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):
+            click.echo(file)
+        return
+    path = path or review.paths.report
+    with closing(watch_store(review.paths, storage)) as store:
+        people = people_of(store, review.study.name)
+    write_report(review.study, review.sweep, path, people, review.paths.root)
+    click.echo(path)

@@ -1,0 +1,97 @@
+"""``python -m lora_tune.score [--ruleset R] FOLDER...``: what MLPerf's rules say of result folders, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune.base.errors import EXIT_INPUT, InputError
+from lora_tune.cli.options import guarded
+from lora_tune.mlperf.rulesets import as_ruleset
+from lora_tune.mlperf.submission import Submission, read_submission, result_folders
+from lora_tune.mlperf.verdict import mean_converged, passes, score_interval, sentences
+
+HEADINGS = ("folder", "benchmark", "GBS", "files", "converged", "olympic", "factor", "score", "90%", "verdict")
+
+
+@click.command(name="score")
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(path_type=Path))
+@click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
+@click.option("--json", "json_", is_flag=True, help="one JSON object a folder, one a line")
+@guarded
+def main(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
+    """Score result folders as MLPerf would: compliance, convergence, olympic mean, normalisation.
+
+    A FOLDER holds the result_*.txt (or .txt.gz) of one submission; one without any stands for those below it that do.
+    Exit codes: 0 scored (also what MLPerf would refuse, which is said); 2 a folder cannot be scored; 3 the machine.
+    """
+    if ruleset is not None:
+        as_ruleset(ruleset)
+    scored: list[Submission] = []
+    failed = False
+    for folder in (below for parent in folders for below in result_folders(parent)):
+        try:
+            submission = read_submission(folder, ruleset)
+        except InputError as error:
+            failed = True
+            click.echo(json.dumps(_unscored(folder, error)) if json_ else f"lora_tune: {error}", err=not json_)
+            continue
+        scored.append(submission)
+        if json_:
+            click.echo(json.dumps(as_json(submission)))
+    if not json_ and scored:
+        click.echo(table(scored))
+        for submission in scored:
+            click.echo("\n" + "\n  ".join([f"{submission.folder}", *sentences(submission)]))
+    if failed:
+        sys.exit(EXIT_INPUT)
+
+
+def as_json(submission: Submission) -> dict[str, Any]:
+    """What ``--json`` prints of a folder. Minutes are None where the rules give no score."""
+    return {
+        "folder": str(submission.folder),
+        "score_minutes": submission.score_minutes,
+        "olympic_minutes": submission.olympic_minutes,
+        "factor": submission.factor,
+        "passes": submission.convergence.passes,
+        "compliant": submission.compliant,
+        "sentences": sentences(submission),
+    }
+
+
+def _unscored(folder: Path, error: InputError) -> dict[str, Any]:
+    """The object of a folder that holds nothing to score."""
+    return {
+        "folder": str(folder), "score_minutes": None, "olympic_minutes": None, "factor": 1.0, "passes": False,
+        "compliant": False, "sentences": [str(error)],
+    }  # fmt: skip
+
+
+def table(submissions: Sequence[Submission]) -> str:
+    """The folders side by side, one a row."""
+    rows = [HEADINGS, *(_row(s) for s in submissions)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )  # fmt: skip
+
+
+def _row(s: Submission) -> tuple[str, ...]:
+    interval, batch = score_interval(s), s.convergence.batch
+    complying = sum(not f.complaints for f in s.files)
+    return (
+        str(s.folder), s.benchmark or "-", "-" if batch is None else f"{batch:g}", f"{complying}/{len(s.files)} comply",
+        _number(mean_converged(s), ".6g"), _number(s.olympic_minutes, ".3f"), f"{s.factor:.4f}",
+        _number(s.score_minutes, ".3f"), f"{interval[0]:.2f}..{interval[1]:.2f}" if interval else "-",
+        "ok" if passes(s) else "REFUSED",
+    )  # fmt: skip
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

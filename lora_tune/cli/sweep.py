@@ -1,0 +1,292 @@
+"""``python -m lora_tune.sweep --study NAME``: tune a study, or go on with it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune import store as stores
+from lora_tune.base import errors
+from lora_tune.base.format import counted
+from lora_tune.base.paths import SweepPaths, near
+from lora_tune.cli import export
+from lora_tune.cli.again import again, typed
+from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
+from lora_tune.cli.logs import check_logs
+from lora_tune.cli.options import (
+    guarded,
+    metrics_option,
+    output_option,
+    signing_key_option,
+    storage_option,
+    study_option,
+)
+from lora_tune.cli.people import people_if_known
+from lora_tune.cli.plan import laid_over, plan_of, refuse_marks
+from lora_tune.config.checks import closed_violations
+from lora_tune.config.kept_study import secrets_written_in
+from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.config.tables import replaced_in
+from lora_tune.controller.base_watch import with_base
+from lora_tune.controller.driver import Outcome
+from lora_tune.controller.rescue import still_there
+from lora_tune.controller.runtime import (
+    DrivePlan,
+    Environment,
+    driver,
+    given_back,
+    make_clock,
+    open_sweep,
+    own_folder,
+    record_study,
+    run_again,
+)
+from lora_tune.launchers import make_launcher
+from lora_tune.review.describe import parameters_text
+from lora_tune.review.scaling import scaling, table
+from lora_tune.review.stopping import promise_words
+from lora_tune.review.summary import recommended_words, score_words, trial_name
+from lora_tune.search.no_effect import no_effect
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend
+from lora_tune.store import Lease
+from lora_tune.store.leases import take_lease, wait_for_lease
+from lora_tune.store.records import StudyRecords, Verdict
+from lora_tune.workloads.base import Workload
+
+_BUDGET = ("trials", "parallel", "budget_node_hours", "launcher")
+"""Options that change the study: the line that goes on has them, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What the command line says of this run of the driver. metrics: [HOST:]PORT, None without."""
+
+    accept_changes: bool
+    standby: bool
+    metrics: str | None
+    say: bool
+
+
+@click.command()
+@study_option
+@click.option("--trials", type=int, help="number of trials, overrides the study")
+@click.option("--parallel", type=int, help="trials at one time, overrides the study")
+@click.option("--budget-node-hours", type=float, help="node-hours of all trials, overrides the study")
+@click.option("--launcher", help="local or slurm, overrides the study's site")
+@storage_option
+@output_option
+@click.option("--seed", type=int, help="seed of the search, overrides the study")
+@click.option("--dry-run", is_flag=True, help="print the first proposals, files and commands; submit nothing")
+@click.option(
+    "--log", "logs", multiple=True, type=click.Path(path_type=Path), help="with --dry-run: show how this log is read"
+)
+@click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
+@click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
+@click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
+@click.option(
+    "--merge-rescued", is_flag=True, help="first put the folder's rescued.db back into the database, which lost some"
+)
+@metrics_option
+@signing_key_option
+@click.option("--quiet", is_flag=True, help="print nothing but the result")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+@guarded
+def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
+
+    Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
+    """
+    if options["logs"] and not dry_run:
+        raise errors.InputError("--log goes with --dry-run, which starts nothing")
+    file = find_study(study_name)
+    from_file = load_study(file)
+    study_options = laid_over(options)
+    study = from_file.with_options(study_options)
+    for violation in closed_violations(study):  # what is fatal was refused above
+        click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
+    for key in secrets_written_in(from_file):
+        name = key.rpartition(".")[2]
+        click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
+    plan = plan_of(file, from_file, study_options, options["output"], options["signing_key"])
+    if gone := replaced_in(plan.text):
+        click.echo(f"warning: {gone}", err=True)
+    if dry_run:
+        from lora_tune.cli.dry_run import print_proposals
+
+        print_proposals(plan)
+        if options["logs"] and not check_logs(study, plan.workload, options["logs"]):
+            sys.exit(errors.EXIT_NOTHING_REACHED)
+        return
+    refuse_marks(file)
+    if register:
+        _register(plan, options["storage"], accept_changes=options["accept_changes"])
+        return
+    if options["merge_rescued"]:
+        _merge_rescued(plan, options["storage"])
+    how = How(
+        accept_changes=options["accept_changes"],
+        standby=options["standby"],
+        metrics=options["metrics"],
+        say=not as_json,
+    )
+    sys.exit(_sweep(plan, options["storage"], make_view(quiet, as_json), how))
+
+
+def _register(plan: DrivePlan, storage: str | None, *, accept_changes: bool) -> None:
+    """Write the study into the database, so that lora_tune.serve takes it up."""
+    store = open_sweep(plan, storage, time.time())
+    lease = take_lease(store, plan.study.name, time.time())
+    try:
+        with given_back(store, lease), own_folder(plan, store, lease):
+            record_study(plan, store, lease, accept_changes=accept_changes, fixed=True)
+            run_again(plan, store, lease, time.time(), click.echo)
+    finally:
+        store.close()
+    click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
+
+
+def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:
+    """Put what a driver rescued back into the database."""
+    from lora_tune.store.locate import open_store
+    from lora_tune.store.merging import merge_rescued
+
+    store = open_store(plan.paths, storage)
+    try:
+        lease = take_lease(store, plan.study.name, time.time())
+        with given_back(store, lease):
+            sweep = merge_rescued(store, lease, plan.paths.rescued)
+    finally:
+        store.close()
+    click.echo(f"{counted(len(sweep.trials), 'trials')} of {plan.paths.rescued} are back in the database", err=True)
+
+
+def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
+    """Run the driver between taking and giving back the lease; returns the exit code."""
+    study, paths = plan.study, plan.paths
+    try:
+        launcher = make_launcher(study, paths.packs)
+        clock = make_clock(study, launcher)
+        environment = Environment(
+            launcher=launcher, clock=clock, view=watcher, pause=clock.sleep, fixed=not how.standby
+        )
+        if how.metrics:
+            from lora_tune.cli.metrics import Metrics
+
+            environment = Metrics().serve(how.metrics, click.echo if how.say else None).measured(environment)
+        store = _open_patiently(plan, storage, environment) if how.standby else open_sweep(plan, storage, clock.now())
+        if how.standby:
+            lease, _ = wait_for_lease(store, study.name, clock.now, watcher.line)
+        else:
+            lease = take_lease(store, study.name, clock.now())
+        with driver(plan, store, lease, environment, accept_changes=how.accept_changes) as driving:
+            watcher.line(beginning(study, driving.sweep, paths))
+            if promise := promise_words(study):
+                watcher.line(promise)
+            outcome = run_interruptibly(driving)
+            if outcome.interrupted:
+                watcher.close()
+                after_interrupt(driving, again("sweep", study.name, *typed(*_BUDGET)))
+            else:
+                _finish(store, lease, outcome.reason, watcher)
+    finally:
+        watcher.close()
+    if outcome.interrupted:
+        return errors.EXIT_INTERRUPTED
+    with writing_results(again("sweep", study.name)):
+        code = _hand_over(
+            with_base(study, driving.sweep), driving.sweep, plan.workload, paths, outcome, store, say=how.say
+        )
+    still_there(store, driving.sweep, driving.requests, paths.rescued, time.time())
+    return code
+
+
+def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
+    """What is begun, or gone on with, and where."""
+    most = study.budget.trials
+    ended = sum(t.verdict is not None for t in sweep.trials.values())
+    at_once = f"{study.budget.parallel} at a time, records in {near(paths.root)}"
+    if not sweep.trials:
+        return f"{study.name}: {counted(most, 'trials') if most else 'any number of trials'}, {at_once}"
+    taken = f", {len(sweep.trials) - ended} open ones are taken over" if ended < len(sweep.trials) else ""
+    done = f"{ended} of {counted(most, 'trials')}" if most else counted(ended, "trials")
+    return f"resuming {study.name}: {done} ended{taken}; {at_once}"
+
+
+def _finish(store: stores.Store, lease: Lease, reason: str, watcher: Any) -> None:
+    """Note the end. All records are saved; a database that went away just now costs no result."""
+    try:
+        store.finish(lease, reason)
+    except errors.StoreError as error:
+        watcher.line(f"{error}; the end of the sweep is not recorded; the same command records it")
+
+
+def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environment) -> stores.Store:
+    """The sweep's database, also when it is away now: a standby waits for it."""
+    printed = ""
+    while True:
+        try:
+            return open_sweep(plan, storage, environment.clock.now())
+        except errors.StoreError as error:
+            if str(error) != printed:
+                environment.view.line(f"standby: {error}")
+            printed = str(error)
+        time.sleep(1.0)
+
+
+def _hand_over(
+    study: Study,
+    sweep: StudyRecords,
+    workload: Workload,
+    paths: SweepPaths,
+    outcome: Outcome,
+    store: stores.Store,
+    *,
+    say: bool,
+) -> int:
+    """Export the best, write the report, say where they are; returns the exit code."""
+    from lora_tune.cli import report
+    from lora_tune.search import priors
+
+    sweep = replace(sweep, priors=priors.read(paths.priors))
+    written = export.export_best(study, sweep, workload, paths.best)
+    report.write_report(study, sweep, paths.report, people_if_known(store, study.name))
+    if say:
+        click.echo(summary(study, sweep, outcome))
+        if written is not None:
+            click.echo(f"config   {near(written.path)}\nrun it   {export.typed(written, workload)}")
+        if written is None and nearest(study, sweep):
+            click.echo(f"config   {again('export', study.name, '--nearest')}")
+        click.echo(f"report   {near(paths.report)}\nreview   {again('dashboard', study.name)}")
+    return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
+
+
+def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
+    """A few lines: why it ended, how the trials ended, what to take, the best run."""
+    counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
+    objective = objective_of(study)
+    ended = ", ".join(f"{n} {objective.word(v)}" for v, n in counts.items() if n)
+    best = best_run(study, sweep)
+    lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
+    if best is None:
+        lines.append(objective.nothing)
+        if closest := nearest(study, sweep):
+            lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
+    else:
+        other = f" ({score})" if (score := score_words(study, best)) else ""
+        if idle := no_effect(study, sweep):
+            lines.append(f"trouble  {idle.sentence}")
+        if believed := recommend(study, sweep):
+            sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
+            lines.append(f"take     {sentence}: {parameters_text(believed.trial)}")
+        lines.append(
+            f"best run {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
+        )
+    if rows := scaling(study, sweep):
+        lines.append(table(study, rows))
+    return "\n".join(lines)

@@ -1,0 +1,89 @@
+"""``python -m lora_tune.verdict --study NAME``: which configurations are better than the baseline, on one error budget.
+
+It may be asked as often as anybody likes: the answer depends on the records alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lora_tune.base.errors import InputError
+from lora_tune.base.format import visible
+from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.config.study import Study
+from lora_tune.search.campaign import CAMPAIGN_ERROR, ArmState, ArmVerdict, Campaign, campaign
+from lora_tune.store.records import StudyRecords
+
+RUN_ONCE_SHOWN = 10
+"""Arms with one run that are listed; there may be thousands."""
+
+
+def arm_verdict(study: Study, sweep: StudyRecords, trial: int) -> ArmVerdict:
+    """The verdict of the arm that a trial is a run of. Raises InputError where there is none."""
+    if trial not in sweep.trials:
+        there = f"there are 0 to {max(sweep.trials)}" if sweep.trials else "it has none"
+        raise InputError(f"--trial {trial}: {study.name} has no such trial; {there}")
+    judged = campaign(study, sweep).of(trial)
+    if judged is None:
+        raise InputError(
+            f"--trial {trial}: it is a run of no configuration of the space (it measures a speed, or a config outside "
+            "the space); name another trial"
+        )
+    return judged
+
+
+def as_json(judged: Campaign) -> dict[str, Any]:
+    """The whole ledger as plain data."""
+    return {
+        "error": CAMPAIGN_ERROR,
+        "spent": judged.spent,
+        "tested": judged.tested,
+        "sentence": judged.words,
+        "arms": [asdict(arm) for arm in judged.arms],
+    }
+
+
+@click.command()
+@study_option
+@storage_option
+@output_option
+@click.option("--trial", "number", type=int, help="of the configuration that this trial is a run of alone")
+@click.option("--json", "json_", is_flag=True, help="one JSON object")
+@guarded
+def main(study_name: str, storage: str | None, output: Path | None, number: int | None, json_: bool) -> None:
+    """Which configurations are better than the baseline: at most 5% of campaigns call any better that is not.
+
+    The baseline is the configuration that the sweep began with. A configuration's first run is what it was chosen by,
+    and no evidence; run it again, and the baseline, too: steer --enqueue --clone TRIAL. Look as often as you like.
+    Exit codes: 0 told; 2 your input; 3 the machine.
+    """
+    review = load_review(study_name, output, storage)
+    if number is not None:
+        arm = arm_verdict(review.study, review.sweep, number)
+        click.echo(json.dumps(asdict(arm)) if json_ else visible(arm.sentence))
+        return
+    judged = campaign(review.study, review.sweep)
+    if json_:
+        click.echo(json.dumps(as_json(judged)))
+        return
+    if not judged.arms:
+        click.echo("no trial yet: nothing to compare")
+        return
+    for arm in shown(judged):
+        click.echo(visible(arm.sentence))
+    if (hidden := len(judged.arms) - len(shown(judged))) > 0:
+        click.echo(f"{hidden} more with one run each")
+    click.echo(judged.words)
+
+
+def shown(judged: Campaign) -> list[ArmVerdict]:
+    """The arms to list: the better ones first, the baseline, those that were run again, some that were not."""
+    order = (ArmState.BETTER, ArmState.BASELINE, ArmState.OPEN, ArmState.UNSOUND, ArmState.CHOSEN_BY)
+    ranked = sorted(judged.arms, key=lambda arm: (order.index(arm.state), arm.trials[0]))
+    once = [arm for arm in ranked if arm.state is ArmState.CHOSEN_BY]
+    return [arm for arm in ranked if arm.state is not ArmState.CHOSEN_BY] + once[:RUN_ONCE_SHOWN]

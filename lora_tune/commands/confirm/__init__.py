@@ -1,5 +1,0 @@
-"""``python -m lora_tune.confirm --study NAME``: more seeds of the leading trials, until one is shown to be better."""
-
-from lora_tune.commands.confirm.command import main
-
-__all__ = ["main"]

@@ -1,0 +1,235 @@
+"""A cluster on a virtual clock: jobs are surfaces, time passes when the driver sleeps, logs are real files.
+
+A job's course is fixed by its parameters, its seed and its name: a launcher made again from the records in the jobs'
+folders goes on where the old one was. Nodes are handed out first come, first served.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.base.small_files import read_json
+from lora_tune.config.study import Study
+from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
+from lora_tune.launchers.simulated import SurfaceFunction, load
+from lora_tune.launchers.simulated.courses import PARAMETERS, Cluster, JobCourse, JobRecord, course_of, luck, record_of
+from lora_tune.workloads.base import Job
+
+RECORD = "simulated.json"
+"""What is remembered of a job, in its folder."""
+LONGEST_SLEEP = 300.0
+"""Virtual seconds that may pass unlooked at: shorter than any limit on silence."""
+
+
+def of_study(study: Study, jobs: int) -> SimulatedLauncher:
+    """The simulated cluster of a study whose workload is a surface, with room for ``jobs`` trials unless it says.
+
+    Raises InputError, naming the key.
+    """
+    table = study.workload.model_extra or {}
+    if study.workload.kind != "surface" or "surface" not in table:
+        raise InputError("site.launcher = simulated needs workload.kind = surface and a workload.surface; set both")
+    cluster = Cluster(
+        nodes=table.get("cluster_nodes") or jobs * study.site.nodes,
+        queue_minutes=table.get("queue_minutes", 0.0),
+        node_failures=table.get("node_failures_per_1000_hours", 0.0),
+        preemptions=table.get("preemptions_per_1000_hours", 0.0),
+    )
+    return SimulatedLauncher(load(table["surface"]), cluster)
+
+
+class SimulatedLauncher:
+    """Implements the launcher port, and the driver's clock with :meth:`now` and :meth:`sleep`."""
+
+    def __init__(self, surface: SurfaceFunction, cluster: Cluster, start: float | None = None) -> None:
+        """``start``: virtual epoch seconds at which time begins; now by default."""
+        self._surface, self._cluster = surface, cluster
+        self._now = time.time() if start is None else start
+        self._jobs: dict[str, JobRecord] = {}
+        self._courses: dict[str, JobCourse] = {}
+        self._queue: set[str] = set()
+        self._live: set[str] = set()
+        self._free = [f"sim{n:04d}" for n in range(cluster.nodes)]
+        heapq.heapify(self._free)
+
+    # -- clock -------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Virtual epoch seconds."""
+        return self._now
+
+    def monotonic_now(self) -> float:
+        """The same: nobody sets a virtual clock."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass: to the next event of any job, at least ``seconds`` and at most five minutes."""
+        ahead = [self._next_event(self._courses[name]) for name in self._live]
+        ahead += [j.eligible_at for j in self._waiting() if j.eligible_at > self._now]
+        event = min(ahead, default=math.inf)
+        self._pass_until(max(self._now + seconds, min(event, self._now + LONGEST_SLEEP)))
+
+    def _next_event(self, course: JobCourse) -> float:
+        while course.wakes and course.wakes[0] <= self._now:
+            course.wakes.popleft()
+        return min(course.wakes[0] if course.wakes else math.inf, course.ends_at)
+
+    def _waiting(self) -> list[JobRecord]:
+        jobs = (self._jobs[name] for name in self._queue)
+        return sorted((j for j in jobs if j.cancelled_at is None), key=lambda j: (j.eligible_at, j.name))
+
+    def _pass_until(self, then: float) -> None:
+        """Time goes on to ``then``, jobs ending and starting in order on the way."""
+        while True:
+            ends = [self._courses[name].ends_at for name in self._live]
+            waits = [j.eligible_at for j in self._waiting() if j.eligible_at > self._now]
+            moment = min([*ends, *waits], default=math.inf)
+            if moment > then:
+                break
+            self._now = max(self._now, moment)
+            self._release_ended()
+            self._start_waiting()
+        self._now = max(self._now, then)
+        for name in self._live:
+            self._write_lines(name)
+
+    def _release_ended(self) -> None:
+        for name in [n for n in self._live if self._courses[n].ends_at <= self._now]:
+            self._live.discard(name)
+            for node in self._jobs[name].nodes:
+                heapq.heappush(self._free, node)
+            self._write_lines(name)
+
+    def _start_waiting(self) -> None:
+        for job in self._waiting():
+            if job.eligible_at > self._now or len(self._free) < job.wanted:
+                return
+            nodes = tuple(heapq.heappop(self._free) for _ in range(job.wanted))
+            self._queue.discard(job.name)
+            self._live.add(job.name)
+            self._keep(replace(job, started_at=self._now, nodes=nodes))
+            self._courses[job.name] = course_of(self._jobs[job.name], self._surface, self._cluster)
+
+    # -- jobs --------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> str:
+        """Queue the job; its id is its name. A name that is known already is not queued again."""
+        folder = Path(job.folder)
+        if job.name in self._jobs or self._restored(job.name, folder):
+            return job.name
+        if PARAMETERS not in job.files:
+            raise LauncherError(f"{job.name} names no surface; launcher = simulated needs workload.kind = surface")
+        if job.resources.nodes > self._cluster.nodes:
+            raise LauncherError(
+                f"{job.name} wants {job.resources.nodes} nodes, the simulated cluster has {self._cluster.nodes}; "
+                "raise workload.cluster_nodes"
+            )
+        rng = luck(job.name)
+        wait = rng.exponential(60 * self._cluster.queue_minutes) if self._cluster.queue_minutes else 0.0
+        self._keep(
+            JobRecord(
+                name=job.name,
+                folder=str(folder),
+                log=str(job.log),
+                minutes=job.resources.minutes,
+                wanted=job.resources.nodes,
+                submitted_at=self._now,
+                eligible_at=self._now + wait,
+            )
+        )
+        self._queue.add(job.name)
+        self._start_waiting()
+        return job.name
+
+    def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
+        """The status of each job at this virtual moment; logs are written up to it."""
+        statuses = {}
+        for ticket in tickets:
+            if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
+                statuses[ticket.name] = JobStatus(state=JobState.LOST)
+                continue
+            self._write_lines(ticket.name)
+            statuses[ticket.name] = self._status(ticket.name)
+        return statuses
+
+    def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
+        """End the job now, however it is asked; one that is over stays as it is."""
+        if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
+            return
+        job, course = self._jobs[ticket.name], self._courses.get(ticket.name)
+        if course is None:
+            self._queue.discard(ticket.name)
+            self._keep(replace(job, cancelled_at=self._now))
+        elif course.ends_at > self._now:
+            self._write_lines(ticket.name)
+            self._keep(replace(job, cancelled_at=self._now))
+            course.ends_at, course.state = self._now, JobState.CANCELLED
+            self._release_ended()
+            self._start_waiting()
+
+    def _status(self, name: str) -> JobStatus:
+        job, course = self._jobs[name], self._courses.get(name)
+        if course is None:
+            if job.cancelled_at is not None:
+                return JobStatus(state=JobState.CANCELLED, job_id=name, ended_at=job.cancelled_at)
+            return JobStatus(state=JobState.QUEUED, job_id=name, reason="Resources")
+        if course.ends_at > self._now:
+            return JobStatus(state=JobState.RUNNING, job_id=name, started_at=job.started_at, nodes=job.nodes)
+        failed = course.state in (JobState.ENDED,) and "OutOfMemoryError" in (
+            course.lines[-1][1] if course.lines else ""
+        )
+        return JobStatus(
+            state=course.state, job_id=name, started_at=job.started_at, ended_at=course.ends_at, nodes=job.nodes,
+            exit_code=(1 if failed else 0) if course.state is JobState.ENDED else None,
+        )  # fmt: skip
+
+    def _write_lines(self, name: str) -> None:
+        """Append the lines that are due to the job's log."""
+        course, job = self._courses.get(name), self._jobs[name]
+        if course is None:
+            return
+        due = course.written
+        limit = min(self._now, course.ends_at)
+        while due < len(course.lines) and course.lines[due][0] <= limit:
+            due += 1
+        if due > course.written:
+            with Path(job.log).open("a", encoding="utf-8") as file:
+                file.writelines(text + "\n" for _, text in course.lines[course.written : due])
+            course.written = due
+
+    # -- records -----------------------------------------------------------------------------------------------
+
+    def _keep(self, job: JobRecord) -> None:
+        self._jobs[job.name] = job
+        (Path(job.folder) / RECORD).write_text(json.dumps(asdict(job)), encoding="utf-8")
+
+    def _restored(self, name: str, folder: Path) -> bool:
+        """Take up a job that an earlier launcher started; time goes on from its latest moment."""
+        job = record_of(read_json(folder / RECORD).content)
+        if job is None:
+            return False
+        self._jobs[name] = job
+        moments = [t for t in (job.submitted_at, job.started_at, job.cancelled_at) if t is not None]
+        self._now = max(self._now, *moments)
+        if job.started_at is not None:
+            self._free = sorted(set(self._free) - set(job.nodes))
+            course = self._courses[name] = course_of(job, self._surface, self._cluster)
+            log = Path(job.log)
+            course.written = len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
+            self._live.add(name)
+            self._release_ended()
+        elif job.cancelled_at is None:
+            self._queue.add(name)
+            self._start_waiting()
+        return True
+
+
+KIND = LauncherKind(make=of_study, keeps_time=True)
+"""``site.launcher = "simulated"``."""

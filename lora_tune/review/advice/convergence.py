@@ -1,0 +1,286 @@
+"""Rules about eval curves: too low or too high a learning rate, oscillation, plateaus, overfitting, ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from lora_tune.config.study import Study
+from lora_tune.controller.evidence import max_samples
+from lora_tune.logs.run import Eval, TrainPoint
+from lora_tune.review.advice.base import Advice, finite_evals, learning_rate, listed, reached
+from lora_tune.review.summary import ranked
+from lora_tune.store.records import StudyRecords, Trial, Verdict
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+FALLS = 0.25
+"""A loss falls when it has made this share of the way to the target, where no other trial tells what is usual."""
+COMPARED = 30
+"""Trials that reached the target with which another is compared; more would say the same."""
+RISES = 0.25
+"""A curve oscillates when this share of its steps goes up; in the public runs 3 to 6% do."""
+FLAT = 0.05
+"""A curve is flat when its last third makes less than this share of its whole fall."""
+RISE_SDS = 4.0
+"""Standard deviations of an eval that the last three lie above the lowest before they count as risen: the lowest of
+twenty lies well below its neighbours by chance. Of flat simulated curves 0.6% at most are risen at 4, 11% at 2."""
+EDGE = 0.08
+"""Near the end of a range: within this share of it, on the scale on which it is drawn."""
+
+
+def _flat_from_the_start(study: Study, sweep: StudyRecords) -> list[tuple[Trial, float]]:
+    """Trials whose loss hardly fell, with their learning rates; each is compared where it stopped.
+
+    It hardly fell when it made less than half of what the trials that reached the target had made by then, in the
+    median; without such trials, when it made less than ``FALLS`` of the way.
+    """
+    target = study.target
+    usual = reached(sweep)
+    good = [finite_evals(sweep, t) for t in usual[:: 1 + len(usual) // COMPARED]]
+    flat = []
+    for trial in sweep.trials.values():
+        rate, evals = learning_rate(trial), finite_evals(sweep, trial)
+        if rate is None or len(evals) < 3 or trial.verdict in (None, Verdict.REACHED):
+            continue
+        others = [w for other in good if (w := _way([e for e in other if e.samples <= evals[-1].samples], target)) > 0]
+        if _way(evals, target) < (0.5 * median(others) if others else FALLS):
+            flat.append((trial, rate))
+    return flat
+
+
+def _way(evals: Sequence[Eval], target: float) -> float:
+    """The share of the way from the first eval to the target that the last three have made; 0 without two evals."""
+    if len(evals) < 2 or not evals[0].loss > target:
+        return 0.0
+    return (evals[0].loss - median(e.loss for e in evals[-3:])) / (evals[0].loss - target)
+
+
+def rate_too_low(study: Study, sweep: StudyRecords) -> Advice | None:
+    """The loss does not fall, at learning rates below those that reach the target."""
+    flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
+    low = [(t, r) for t, r in flat if (r < min(good) if good else not _restless(sweep, t))]
+    if not low:
+        return None
+    numbers, highest = tuple(t.number for t, _ in low), max(r for _, r in low)
+    end = math.sqrt(highest * min(good)) if good else 3 * highest  # half-way, since one that reached it is no edge
+    against = f"; the lowest that reached the target is {min(good):.3g}" if good else "; their curves are calm"
+    return Advice(
+        seen="the loss does not fall: the learning rate is too low",
+        do=f"raise the lower end of the learning rate to about {end:.2g}",
+        evidence=f"{listed(numbers)} at {highest:.3g} or below hardly moved towards it{against}",
+        trials=numbers,
+    )
+
+
+def rate_too_high(study: Study, sweep: StudyRecords) -> Advice | None:
+    """The loss does not fall, or is no number, at learning rates above those that reach the target."""
+    flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
+    high = [(t, r) for t, r in flat if (r > max(good) if good else _restless(sweep, t))]
+    if not high:
+        return None
+    numbers, lowest = tuple(t.number for t, _ in high), min(r for _, r in high)
+    end = math.sqrt(lowest * max(good)) if good else lowest / 3
+    against = f"; the highest that reached the target is {max(good):.3g}" if good else "; their curves jump or diverge"
+    return Advice(
+        seen="the loss does not fall: the learning rate is too high",
+        do=f"lower the upper end of the learning rate to about {end:.2g}, or warm up longer",
+        evidence=f"{listed(numbers)} at {lowest:.3g} or above hardly moved towards it{against}",
+        trials=numbers,
+    )
+
+
+def _restless(sweep: StudyRecords, trial: Trial) -> bool:
+    """Whether a curve jumps or leaves the numbers, as too high a learning rate makes it."""
+    evals = sweep.last_evals(trial.number)
+    return any(not math.isfinite(e.loss) for e in evals) or _rises(evals) >= RISES
+
+
+def _rises(evals: Sequence[Eval]) -> float:
+    """The share of steps between evals that go up by more than a fiftieth of the curve's whole range."""
+    losses = [e.loss for e in evals if math.isfinite(e.loss)]
+    if len(losses) < 5:
+        return 0.0
+    least = 0.02 * (max(losses) - min(losses))
+    return sum(b - a > least for a, b in pairwise(losses)) / (len(losses) - 1)
+
+
+def oscillates(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Curves that go up and down while they fall."""
+    del study
+    shares = [(t, _rises(finite_evals(sweep, t))) for t in sweep.trials.values()]
+    restless = [(t, share) for t, share in shares if share >= RISES]
+    if not restless or len(restless) < 0.1 * max(1, len(sweep.trials)):
+        return None
+    numbers = tuple(t.number for t, _ in restless)
+    rates = [r for t, _ in restless if (r := learning_rate(t)) is not None]
+    at = f", at learning rates from {min(rates):.3g}" if rates else ""
+    return Advice(
+        seen="the eval loss oscillates",
+        do="lower the learning rate or raise the global batch size there",
+        evidence=f"{listed(numbers)}: {median(s for _, s in restless):.0%} of the steps between evals go up "
+        f"(3 to 6% in the public runs){at}",
+        trials=numbers,
+    )
+
+
+def plateau(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Trials that ran to their end above the target on a flat curve: more of the same does not help."""
+    flat = [t for t in _ended_short(sweep) if _last_third(finite_evals(sweep, t)) < FLAT]
+    if not flat:
+        return None
+    numbers = tuple(t.number for t in flat)
+    lowest = min(min(e.loss for e in finite_evals(sweep, t)) for t in flat)
+    return Advice(
+        seen="the eval loss stays on a plateau above the target",
+        do="more steps of the same will not help: try another learning rate or a longer schedule from the start",
+        evidence=f"the last third of {listed(numbers)} made less than {FLAT:.0%} of the fall; the lowest is "
+        f"{lowest:.4g}, target {study.target:g}",
+        trials=numbers,
+    )
+
+
+def too_short(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Trials that ran to their end while still falling, and whose forecast lies not far beyond."""
+    del study
+    short = []
+    for trial in _ended_short(sweep):
+        crossing, end = (
+            trial.metrics.crossing_samples,
+            max_samples(trial) or trial.metrics.last_samples,
+        )
+        falling = _last_third(finite_evals(sweep, trial)) >= FLAT
+        if crossing is not None and end and falling and end < crossing < 2 * end:
+            short.append((trial.number, crossing / end))
+    if not short:
+        return None
+    numbers, factors = tuple(n for n, _ in short), sorted(f"{f:.2f}" for _, f in short)
+    span = factors[0] if factors[0] == factors[-1] else f"{factors[0]} to {factors[-1]}"
+    return Advice(
+        seen="trials end before they get there",
+        do=f"allow more steps: about {max(f for _, f in short) - 1:.0%} more would have been enough",
+        evidence=f"{listed(numbers)} still fell at the end; the forecast crossing lies {span} times as far",
+        trials=numbers,
+    )
+
+
+def _ended_short(sweep: StudyRecords) -> list[Trial]:
+    return [
+        t for t in sweep.trials.values() if t.verdict is Verdict.CENSORED and len(finite_evals(sweep, t)) >= 6
+    ]  # fmt: skip
+
+
+def _last_third(evals: Sequence[Eval]) -> float:
+    """The share of the whole fall that the last third makes; medians of neighbours, so that spikes do not count."""
+    losses = [e.loss for e in evals]
+    third = max(2, len(losses) // 3)
+    fall = max(losses[:3]) - min(losses)
+    if fall <= 0:
+        return 0.0
+    return (median(losses[-third - 2 : -third + 1]) - median(losses[-3:])) / fall
+
+
+def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
+    """The best trials crowd at one end of a range."""
+    best = [t for t in ranked(study, sweep) if t.tuned]
+    best = best[: max(3, len(best) // 4)]
+    if len(best) < 3 or len(reached(sweep)) < 8:
+        return None
+    space, crowded = study.search_space.distributions(), {}
+    drawn = {name: [t.tuned[name] for t in best if name in t.tuned] for name in space}
+    for name, spread in space.items():
+        # Of one that exists only at times so few trials say nothing.
+        if len(drawn[name]) == len(best) and (side := _side(spread, drawn[name])) is not None:
+            crowded[name] = side
+    if not crowded:
+        return None
+    numbers = tuple(t.number for t in best)
+    ranges = (f"{name} {min(drawn[name]):.3g} to {max(drawn[name]):.3g}" for name in crowded)
+    return Advice(
+        seen="the best trials lie at " + " and ".join(f"the {side.name} end of {n}" for n, side in crowded.items()),
+        do="widen " + ", ".join(f"space.{name} beyond {side.end:g}" for name, side in crowded.items()),
+        evidence=f"the best {len(best)} of {len(reached(sweep))}, {listed(numbers)}: {', '.join(ranges)}",
+        trials=numbers,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One end of a range."""
+
+    name: str
+    end: float
+
+
+def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
+    """The end of a range of numbers at which values crowd; None where at none, and where nothing lies beyond.
+
+    Below 0 there is often nothing, nor below 1 of integers on a log scale.
+    Near is told on the scale on which values count, as in the search: 0.999 is not at the end of 0.9 to 0.9999.
+    """
+    from optuna.distributions import IntDistribution
+
+    from lora_tune.search.grey_box.unit_range import coder, ends
+
+    if (bounds := ends(spread)) is None:
+        return None
+    coded = coder(spread)
+    places = [(coded(v)[0] + 1) / 2 for v in drawn]
+    least = 1 if isinstance(spread, IntDistribution) and spread.log else 0
+    if max(places) < EDGE and bounds[0] != least:
+        return _Side("lower", bounds[0])
+    return _Side("upper", bounds[1]) if min(places) > 1 - EDGE else None
+
+
+def eval_sd(losses: Sequence[float]) -> float:
+    """Standard deviation of an eval about a smooth curve, from the median of its second differences.
+
+    One of independent errors has variance 6 (1 + 4 + 1); 1.4826 makes a median of absolute values a normal's deviation.
+    """
+    return 1.4826 * median(abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)) / 6**0.5
+
+
+def overfits(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
+    """Train loss falls while each of the last three evals lies above the lowest one, by more than evals scatter.
+
+    A curve that falls to its end has its lowest eval there, and is none of these, however fast it fell. The closed
+    division fixes weight decay and dropout, so there the advice leaves them out.
+    """
+    overfitted = []
+    for number, points in train.items():
+        evals, losses = finite_evals(sweep, sweep.trials[number]), [p.loss for p in points if math.isfinite(p.loss)]
+        if len(evals) < 6 or len(losses) < 12:
+            continue
+        lowest = min(e.loss for e in evals)
+        rise = min(e.loss for e in evals[-3:]) - lowest
+        quarter = len(losses) // 4
+        falls = median(losses[-2 * quarter : -quarter]) - median(losses[-quarter:])
+        scatter = RISE_SDS * eval_sd([e.loss for e in evals])
+        if rise > max(scatter, 0.05 * (evals[0].loss - lowest)) and falls > 0:
+            overfitted.append((number, rise, falls))
+    if not overfitted:
+        return None
+    numbers = tuple(n for n, _, _ in overfitted)
+    return Advice(
+        seen="train loss falls while eval loss rises: the adapter learns the training set by heart",
+        do=("raise weight decay or dropout, " if study.division == "open" else "")
+        + "lower the learning rate, or stop earlier",
+        evidence=f"{listed(numbers)}: at the end the eval loss is {median(r for _, r, _ in overfitted):.3g} above its "
+        f"lowest and the train loss {median(f for _, _, f in overfitted):.3g} lower than before",
+        trials=numbers,
+    )
+
+
+CONVERGENCE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
+    rate_too_low,
+    rate_too_high,
+    oscillates,
+    plateau,
+    too_short,
+    at_the_edge,
+)

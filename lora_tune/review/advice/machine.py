@@ -1,0 +1,266 @@
+"""Rules about memory, evals, speed, nodes and money."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from statistics import median
+
+from lora_tune.base.format import counted, duration
+from lora_tune.config.study import Study
+from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
+from lora_tune.review.advice.base import Advice, listed, reached
+from lora_tune.review.describe import batch_words
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.scatter import scatter_of
+from lora_tune.store.records import StudyRecords, Trial, Verdict
+
+DEAR = 0.2
+"""Share of the time to the target that evals may take."""
+RARE = 0.2
+"""Eval interval as a share of the samples to the target: half of it is lost to rounding up, on average."""
+SLOW = 0.9
+"""Slower than this share of the best published throughput on the same machine counts as slow."""
+START_UP = 0.25
+"""Share of the node-hours that start-up may take."""
+LUCK = 0.02
+"""By how much the best of all runs may lie low by luck before nobody can tell whether later ones brought nothing."""
+STALE = 0.4
+"""Share of the node-hours at the end that brought no gain, from which on more trials look pointless."""
+GAIN = 0.01
+"""What counts as a gain."""
+
+
+def out_of_memory(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Layouts that died of memory, beside those that ran."""
+    del study
+    died, ran = defaultdict(list), set()
+    for trial in sweep.trials.values():
+        if trial.verdict is Verdict.INFEASIBLE:
+            died[_layout(trial)].append(trial.number)
+        elif trial.metrics.samples_per_second:
+            ran.add(_layout(trial))
+    if not died:
+        return None
+    always = sorted(x for x in died if x not in ran)
+    numbers = tuple(sorted(n for group in died.values() for n in group))
+    counts = "; ".join(
+        f"{layout}: {len(n)} died" + (", others ran" if layout in ran else "") for layout, n in died.items()
+    )
+    fits = f"; {', '.join(sorted(ran)[:4])} fit" if ran else ""
+    drop = f"leave {', '.join(always[:3])} out, or " if always and ran else ""
+    return Advice(
+        seen="trials run out of memory",
+        do=f"{drop}use more TP or CP, smaller micro batches with more accumulation, or activation recomputation",
+        evidence=counts + fits,
+        trials=numbers,
+    )
+
+
+def _layout(trial: Trial) -> str:
+    names = [n for n in ("TP", "PP", "CP", "MBS") if n in trial.parameters]
+    return " ".join(f"{n}{trial.parameters[n]}" for n in names) or batch_words(trial.parameters) or "this script"
+
+
+def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Evals take a large share of the time to the target."""
+    shares = []
+    for trial in reached(sweep):
+        each = trial.metrics.seconds_per_eval
+        if each and trial.seconds and trial.samples:
+            count = sum(e.samples <= trial.samples for e in sweep.last_evals(trial.number))
+            shares.append(count * each / trial.seconds)
+    if not shares or median(shares) <= DEAR:
+        return None
+    do = "evaluate more rarely or start later" if study.division == "open" else (
+        "in the closed division the interval is fixed; use a layout that evaluates faster, or a larger eval batch"
+    )  # fmt: skip
+    return Advice(
+        seen="evaluations are expensive",
+        do=do,
+        evidence=f"evals take {median(shares):.0%} of the time to the target {_of(shares)}",
+    )
+
+
+def evals_too_rare(study: Study, sweep: StudyRecords) -> Advice | None:
+    """The target is passed long before an eval sees it."""
+    steps = []
+    for trial in reached(sweep):
+        evals = sweep.last_evals(trial.number)
+        if len(evals) >= 2 and trial.samples:
+            steps.append((evals[-1].samples - evals[-2].samples) / trial.samples)
+    if study.division != "open" or not steps or median(steps) <= RARE:
+        return None
+    return Advice(
+        seen="evaluations are infrequent",
+        do="evaluate more often: every run goes on for half an interval after it has passed the target",
+        evidence=f"one interval is {median(steps):.0%} of the {study.progress_unit} to the target {_of(steps)}",
+    )
+
+
+def _of(values: Sequence[float]) -> str:
+    return f"(median of {counted(len(values), 'trials')})"
+
+
+@cache
+def _published() -> tuple[dict[str, str], ...]:
+    text = files("lora_tune.search").joinpath("published.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def slower_than_published(study: Study, sweep: StudyRecords) -> Advice | None:
+    """The best throughput here against the best published one on as many GPUs of the kind; llama2_70b_lora only."""
+    known = sorted({r["accelerator"] for r in _published()}, key=len, reverse=True)
+    kind = next((k for k in known if k in study.site.system.upper()), None)
+    gpus = study.site.nodes * study.site.gpus_per_node
+    if kind is None or study.objective.curves != "llama2_70b_lora":
+        return None
+    rows = [
+        r
+        for r in _published()
+        if r["accelerator"] == kind and r["accelerators"] == str(gpus) and r["samples_per_second"]
+    ]
+    own = [(t.metrics.samples_per_second, t) for t in sweep.trials.values() if t.metrics.samples_per_second]
+    if not rows or not own:
+        return None
+    best, (speed, trial) = max(rows, key=lambda r: float(r["samples_per_second"])), max(own, key=lambda x: x[0])
+    theirs = float(best["samples_per_second"])
+    if speed >= SLOW * theirs:
+        return None
+    degrees = " ".join(f"{n}{best[n]}" for n in ("TP", "PP", "CP") if best[n]) or "layout unknown"
+    return Advice(
+        seen="this machine is slow against published ones of its kind",
+        do=f"try {degrees} with MINIBS {best['MINIBS']}; check the container, FP8 and TP overlap settings, clocks, and "
+        "NCCL bandwidth (above 300 GB/s is healthy on a DGX H100)",
+        evidence=f"{speed:.3g} samples/s at best here (trial {trial.number}, {_layout(trial)}); {best['submitter']} "
+        f"{best['system']}, {best['round']}: {theirs:.3g} on {gpus} {kind}"
+        + (f" in {best['precision']}" if best["precision"] else ""),
+        trials=(trial.number,),
+    )
+
+
+def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
+    """One node on which the infrastructure fails again and again."""
+    del study
+    failures, stays = Counter[str](), Counter[str]()
+    for attempt in sweep.attempts.values():
+        stays.update(attempt.nodes)
+        if attempt.failure in ("infrastructure", "flaky"):
+            failures.update(attempt.nodes)
+    for node, count in failures.most_common(1):
+        others = sum(failures.values()) - count
+        if count >= 2 and count >= 0.5 * stays[node] and count > 2 * others and len(stays) > 1:
+            return Advice(
+                seen="one node fails again and again",
+                do=f"set site.exclude = {node!r} and tell your administrators",
+                evidence=f"{count} of {stays[node]} attempts on {node} failed, {others} on all other nodes",
+            )
+    return None
+
+
+def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Trials that took much longer than others for the same progress with the same work a step."""
+    beside = slowed(study, sweep)
+    slow = tuple(n for n, (ratio, _) in sorted(beside.items()) if ratio >= MUCH_SLOWER)
+    if not slow or not objective_of(study).timed:
+        return None
+    most = max(slow, key=lambda n: beside[n][0])
+    ratio, fastest = beside[most]
+    nodes = {node for n in slow for node in _nodes(sweep, n)}
+    others = {node for n in beside if n not in slow for node in _nodes(sweep, n)}
+    where = f"; all of them on {', '.join(sorted(nodes))}, where no other ran" if nodes and not nodes & others else ""
+    return Advice(
+        seen="the machine was slower for some trials than for others",
+        do="do not compare the times of these trials with the others': measure them again on a quiet machine "
+        "(lora-tune confirm), and look at what else ran there",
+        evidence=f"trial {most} took {ratio:.1f} times as long as trial {fastest} for the same {study.progress_unit} "
+        f"with the same work a step; {listed(slow)} took at least {MUCH_SLOWER} times as long{where}",
+        trials=slow,
+    )
+
+
+def suspended(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Trials whose jobs stood still for a while."""
+    del study
+    paused = {t.number: t.metrics.paused_seconds for t in sweep.trials.values() if t.metrics.paused_seconds}
+    if not paused:
+        return None
+    most = max(paused, key=lambda n: paused[n])
+    return Advice(
+        seen="jobs were suspended while they ran",
+        do="nothing for the results, which leave it out; where it costs too much, ask for a partition or QOS whose "
+        "jobs are not suspended",
+        evidence=f"{listed(tuple(sorted(paused)))} stood still for {duration(sum(paused.values()))}, trial {most} for "
+        f"{duration(paused[most])}",
+        trials=tuple(sorted(paused)),
+    )
+
+
+def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
+    attempts = sweep.attempts_of(trial)
+    return attempts[-1].nodes if attempts else ()
+
+
+def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
+    """Start-up that is not scored but paid for."""
+    del study
+    hours = sum(t.metrics.node_hours or 0.0 for t in sweep.trials.values())
+    lost = 0.0
+    for trial in sweep.trials.values():
+        attempts = sweep.attempts_of(trial.number)
+        lost += (trial.metrics.init_seconds or 0.0) / 3600 * (attempts[-1].node_count if attempts else 1)
+    if not hours or lost <= START_UP * hours:
+        return None
+    return Advice(
+        seen="start-up takes a large share of what is paid",
+        do="confirm with several seeds in one allocation, keep caches warm, and let short trials share a process",
+        evidence=f"{lost:.3g} of {hours:.3g} node-hours went by before the clock started",
+    )
+
+
+def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
+    """The last trials brought nothing, or nobody can tell: where runs of one configuration scatter, the luckiest of
+    many lies so low that what is truly better does not show below it."""
+    ended = sorted((t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0)
+    if len(reached(sweep)) < 8 or not objective_of(study).timed:
+        return None
+    hours = [t.metrics.node_hours or 0.0 for t in ended]
+    best, last_gain = float("inf"), 0
+    for at, trial in enumerate(ended):
+        if trial.verdict is Verdict.REACHED and trial.objective < (1 - GAIN) * best:
+            best, last_gain = trial.objective, at
+    stale = sum(hours[last_gain + 1 :])
+    if stale <= STALE * sum(hours):
+        return None
+    since = tuple(sorted(t.number for t in ended[last_gain + 1 :]))
+    scatter = scatter_of(study, sweep)
+    if (luck := scatter.sd * math.sqrt(2 * math.log(len(reached(sweep))))) > LUCK:
+        return Advice(
+            seen="whether more trials would bring anything cannot be told",
+            do="confirm the best with more seeds before you spend more, or stop",
+            evidence=f"{scatter.words}, so the best of {len(reached(sweep))} runs is about {luck:.0%} low by luck",
+            trials=since,
+        )
+    return Advice(
+        seen="more trials bring nothing",
+        do="stop here and confirm the best with more seeds, or change the space",
+        evidence=f"the last {stale:.3g} of {sum(hours):.3g} node-hours ({listed(since)}) gained less than {GAIN:.0%}",
+        trials=since,
+    )
+
+
+MACHINE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
+    out_of_memory,
+    evals_too_dear,
+    evals_too_rare,
+    slower_than_published,
+    bad_node,
+    machine_changed,
+    suspended,
+    start_up,
+    nothing_gained,
+)

@@ -1,0 +1,198 @@
+"""What makes an exported config trustworthy: its sidecar for programs, what it changes, whether all of it counts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lora_tune.base.errors import InputError
+from lora_tune.config.study import Study
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.recommendation import UNRUN, Recommended
+from lora_tune.store.metrics import as_mapping
+from lora_tune.store.records import Trial
+from lora_tune.workloads.base import KnowsVariables, SourcesConfigs, Workload
+from lora_tune.workloads.base_config import Difference, differences, equal
+from lora_tune.workloads.config_file import value_text
+from lora_tune.workloads.implementation import sourced, sourced_file
+from lora_tune.workloads.sandbox import source_files
+
+SIDECAR_VERSION = 1
+"""Grows when a key of the sidecar changes its meaning."""
+
+
+def sidecar(
+    study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str], believed: Recommended | None = None
+) -> dict[str, Any]:
+    """The exported config as plain data: what it sets, what it reached, where it comes from.
+
+    config: the exported file's name. lines: its provenance. believed: what is believed of it, where it is what the
+    sweep recommends. Seconds and samples; absent where unknown.
+    """
+    metrics = as_mapping(trial.metrics)
+    result = {
+        "objective": metrics.get("objective"),
+        "score": study.objective.score,
+        "target_eval_loss": study.objective.target if objective_of(study).has_target else None,
+        "seconds": trial.seconds,
+        "samples": trial.samples,
+        **{name: metrics.get(name) for name in _TOLD},
+    }
+    return {
+        "version": SIDECAR_VERSION,
+        "config": config,
+        "usage": usage,
+        "study": {
+            "name": study.name,
+            "hash": study.digest,
+            "division": study.division,
+            "workload": study.workload.kind,
+        },
+        "trial": {"seed": trial.seed} | ({} if trial.number == UNRUN else {"number": trial.number}),
+        **({} if believed is None else {"recommended": _believed(believed)}),
+        "parameters": dict(trial.parameters),
+        "tuned": dict(trial.tuned),
+        "result": {name: value for name, value in result.items() if value is not None},
+        "provenance": list(lines),
+    }
+
+
+def _believed(recommended: Recommended) -> dict[str, Any]:
+    """What is believed of the recommended configuration: seconds, or samples/s; the best single run beside it."""
+    return {
+        "objective": recommended.objective,
+        "low": recommended.low,
+        "high": recommended.high,
+        "runs": recommended.runs,
+        "confirmed": recommended.confirmed,
+        "best_run": recommended.best_run.number,
+        "best_run_objective": recommended.best_run.objective,
+    }
+
+
+_TOLD = ("crossing_samples", "crossing_low", "crossing_high", "samples_per_second", "seconds_per_eval", "node_hours")
+
+
+def toml_text(data: Mapping[str, Any]) -> str:
+    """A mapping of values, lists and mappings of these, as TOML. tomllib reads it back unchanged."""
+    lines = [f"{_key(name)} = {_toml(v)}" for name, v in data.items() if not isinstance(v, Mapping)]
+    for name, table in data.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{_key(name)}]", *(f"{_key(k)} = {_toml(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    assert isinstance(value, list | tuple), value
+    return "[" + ", ".join(_toml(v) for v in value) + "]"
+
+
+def sourced_beside(config: Path, folder: Path | None = None, root: Path | None = None) -> dict[str, str]:
+    """What ``config`` exports in a clean bash, sourced as if it lay in ``folder``, beside what it sources.
+
+    Nothing is written there: a temporary folder stands in, with links to all that lies in ``root``, of which ``folder``
+    is a part; None: ``folder`` alone. Raises SetupError with bash's own words when it cannot be sourced.
+    """
+    if folder is None:
+        return sourced_file(config)
+    root = root or folder
+    with tempfile.TemporaryDirectory() as scratch:
+        here, source = Path(scratch), root
+        for part in folder.relative_to(root).parts:
+            _link(source, here, part)
+            here, source = here / part, source / part
+            here.mkdir()
+        _link(source, here, config.name)
+        copy = here / config.name
+        copy.write_bytes(config.read_bytes())
+        return source_files([copy]).values
+
+
+def _link(source: Path, folder: Path, without: str) -> None:
+    for entry in source.iterdir():
+        if entry.name != without:
+            (folder / entry.name).symlink_to(entry.resolve())
+
+
+def changed_against(base: Path, config: Path, workload: Workload | None = None) -> list[Difference]:
+    """What ``config`` sets other than the site's present ``base``, each sourced where it belongs.
+
+    A base of which the workload knows what a sweep has recorded counts as recorded, whatever its file says now. One
+    that is not there may be named relative to the implementation's folder, as ``workload.base`` is. Raises InputError
+    when it is nowhere.
+    """
+    tree = workload if isinstance(workload, SourcesConfigs) else None
+    if tree is not None and not base.is_absolute() and not base.exists():
+        base = tree.scripts_folder() / base
+    if tree is not None and (recorded := tree.recorded_values(base)) is not None:
+        return differences(recorded, {**recorded, **_changed_lines(config, recorded)})
+    if not base.is_file():
+        raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
+    file = base.resolve()
+    if tree is not None and file.is_relative_to(tree.scripts_folder()):
+        return differences(tree.values_of(file), exported_by(config, workload))
+    return differences(source_files([file]).values, sourced_beside(config, file.parent))
+
+
+def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
+    """What the exported ``config`` makes of ``recorded``, the values that the files which it sources had."""
+    exports = (f"export {name}={shlex.quote(value)}" for name, value in recorded.items())
+    own = (line for line in config.read_text(encoding="utf-8").splitlines() if not line.startswith("source "))
+    return sourced("\n".join((*exports, *own)) + "\n", config.name)
+
+
+def config_folder(workload: Workload) -> Path | None:
+    """The folder in which this workload's configs are sourced; None: anywhere."""
+    return workload.config_folder() if isinstance(workload, SourcesConfigs) else None
+
+
+def exported_by(config: Path, workload: Workload) -> dict[str, str]:
+    """What ``config`` exports where this workload's users source it. Raises SetupError when it cannot be sourced."""
+    root = workload.scripts_folder() if isinstance(workload, SourcesConfigs) else None
+    return sourced_beside(config, config_folder(workload), root)
+
+
+def readers(names: Iterable[str], workload: Workload) -> dict[str, str]:
+    """Who reads each variable, in words; "" for nobody. Empty where nobody can know (another's command)."""
+    return workload.readers(names) if isinstance(workload, KnowsVariables) else {}
+
+
+def without_effect(config: Path, workload: Workload) -> list[str] | None:
+    """The variables of an exported config that its implementation never reads; None where that cannot be known.
+
+    Sources it in a clean bash as its user would. Raises SetupError when it cannot be sourced.
+    """
+    exported = exported_by(config, workload)
+    if not isinstance(workload, KnowsVariables):
+        return None
+    return sorted(name for name in exported if not workload.knows_variable(name))
+
+
+def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> list[str]:
+    """Parameters that a sourced config sets to another value than the trial had, as sentences. Empty: all agree.
+
+    Only names that the config sets are compared; a workload may spell a parameter under another name.
+    """
+    return [
+        f"{name} is {exported[name]!r}, the trial had {value_text(value)!r}"
+        for name, value in parameters.items()
+        if name in exported and not equal(exported[name], value_text(value))
+    ]

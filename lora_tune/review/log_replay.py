@@ -1,0 +1,287 @@
+"""A finished log played as a trial of a study: what the sweep would have decided, and when, by the log's own clock.
+
+Nothing is decided here. At each tick the log's next lines go through the reader and the failure scanner that the
+driver uses, and the driver's own functions are asked: ``judge_curve`` while it runs, ``diagnose``, ``conclude`` and
+``impossible_times`` at its end, ``facts`` for the objective. Time limits, queues and silences are the cluster's, and
+are not played.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from lora_tune.base.errors import InputError
+from lora_tune.config.formula import FormulaError
+from lora_tune.config.study import Study
+from lora_tune.controller import conclusion, policy, pruning, results
+from lora_tune.controller.acceptance import impossible_times, why_untrue
+from lora_tune.launchers.base import JobState, JobStatus
+from lora_tune.logs.announced import Announced
+from lora_tune.logs.failures import FailureScanner, diagnose
+from lora_tune.logs.looks import due
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.playback import ticks
+from lora_tune.logs.printed_config import SCANNED_BYTES, printed_settings
+from lora_tune.logs.run import Eval, LogReader, RunLog
+from lora_tune.mlperf.registry import find_benchmark
+from lora_tune.mlperf.rules import reaching
+from lora_tune.review.intervals import time_interval
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.recommendation import best_run
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
+from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.workloads.metric import reader_of
+
+ReaderFor = Callable[[Mapping[str, Value]], LogReader]
+"""Makes a fresh reader of the study's log format for a trial with these parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedVerdict:
+    """What the sweep would have said. kind: pruned, capped, infeasible or failed. at_seconds: since ``run_start``
+    (since the log's first time stamp where it never started)."""
+
+    kind: str
+    at_seconds: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedLog:
+    """One log as the sweep would have taken it.
+
+    ceiling: the log's evals rise, and ``run`` has what they lack of this; None: they fall. parameters: the run's
+    facts, by the study's names. reached: the log shows the target (or has a value, where there is none); stop: the
+    eval that shows it. verdicts: the first of each kind, in time; the first of all ends the trial in a sweep, the
+    others are what would have followed without it. lost: it was stopped early, and would have reached the target
+    (pruned), or beaten the best so far (capped). ending: in words, without any stop. objective, low, high: seconds
+    (samples/s for a throughput study) and their 90% interval, None where the target was not reached.
+    """
+
+    run: RunLog
+    ceiling: float | None
+    parameters: Mapping[str, Value]
+    reached: bool
+    stop: Eval | None
+    verdicts: tuple[ReplayedVerdict, ...]
+    lost: bool
+    ending: str
+    objective: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class Replay:
+    """Plays logs one after another as trials: earlier ones are references and rivals of later ones.
+
+    A sweep trains one benchmark on one machine: logs that announce another benchmark, submitter or platform belong to a
+    sweep of their own. Many result files are published with placeholders for both; then their folder tells them apart.
+    """
+
+    def __init__(self, study: Study, reader_for: ReaderFor) -> None:
+        self._study = study.with_options({"pruning": {"audit": 0.0}})  # what the rule says, of every log
+        self._reader_for = reader_for
+        self._books: dict[tuple[object, ...], UnitOfWork] = {}
+
+    def play(self, log: bytes, name: str = "") -> ReplayedLog:
+        """Play one log, whole in memory; name: its path. Never raises for what it contains."""
+        whole = _read(self._reader_for(self._study.search_space.fixed), log)
+        study = self._study_for(whole)
+        announced = tuple(map(whole.hyperparameters.get, _ONE_SWEEP))
+        unnamed = any("PLACEHOLDER" in str(value) for value in announced) and _RESULT_FILE.search(name)
+        place = str(PurePath(name).parent) if unnamed else ""
+        work = self._books.setdefault((*announced, place), _empty_book(study))
+        number = len(work.sweep.trials)
+        parameters = self.parameters(whole, log)
+        trial = Trial(number=number, seed=0, tuned={}, parameters=parameters, state=TrialState.RUNNING)
+        attempt = Attempt(trial=number, number=0, job_name=f"replay-{number}", folder="", started_at=0.0)
+        work.put_trial(trial)
+        work.put_attempt(attempt)
+        player = _Player(study, work, trial, attempt, self._reader(study, parameters))
+        for piece in ticks(log):
+            player.tick(piece)
+        return player.end()
+
+    def parameters(self, run: RunLog, log: bytes) -> dict[str, Value]:
+        """The trial's parameters: what the study fixes, and of all that it leaves open what the log says."""
+        from lora_tune.search import priors
+
+        space = self._study.search_space
+        names = [*space.parameters, "MAX_STEPS", "FP4", "HEALING_ITER"]
+        announced = {**Announced(printed_settings(log[:SCANNED_BYTES])), **run.hyperparameters}
+        stated = {**priors.values_of(announced, names), **space.fixed}
+        try:
+            return {**space.resolve(stated), **stated}
+        except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need
+            return stated
+
+    def _study_for(self, run: RunLog) -> Study:
+        """The study; of a log that announces another benchmark, with that one's metric and nobody's curves.
+
+        The log's target also counts where the study names none.
+        """
+        objective, own = self._study.objective, self._study.benchmark
+        announced, target = (run.hyperparameters.get(key) for key in ("submission_benchmark", "target_accuracy"))
+        changes: dict[str, object] = {}
+        if isinstance(target, int | float) and "target" not in objective.model_fields_set:
+            changes = {"target": target}
+        if own is not None and isinstance(announced, str) and announced != own.name:
+            try:
+                metric = find_benchmark(announced).metrics[0]
+                changes = {"benchmark": announced, "target": reaching(metric), "direction": metric.direction}
+            except InputError:  # no round of MLPerf's: its target alone is known
+                changes = {"target": target} if isinstance(target, int | float) else {}
+            changes |= {"curves": "own", "score": "time_to_target", "ruleset": None}
+        return self._study.model_copy(update={"objective": objective.model_copy(update=changes)})
+
+    def _reader(self, study: Study, parameters: Mapping[str, Value]) -> LogReader:
+        """A reader of the study's format that turns evals as the log's metric wants it."""
+        reader = self._reader_for(parameters)
+        if study.rising == self._study.rising or not isinstance(reader, MllogReader):
+            return reader
+        return reader_of(study, MllogReader())
+
+
+_ONE_SWEEP = ("submission_benchmark", "submission_org", "submission_platform")
+"""What logs announce that all trials of a sweep have in common."""
+
+_RESULT_FILE = re.compile(r"result_\d+\.txt(?:\.gz)?$")
+
+_ENDED = JobStatus(state=JobState.ENDED)
+"""All that is known of a finished log's job."""
+
+
+class _Player:
+    """One log's trial while it is played."""
+
+    def __init__(self, study: Study, work: UnitOfWork, trial: Trial, attempt: Attempt, reader: LogReader) -> None:
+        once = study.budget.model_copy(update={"attempts": 1})  # a log that exists is not run again
+        self._study = study.model_copy(update={"budget": once})
+        self._work, self._trial, self._attempt = work, trial, attempt
+        self._reader, self._scanner = reader, FailureScanner()
+        self._stamped = isinstance(reader, MllogReader)
+        self._train_points = 0
+        self._ticks = self._looked_at = self._evals = 0
+        self._verdicts: dict[str, ReplayedVerdict] = {}
+        self._stopped: tuple[policy.Stop, RunLog] | None = None
+
+    def tick(self, piece: bytes) -> None:
+        """What the driver does at a tick with the log's next lines."""
+        self._reader.feed(piece)
+        self._scanner.feed(piece)
+        self._ticks += 1
+        if due(self._evals, self._ticks - self._looked_at):
+            self._look()
+
+    def _look(self) -> None:
+        run = self._reader.run()
+        self._looked_at, self._evals = self._ticks, run.printed_evals
+        fresh = self._work.see_evals(self._attempt, run.evals) if self._stopped is None else run.evals
+        new_train = len(run.train) != self._train_points
+        self._train_points = len(run.train)
+        if not (fresh or new_train) or objective_of(self._study).stop(run):
+            return
+        trusted = impossible_times(run, _ENDED, stamped=self._stamped) is None
+        stop = pruning.judge_curve(self._study, self._work.sweep, self._trial, run) if trusted else None
+        if isinstance(stop, policy.Stop) and stop.kind.value not in self._verdicts:
+            self._verdicts[stop.kind.value] = ReplayedVerdict(stop.kind.value, _seconds(run), stop.sentence)
+            if self._stopped is None:
+                self._stopped = stop, run
+
+    def end(self) -> ReplayedLog:
+        """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
+        if self._looked_at < self._ticks:
+            self._look()
+        run = self._run_that_counts()
+        diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run, unit=self._study.progress_unit)
+        action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
+        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
+            # Old logs mostly ran with other values than the study's, so they are held against none.
+            untrue = why_untrue(self._study, self._trial, self._attempt, _ENDED, run, written={}, stamped=self._stamped)
+            action = conclusion.refuse(self._study, [self._attempt], untrue) if untrue else action
+        kind = _KINDS.get(action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED)
+        if kind is not None and kind not in self._verdicts:
+            self._verdicts[kind] = ReplayedVerdict(kind, _seconds(run), action.sentence)
+        concluded = isinstance(action, conclusion.Finish) and action.verdict is Verdict.REACHED
+        objective, low, high = self._objective(run) if concluded else (None, None, None)
+        stop = objective_of(self._study).stop(run)
+        lost = concluded and self._stopped is not None and self._would_win(self._stopped[0], objective)
+        self._remember(action, run)
+        return ReplayedLog(
+            run=run,
+            ceiling=self._study.ceiling if self._study.rising else None,
+            parameters=self._trial.parameters,
+            reached=concluded or stop is not None,
+            stop=stop,
+            verdicts=tuple(self._verdicts.values()),
+            lost=lost,
+            ending=action.sentence,
+            objective=objective,
+            low=low,
+            high=high,
+        )
+
+    def _would_win(self, stop: policy.Stop, objective: float | None) -> bool:
+        """Whether a run that was stopped, and reached the target after all, is a loss to the sweep."""
+        best = best_run(self._study, self._work.sweep)
+        if stop.kind is StopKind.PRUNED or best is None or objective is None:
+            return True
+        return objective_of(self._study).better(objective, best.objective)
+
+    def _run_that_counts(self) -> RunLog:
+        """As for a job of several runs: the first that reached the target, else the last."""
+        runs = self._reader.runs() if isinstance(self._reader, MllogReader) else ()
+        return next((r for r in runs if r.reached(self._study.target)), self._reader.run())
+
+    def _remember(self, action: conclusion.Finish | conclusion.Retry, run: RunLog) -> None:
+        """Finish the trial as the sweep would have: by the verdict that came first."""
+        if self._stopped is not None:
+            stop, run = self._stopped
+            cut = Verdict.PRUNED if stop.kind is StopKind.PRUNED else Verdict.CAPPED
+            action = conclusion.Finish(cut, stop.sentence)
+        verdict = action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED
+        trial = self._finished(run, self._study) if verdict is Verdict.REACHED else self._trial
+        self._work.put_trial(trial.finished(verdict, action.sentence, 0.0))
+
+    def _finished(self, run: RunLog, study: Study) -> Trial:
+        """The trial with what is remembered of a run that reached the target."""
+        stop = objective_of(study).stop(run)
+        return replace(
+            self._trial,
+            seconds=stop.seconds if stop else None,
+            samples=stop.samples if stop else None,
+            metrics=results.measured(study, self._trial, [self._attempt], run, 0.0),
+        )
+
+    def _objective(self, run: RunLog) -> tuple[float | None, float | None, float | None]:
+        """The objective with its 90% interval; an MLPerf score's is that of its seconds, scaled as the score is."""
+        trial = self._finished(run, self._study)
+        objective = trial.metrics.objective
+        if not objective_of(self._study).timed or objective is None:
+            return objective, None, None
+        by_time = self._study.objective.model_copy(update={"score": "time_to_target"})
+        plain = self._finished(run, self._study.model_copy(update={"objective": by_time}))
+        low, high = time_interval(trial)
+        scale = objective / plain.objective
+        return objective, min(objective, scale * low), max(objective, scale * high)
+
+
+_KINDS = {Verdict.PRUNED: "pruned", Verdict.INFEASIBLE: "infeasible", Verdict.FAILED: "failed"}
+"""How a log that no rule stopped can end, other than at its target or at its last step."""
+
+
+def _empty_book(study: Study) -> UnitOfWork:
+    return UnitOfWork(StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0))
+
+
+def _read(reader: LogReader, log: bytes) -> RunLog:
+    reader.feed(log)
+    return reader.run()
+
+
+def _seconds(run: RunLog) -> float:
+    begin = run.run_start_ms if run.run_start_ms is not None else run.init_start_ms
+    return 0.0 if begin is None or run.last_ms is None else max(0.0, (run.last_ms - begin) / 1000)

@@ -1,0 +1,180 @@
+"""What the stopping rule promises in a sweep, what it has cost, and how often it erred: from the records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lora_tune.config.study import Study
+from lora_tune.controller.evidence import courses, fewest_free, is_good, level
+from lora_tune.controller.public_runs import believed, confirmed_at, contradiction
+from lora_tune.curves.conformal import needed, supported
+from lora_tune.search.objectives import objective_of
+from lora_tune.store.records import StudyRecords, Trial, Verdict
+
+CONFIDENCE = 0.9
+
+ENDED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED)
+"""Ends that say how good a run was."""
+
+BETTER_HALF = "the level of the first runs' better half"
+"""What good runs come to where no target says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingAccount:
+    """The stopping rule's state in a sweep.
+
+    goal: what good runs came to, in words. stated: false-prune rate that the study asks for; kept: the rate that its
+    evidence supports now, None while no run is compared. references: good runs that nothing could have stopped, which
+    are what supports it, of all ``good`` ones; wanted: runs that must end so before others are compared; full: as many
+    references as support the stated rate. published:
+    the rate rests on public runs; unconfirmed: it will, once a good run has lain among them. contradicted_by: the good
+    trial by which they are no longer believed. stopped, missed: runs that the comparison stopped, and all that ended
+    and were not good. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
+    went on and have ended, and those of them that were good. audit_hours: node-hours that they took after they
+    were condemned. false_rate: low and high of a 90% interval for the share of good runs that the rule condemns, None
+    without an ended audit.
+    """
+
+    goal: str
+    stated: float
+    kept: float | None
+    references: int
+    good: int
+    wanted: int
+    full: int
+    published: bool
+    unconfirmed: bool
+    contradicted_by: int | None
+    stopped: int
+    missed: int
+    used: float
+    audited: int
+    erred: int
+    audit_hours: float
+    false_rate: tuple[float, float] | None
+
+
+def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingAccount | None:
+    """The account at ``now`` (epoch seconds); None where the study compares no curves."""
+    if study.pruning.rule == "none" or not objective_of(study).judges_evals:
+        return None
+    trials, objective, rate = sweep.trials.values(), objective_of(study), study.pruning.false_prune_rate
+    level_known, ended = math.isfinite(level(study, sweep)), [t for t in trials if t.verdict in ENDED]
+    good = {t.number for t in ended if is_good(study, sweep, t)}
+    free = [c for c in courses(study, sweep) if c.free]
+    references = [c for c in free if math.isfinite(c.stop(level(study, sweep)))] if level_known else free
+    compared = supported(rate, len(references)) if level_known and len(free) >= fewest_free(study) else None
+    envelope = next((e for t in trials if (e := believed(study, sweep, t)) is not None), None)
+    against, confirmed = contradiction(study, sweep), confirmed_at(study, sweep) is not None
+    stopped = [t for t in ended if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
+    audits = [t for t in ended if t.metrics.audited and t.verdict is not Verdict.PRUNED]
+    erred, spent = sum(t.number in good for t in audits), sweep.node_hours(now)
+    others = sum(not sweep.trials[number].metrics.audited for number in good)
+    return StoppingAccount(
+        goal="the target" if objective.has_target else BETTER_HALF,
+        stated=rate,
+        kept=envelope.supported(rate) if envelope and confirmed else compared,
+        references=len(references),
+        good=len(good) if level_known else len(references),
+        wanted=fewest_free(study),
+        full=needed(rate),
+        published=envelope is not None and confirmed,
+        unconfirmed=envelope is not None and not confirmed,
+        contradicted_by=against.number if against else None,
+        stopped=len(stopped),
+        missed=len(ended) - len(good),
+        used=_hours(sweep, stopped, now) / spent if spent else 0.0,
+        audited=len(audits),
+        erred=erred,
+        audit_hours=sum(_after_condemned(sweep, t, now) for t in audits),
+        false_rate=false_rate(erred, len(audits), len(stopped) + len(audits), others) if audits else None,
+    )
+
+
+def false_rate(erred: int, audited: int, condemned: int, kept: int) -> tuple[float, float]:
+    """A 90% interval for the share of good runs that were condemned, from the audited part of the condemned ones.
+
+    Audits are drawn by lot, so the share of good runs among all ``condemned`` has the Clopper-Pearson interval of
+    ``erred`` of ``audited``; with ``kept`` good runs that were not condemned it makes the rate.
+    """
+    from scipy.special import betaincinv
+
+    tail = (1 - CONFIDENCE) / 2
+    low = float(betaincinv(erred, audited - erred + 1, tail)) if erred else 0.0
+    high = float(betaincinv(erred + 1, audited - erred, 1 - tail)) if erred < audited else 1.0
+    rates = [share * condemned / max(share * condemned + kept, 1.0) for share in (low, high)]
+    return rates[0], rates[1]
+
+
+def _hours(sweep: StudyRecords, trials: Sequence[Trial], now: float) -> float:
+    return sum(a.node_hours(now) for t in trials for a in sweep.attempts_of(t.number))
+
+
+def _after_condemned(sweep: StudyRecords, trial: Trial, now: float) -> float:
+    """Node-hours of a trial's training after the rule had condemned it."""
+    last, at = trial.metrics.last_samples or 0.0, trial.metrics.audited_samples or 0.0
+    return _hours(sweep, [trial], now) * max(0.0, 1 - at / last) if last else 0.0
+
+
+def promise_words(study: Study) -> str:
+    """What a study promises before its first run, and at what price; "" where it compares no curves."""
+    if study.pruning.rule == "none" or not objective_of(study).judges_evals:
+        return ""
+    rate, first = study.pruning.false_prune_rate, study.pruning.references
+    audits = f"; {study.audit_share:.0%} of condemned runs go on as audits" if study.audit_share else ""
+    if study.objective.curves != "own":
+        once = "by published curves once a good run has been like them"
+        return f"stopping: {_percent(rate)} of good runs by error, {once}{audits}"
+    kept, free = _percent(supported(rate, first)), fewest_free(study)
+    terms = f"the first {free} good runs are let through; judged by these"
+    if not objective_of(study).has_target:
+        terms = f"the first {free} runs are let through; judged by the {first} of their better half"
+    short = f"; the stated {_percent(rate)} needs {needed(rate)}" if needed(rate) > first else ""
+    return f"stopping: {terms}, at most {kept} of good runs are stopped by error{short}{audits}"
+
+
+def account_words(account: StoppingAccount) -> str:
+    """The account in a line."""
+    parts = [_support_words(account)]
+    if account.unconfirmed:
+        parts.append("published curves stop no run before a good one of this sweep has been like them")
+    if account.contradicted_by is not None:
+        parts.append(
+            f"trial {account.contradicted_by} reached the target outside of the published curves, by which runs are "
+            f"judged no more"
+        )
+    if account.stopped:
+        parts.append(
+            f"{account.stopped} of {account.missed} runs that missed {account.goal} were stopped, "
+            f"with {account.used:.0%} of what all trials spent"
+        )
+    if account.false_rate is not None:
+        low, high = account.false_rate
+        parts.append(
+            f"{account.erred} of {account.audited} audits reached {account.goal}, for {account.audit_hours:.2g} "
+            f"node-hours more: {_percent(low)} to {_percent(high)} of good runs are condemned"
+        )
+    return "; ".join(parts)
+
+
+def _support_words(account: StoppingAccount) -> str:
+    if account.published and account.kept is not None:
+        return f"judged by published runs, at most {_percent(account.kept)} of good runs are stopped by error"
+    rest = account.good - account.references
+    others = f" (not by {rest} more, which the rule itself let through)" if rest > 0 else ""
+    if account.kept is None:
+        return f"{_good_runs(account.references)} so far; runs are compared from {account.wanted} on"
+    more = f"; {_percent(account.stated)} from {account.full} on" if account.kept > account.stated else ""
+    judged = f"judged by {_good_runs(account.references)}{others}"
+    return f"{judged}, at most {_percent(account.kept)} of good runs are stopped by error{more}"
+
+
+def _good_runs(count: int) -> str:
+    return "1 good run" if count == 1 else f"{count} good runs"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

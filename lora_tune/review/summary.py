@@ -1,0 +1,242 @@
+"""What a sweep amounts to, in numbers and words: what status, report, dashboard and explain all show."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from lora_tune.base.format import duration
+from lora_tune.config.study import Study
+from lora_tune.controller.evidence import max_samples
+from lora_tune.controller.results import estimate_words
+from lora_tune.review.describe import interval_words
+from lora_tune.review.replicates import runs_words
+from lora_tune.review.stopping import StoppingAccount, stopping_account
+from lora_tune.search.no_effect import no_effect
+from lora_tune.search.objectives import objective_of, objectives_of
+from lora_tune.search.race_scale import scale_of
+from lora_tune.search.recommendation import (
+    UNRUN,
+    Nearest,
+    Recommended,
+    best_run,
+    nearest,
+    recommend,
+)
+from lora_tune.search.samplers import sampler_kind
+from lora_tune.store.metrics import ConfirmedChoice
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
+
+STOPPED_EARLY = (Verdict.PRUNED, Verdict.CAPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureClass:
+    """Failed attempts of one class. ``line`` and ``remedy`` are those of the most frequent failure in it."""
+
+    kind: str
+    attempts: int
+    trials: tuple[int, ...]
+    line: str
+    remedy: str
+    node_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A sweep at one moment.
+
+    verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited,
+    or there are more already, by ``sweep --trials``.
+    recommended: the configuration that is believed best, which is what is handed over. best: the best single run; it
+    was picked for being the lowest, so an interval about it would promise too much, and none is kept.
+    node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
+    trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
+    stopping: what the stopping rule promises and has cost; None where no curves are compared.
+    nearest: the trial that came nearest to the target while none has reached it. trouble: why the results mislead, a
+    sentence; "" where they do not.
+    """
+
+    trials: int
+    open: int
+    planned: int | None
+    verdicts: Mapping[Verdict, int]
+    recommended: Recommended | None
+    best: Trial | None
+    node_hours: float
+    overhead_hours: float
+    saved: float
+    seconds: float
+    failures: tuple[FailureClass, ...]
+    stopping: StoppingAccount | None = None
+    nearest: Nearest | None = None
+    trouble: str = ""
+
+
+def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
+    """Everything at a glance; ``now`` in epoch seconds counts what runs."""
+    return replace(overview_without_belief(study, sweep, now), recommended=recommend(study, sweep))
+
+
+def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Overview:
+    """:func:`overview` but for what is recommended, which a model of all trials must be made for."""
+    verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
+    return Overview(
+        trials=len(sweep.trials),
+        open=sum(t.state is not TrialState.FINISHED for t in sweep.trials.values()),
+        planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
+        verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
+        recommended=None,
+        best=best_run(study, sweep),
+        node_hours=sweep.node_hours(now),
+        overhead_hours=sweep.overhead_hours,
+        saved=saved_node_hours(study, sweep),
+        seconds=elapsed(sweep, now),
+        failures=failure_classes(sweep, now),
+        stopping=stopping_account(study, sweep, now),
+        nearest=nearest(study, sweep),
+        trouble=idle.sentence if (idle := no_effect(study, sweep)) else "",
+    )
+
+
+def elapsed(sweep: StudyRecords, now: float) -> float:
+    """Seconds from the first attempt's intention to the last end, or to ``now`` while something is open."""
+    if not sweep.attempts:
+        return 0.0
+    begin = min(a.intended_at for a in sweep.attempts.values())
+    if any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
+        return max(0.0, now - begin)
+    return max(0.0, max(t.finished_at or begin for t in sweep.trials.values()) - begin)
+
+
+def saved_node_hours(study: Study, sweep: StudyRecords) -> float:
+    """Node-hours that the trials stopped early would still have used, an estimate.
+
+    Each would have gone on at its own pace to the end of its own training (MAX_STEPS x GBS; where that is unknown,
+    to the median end of the trials that were not stopped), but not beyond the time limit of a trial.
+    """
+    ends = [e[-1].samples for t in sweep.trials.values() if t.verdict not in STOPPED_EARLY and t.verdict is not None
+            and (e := sweep.last_evals(t.number))]  # fmt: skip
+    usual = median(ends) if ends else None
+    return sum(_saved(study, sweep, trial, usual) for trial in sweep.trials.values() if trial.verdict in STOPPED_EARLY)
+
+
+def _saved(study: Study, sweep: StudyRecords, trial: Trial, usual: float | None) -> float:
+    evals, attempts = sweep.last_evals(trial.number), sweep.attempts_of(trial.number)
+    end = max_samples(trial) or usual
+    if not evals or not attempts or end is None or not evals[-1].samples > 0 or not evals[-1].seconds > 0:
+        return 0.0
+    last, attempt = evals[-1], attempts[-1]
+    left = (end - last.samples) * last.seconds / last.samples
+    used = (attempt.ended_at or 0.0) - (attempt.started_at or 0.0)
+    return max(0.0, min(left, study.budget.trial_minutes * 60 - used)) * attempt.node_count / 3600
+
+
+def failure_classes(sweep: StudyRecords, now: float) -> tuple[FailureClass, ...]:
+    """Failed attempts by class, the dearest first."""
+    by_kind: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in sweep.attempts.values():
+        if attempt.failure:
+            by_kind[attempt.failure].append(attempt)
+    classes = [_failure_class(kind, attempts, now) for kind, attempts in by_kind.items()]
+    return tuple(sorted(classes, key=lambda f: (-f.node_hours, f.kind)))
+
+
+def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> FailureClass:
+    line, remedy = Counter((a.line, a.remedy) for a in attempts).most_common(1)[0][0]
+    return FailureClass(
+        kind=kind,
+        attempts=len(attempts),
+        trials=tuple(sorted({a.trial for a in attempts})),
+        line=line,
+        remedy=remedy,
+        node_hours=sum(a.node_hours(now) for a in attempts),
+    )
+
+
+def ranked(study: Study, sweep: StudyRecords) -> list[Trial]:
+    """Trials that have a value, best first."""
+    return objective_of(study).ranked(sweep)
+
+
+def ending_word(study: Study, trial: Trial) -> str:
+    """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
+    if trial.metrics.confirmed is not None:
+        return "passed over" if trial.passed_over else "confirmed"
+    return objective_of(study).word(trial.verdict) if trial.verdict is not None else ""
+
+
+def objective_words(study: Study) -> str:
+    """What trials are compared by, for people."""
+    return " against ".join(o.name for o in objectives_of(study))
+
+
+def recommended_words(study: Study, config: Recommended) -> str:
+    """What is believed of the configuration that is handed over, and what that rests on."""
+    between = interval_words(config.low, config.high, objective_of(study).text)
+    if config.confirmed:
+        base = f"mean of {runs_words(config.runs, 0)} with further seeds"
+    elif config.ran:
+        base = f"from {runs_words(config.runs, 0)} of it and the other trials"
+    else:
+        base = "put together from other trials, not run as a whole"
+    base += f"; {config.why}" if config.why else ""
+    return f"{objective_of(study).text(config.objective)} expected (90% interval {between}, {base})"
+
+
+def best_run_words(study: Study, config: Recommended) -> str:
+    """The best single run, and whether it is one of the configuration that is handed over."""
+    which = "one of that configuration" if config.is_best_run else "of another configuration, and luck is part of it"
+    return f"{objective_of(study).text(config.best_run.objective)}, trial {config.best_run.number}: {which}"
+
+
+def trial_name(trial: Trial) -> str:
+    """``trial 7``, or what a configuration is that no trial has run."""
+    return f"trial {trial.number}" if trial.number != UNRUN else "no trial yet"
+
+
+def confirmed_words(study: Study, best: Trial | None) -> str:
+    """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
+    if best is None or (race := best.metrics.confirmed) is None or race.choice is not ConfirmedChoice.CHOSEN:
+        return ""
+    return f"trial {best.number}, {raced_words(study, best)}"
+
+
+def raced_words(study: Study, trial: Trial) -> str:
+    """What more seeds have shown of a trial's configuration; "" where it has run with none."""
+    if (race := trial.metrics.confirmed) is None:
+        return ""
+    text = objective_of(study).text
+    mean, low, high = ("-" if value is None else text(value) for value in (race.seconds, race.low, race.high))
+    count = runs_words(race.runs, race.missed, scale_of(study))
+    return f"{race.choice}: mean {mean} ({low} to {high}, {count})"
+
+
+def prior_words(study: Study, sweep: StudyRecords) -> str:
+    """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
+    if not sampler_kind(study).takes_old_runs or not objective_of(study).timed:
+        return ""
+    from lora_tune.search import priors, published
+
+    sources = [priors.words(sweep.priors)]
+    if study.objective.curves == "llama2_70b_lora":
+        sources.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
+    if study.search.full_fine_tuning_lr is not None:
+        sources.insert(0, f"ten times the learning rate of full fine-tuning ({study.search.full_fine_tuning_lr:g})")
+    return " and ".join(w for w in sources if w)
+
+
+def score_words(study: Study, trial: Trial) -> str:
+    """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, and whether
+    the time is an estimate; "" where no reference applies and all was measured."""
+    return "; ".join(filter(None, (_normalised(study, trial), estimate_words(trial.metrics))))
+
+
+def _normalised(study: Study, trial: Trial) -> str:
+    if not objective_of(study).timed or trial.metrics.mlperf_score is None:
+        return ""
+    if study.objective.score == "mlperf_score":
+        return f"{duration(trial.seconds)} before RCP normalisation"
+    return f"{duration(trial.metrics.mlperf_score)} RCP-normalised"

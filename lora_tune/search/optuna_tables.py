@@ -1,0 +1,179 @@
+"""Keeps Optuna's tables in the sweep's database as our records are. Nothing of ours ever reads them.
+
+A trial is written when it is proposed, with its new evals, and when it ends. One that has ended alike in both is left
+alone, so that a start catches up with what a driver that died has left, or an earlier release. The study's attributes,
+in which optuna-dashboard keeps what people note, are never touched, nor are attributes of trials that are not ours.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial
+
+from lora_tune.base.errors import LoraTuneError
+from lora_tune.config.study import Study
+from lora_tune.logs.run import Eval
+from lora_tune.search.optuna_rows import rows_of
+from lora_tune.search.recorded import BASE, FIXED, REQUEST, directions, ending, space_of, trial_at
+from lora_tune.store import Lease, Requests, Store, tune_sqlite
+from lora_tune.store.port import Request
+from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.store.records import TrialState as OurState
+from lora_tune.store.trial_tables import NoStudyError, TrialRows, TrialTables
+
+MOST = 500
+"""Trials that one transaction writes: a fresh database of a long study is filled in several."""
+
+EVALS_SECONDS = 5.0
+"""Evals of trials that go on are written this often at most, in one transaction; what begins and ends, at once."""
+
+OURS = ("why", "kind", BASE, REQUEST, "verdict", "refused", FIXED)
+"""Attributes that say of a proposal what its record does: those of another proposal of that number are wrong."""
+
+ENQUEUED = "study.enqueue_trial"
+"""Who asked, of points that came by Optuna."""
+
+_OPEN = ("RUNNING", "WAITING")
+
+Seen = tuple[Trial | None, tuple[Eval, ...]]
+
+
+class OptunaTables:
+    """One study of Optuna in a store's database, written under the lease of its sweep."""
+
+    def __init__(
+        self, study: Study, store: Store, lease: Lease, meaning: Mapping[str, Any] | None = None,
+        requests: Requests | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing is opened before the first :meth:`follow`.
+
+        meaning: what the numbers mean, which a study of Optuna's gets as attributes when it is made. requests: of
+        people, to which those are added who speak to Optuna.
+        """
+        self._meaning, self._requests = meaning or {}, requests
+        self._study, self._store, self._lease = study, store, lease
+        self._space = space_of(study)
+        self._texts = {name: distribution_to_json(distribution) for name, distribution in self._space[0].items()}
+        self._tables: TrialTables | None = None
+        self._next = 0  # every trial before it was seen
+        self._wrote_at = -math.inf
+        self._open: dict[int, tuple[Seen, TrialRows]] = {}  # what is written of each that has not ended
+
+    def follow(self, sweep: StudyRecords) -> str:
+        """Write what is new in the records; returns why that failed, "" where it did not. Later calls catch up."""
+        try:
+            try:
+                self._catch_up(sweep)
+            except NoStudyError:  # somebody has deleted the study
+                self._tables, self._next, self._open = None, 0, {}
+                self._catch_up(sweep)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the sweep; it is said
+            kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__name__}: "
+            return f"Optuna's tables could not be brought up to date: {kind}{str(error).partition(chr(10))[0]}"
+        return ""
+
+    def _catch_up(self, sweep: StudyRecords) -> None:
+        self._tables = self._tables or self._opened(sweep)
+        while self._write(self._tables, sweep):
+            pass
+
+    def _opened(self, sweep: StudyRecords) -> TrialTables:
+        """The tables, made where they are not there, with the study, and without trials that no record has."""
+        try:
+            tables = TrialTables(self._store, self._lease, self._study.name, OURS)
+        except NoStudyError:
+            self._make()
+            tables = TrialTables(self._store, self._lease, self._study.name, OURS)
+        wanted = [direction.name for direction in directions(self._study)]
+        end = sweep.next_number
+        # An earlier release wrote proposals there first, and points that waited.
+        if stale := [n for n, state in tables.states.items() if n >= end and state in _OPEN]:
+            self._take_in(tables, [n for n in stale if tables.states[n] == "WAITING"])
+            tables.forget(stale)
+        if tables.directions != wanted:
+            tables.turn(wanted)
+            tables.states.clear()  # what has ended has other values now, too
+        return tables
+
+    def _take_in(self, tables: TrialTables, numbers: Sequence[int]) -> None:
+        """Points that somebody gave to Optuna's ``study.enqueue_trial`` become requests, which the driver answers.
+
+        Not those that the study names, nor those that an earlier release kept there for requests of its own.
+        """
+        if self._requests is None or not numbers:
+            return
+        known = [request.what for request in self._requests.all() if request.kind == "enqueue"]
+        for number, attributes in sorted(tables.attributes(numbers).items()):
+            values, own = attributes.get(FIXED), {BASE, REQUEST} & attributes.keys()
+            what = {"values": values, "clone_of": None, "optuna_trial": number}
+            points = [dict(point) for point in self._study.search.enqueue]
+            if isinstance(values, dict) and values and not own and values not in points and what not in known:
+                self._requests.ask(Request(kind="enqueue", what=what, who=ENQUEUED, asked_at=time.time()))
+
+    def _make(self) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = RDBStorage(self._store.url)
+        try:
+            tune_sqlite(storage.engine)
+            storage.engine.dispose()  # connections made before tuning
+            made = optuna.create_study(study_name=self._study.name, storage=storage, directions=directions(self._study))
+            for name, value in self._meaning.items():
+                made.set_user_attr(name, value)
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+
+    def _write(self, tables: TrialTables, sweep: StudyRecords) -> bool:
+        """Write at most MOST trials; True where more may be due."""
+        end = sweep.next_number
+        due: dict[int, Seen] = {}
+        upto = self._next
+        rested = time.monotonic() - self._wrote_at >= EVALS_SECONDS
+        urgent = end > upto or any(_ended(sweep.trials.get(n)) for n in self._open)
+        for number in self._open if rested or urgent else ():
+            seen = _seen(sweep, number)
+            if not _same(self._open[number][0], seen):
+                due[number] = seen
+        while upto < end and len(due) < MOST:
+            if self._out_of_date(sweep.trials.get(upto), tables.states.get(upto)):
+                due[upto] = _seen(sweep, upto)
+            upto += 1
+        if due:
+            rows = {number: rows_of(self._trial(sweep, number), self._texts) for number in due}
+            before = {number: written for number, (_, written) in self._open.items()}
+            tables.write([trial_rows.since(before.get(number)) for number, trial_rows in rows.items()])
+            self._open |= {number: (due[number], rows[number]) for number in due}
+            for number in [n for n in due if _ended(sweep.trials.get(n))]:
+                del self._open[number]
+            self._wrote_at = time.monotonic()
+        self._next = upto
+        return upto < end
+
+    def _out_of_date(self, record: Trial | None, state: str | None) -> bool:
+        """Whether a trial is to be written. state: the one in the tables before, None where they did not have it."""
+        if record is None:
+            return state is None or state in _OPEN
+        return not _ended(record) or state != ending(self._study, record)[0].name
+
+    def _trial(self, sweep: StudyRecords, number: int) -> FrozenTrial:
+        return trial_at(self._study, sweep, number, self._space)
+
+
+def _seen(sweep: StudyRecords, number: int) -> Seen:
+    return sweep.trials.get(number), sweep.last_evals(number)
+
+
+def _same(one: Seen, other: Seen) -> bool:
+    """Whether nothing changed: a record that changes is a new object."""
+    return one[0] is other[0] and one[1] is other[1]
+
+
+def _ended(record: Trial | None) -> bool:
+    return record is not None and record.state is OurState.FINISHED

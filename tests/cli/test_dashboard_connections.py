@@ -1,0 +1,120 @@
+"""Nobody keeps a connection to the dashboard, and with it a thread and a file, for as long as they like."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+import pytest
+
+from lora_tune.cli.web_server import listen
+from tests.waiting import wait_for
+
+
+def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"shown"]
+
+
+@pytest.fixture
+def server() -> Iterator[WSGIServer]:
+    """A server that waits 0.3 s for a whole request."""
+    found = listen(page, "127.0.0.1", 0, request_seconds=0.3)
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+def connect(server: WSGIServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+
+
+def test_who_says_nothing_is_hung_up_on(server: WSGIServer) -> None:
+    with closing(connect(server)) as client:
+        assert client.recv(100) == b""
+
+
+def test_who_drips_headers_is_hung_up_on(server: WSGIServer) -> None:
+    """Each byte would begin a limit of single reads anew."""
+    with closing(connect(server)) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n")
+
+        def refused() -> bool:
+            try:
+                client.sendall(b"X-More: 1\r\n")
+            except OSError:
+                return True
+            return False
+
+        wait_for(refused, what="the server hangs up")
+
+
+def test_others_are_served_meanwhile_and_after_it(server: WSGIServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(connect(server)) as silent:
+        for _ in range(2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=20) as answer:
+                assert answer.read() == b"shown"
+            assert silent.recv(100) == b""
+    assert capfd.readouterr().err == ""
+
+
+def test_who_drips_a_body_is_hung_up_on(server: WSGIServer) -> None:
+    with closing(connect(server)) as client:
+        client.sendall(b"POST / HTTP/1.0\r\nContent-Length: 1000\r\n\r\n")
+
+        def refused() -> bool:
+            try:
+                client.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_for(refused, what="the server hangs up")
+        client.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(100) == b"", "nothing was done with half a body"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"Content-Length: x", b"411"),
+        (b"Content-Length: -1", b"411"),
+        (b"Content-Length: \xb2", b"411"),
+        (b"Transfer-Encoding: chunked", b"411"),
+        (b"Content-Length: " + b"9" * 5000, b"413"),
+        (b"Content-Length: 99999999", b"413"),
+    ],
+)
+def test_a_body_of_no_known_length_or_too_long_is_refused_with_a_sentence(
+    server: WSGIServer, headers: bytes, status: bytes
+) -> None:
+    with closing(connect(server)) as client:
+        client.sendall(b"POST / HTTP/1.0\r\n" + headers + b"\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.split()[1] == status
+    assert b"a request " in answer
+
+
+def test_a_body_that_comes_in_time_is_read_whole() -> None:
+    def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
+
+    found = listen(echo, "127.0.0.1", 0)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found.server_port}/", data=b"abc" * 1000, timeout=20) as answer:
+            assert answer.read() == b"abc" * 1000
+    finally:
+        found.shutdown()
+        found.server_close()

@@ -1,0 +1,72 @@
+"""``--json``: one object, or one a line, that says what the sentences say; and what Optuna's study says of itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import optuna
+import pytest
+from click.testing import CliRunner
+
+from lora_tune import Sweep
+from lora_tune.__main__ import main
+from lora_tune.base.versions import commit_of
+from tests.cli.test_ask_tell import STUDY
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """A sweep of one trial that has ended."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(STUDY)
+    sweep = Sweep("mine.toml", quiet=True)
+    sweep.tell(sweep.ask().token, [(100, 0.5)])
+    return sweep
+
+
+def printed(*words: str) -> list[dict[str, object]]:
+    done = CliRunner().invoke(main, [words[0], "--study", "mine.toml", "--json", *words[1:]])
+    assert done.exit_code in (0, 3), done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_requests_are_objects_when_they_are_asked_and_when_they_are_listed(sweep: Sweep) -> None:
+    (asked,) = printed("steer", "--enqueue", "--set", "LR=0.02")
+    assert (asked["kind"], asked["what"]) == ("enqueue", {"values": {"LR": 0.02}, "clone_of": None})
+    assert printed("steer") == [asked]
+
+
+def test_an_export_says_its_file_and_the_line_that_runs_it(sweep: Sweep) -> None:
+    (export,) = printed("export")
+    assert Path(str(export["config"])).is_file()
+    assert (export["trial"], "source" in str(export["run"])) == (0, True)
+    refused = CliRunner().invoke(main, ["export", "--study", "mine.toml", "--json", "--check"])
+    assert (refused.exit_code, "take --diff and --check out" in refused.stderr) == (2, True)
+
+
+def test_a_finding_of_the_doctor_is_an_object(sweep: Sweep) -> None:
+    findings = printed("doctor")
+    assert findings
+    assert all(finding.keys() == {"level", "what", "why", "fix"} for finding in findings)
+
+
+def test_optunas_study_says_what_its_numbers_mean(sweep: Sweep) -> None:
+    study = optuna.load_study(study_name="mine", storage=f"sqlite:///{sweep.folder}/sweep.db")
+    attributes = {k.removeprefix("lora_tune:"): v for k, v in study.user_attrs.items() if k.startswith("lora_tune:")}
+    assert attributes["metric_names"] == ["lowest loss"]
+    assert (attributes["target"], attributes["study_hash"]) == (None, sweep.study.digest)
+    assert Path(attributes["study_file"]).name == "mine.toml"
+
+
+def test_a_commit_is_that_of_the_tree_and_says_where_files_differ(tmp_path: Path) -> None:
+    assert commit_of(tmp_path / "nowhere") == ""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "mine.toml").write_text("a")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    clean = commit_of(tmp_path)
+    assert len(clean) == 40
+    (tmp_path / "mine.toml").write_text("b")
+    assert commit_of(tmp_path) == f"{clean}+changes"

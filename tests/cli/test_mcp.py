@@ -1,0 +1,296 @@
+"""``lora-tune mcp``: a client that speaks only the protocol tunes a study from init to export, and one that lies is
+refused with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from click.testing import CliRunner
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from lora_tune import Sweep
+from lora_tune.base.errors import InputError
+from lora_tune.cli.agent_tools import TOOLS, AgentTools
+from lora_tune.cli.mcp import TOKEN_VARIABLE, main, server_of
+from lora_tune.store import Store, sqlite_url
+from lora_tune.store.records import TrialState, Verdict
+from tests.cli.test_ask_tell import STUDY
+from tests.conftest import REPOSITORY
+from tests.own_scripts.rows import SCRIPTS
+from tests.waiting import wait_for
+
+SHORT = 8000
+"""Characters of one answer: some two thousand tokens."""
+
+Call = Callable[..., Awaitable[Any]]
+
+
+def answering(client: Client) -> Call:
+    """Calls a tool; its answer as data, or the sentence of its refusal."""
+
+    async def call(name: str, **arguments: object) -> Any:
+        done = await client.call_tool(name, arguments)
+        text = done.content[0].text  # type: ignore[union-attr]
+        assert len(text) < SHORT
+        return text if done.is_error else json.loads(text)
+
+    return call
+
+
+def in_process(place: Callable[[Call], Awaitable[None]], tools: AgentTools) -> None:
+    """A client and the server in one process."""
+
+    async def session() -> None:
+        async with Client(server_of(tools)) as client:
+            await place(answering(client))
+
+    anyio.run(session)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentTools:
+    """The tools of a folder with one study, whose trials the client runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(STUDY)
+    return AgentTools()
+
+
+def test_there_are_at_most_twelve_tools_and_each_says_what_it_does(outside: AgentTools) -> None:
+    async def listed() -> list[Any]:
+        async with Client(server_of(outside)) as client:
+            assert "A seed is no" in (client.instructions or "")
+            return list((await client.list_tools()).tools)
+
+    tools = anyio.run(listed)
+    assert [tool.name for tool in tools] == list(TOOLS)
+    assert len(tools) <= 12
+    assert all(40 < len(tool.description) < 700 for tool in tools)
+
+
+def test_a_client_runs_the_trials_itself_and_hears_which_is_better(outside: AgentTools) -> None:
+    async def session(call: Call) -> None:
+        assert (await call("study"))["parameters"] == {"LR": "within 0.01 to 0.05"}
+        for number in range(16):
+            base, noise = number % 2 == 0, 0.01 * (number * 7 % 5)
+            offer = await call("propose", values={"LR": 0.01 if base else 0.03})
+            told = await call("tell", token=offer["token"], evals=[[100, (1.0 if base else 0.8) + noise]])
+            assert told["verdict"] == "reached"
+        verdict = await call("verdict", trial=1)
+        assert verdict["state"] == "better"
+        assert "better than the baseline by 0.2" in verdict["sentence"]
+        assert "2 configurations, 1 run again, 1 better" in (await call("verdict"))["ledger"]
+        assert (await call("export"))["verdict"] == verdict["sentence"]
+        assert [row["trial"] for row in (await call("history", rows=3))["trials"]] == [15, 14, 13]
+
+    in_process(session, outside)
+    assert len(Sweep("mine.toml").trials) == 16
+
+
+def test_a_client_that_lies_is_refused_with_what_to_do_and_nothing_of_it_is_on_record(outside: AgentTools) -> None:
+    async def session(call: Call) -> None:
+        offer = await call("propose")
+        refusals = [
+            await call("tell", token="0" * 32, evals=[[100, 0.1]]),
+            await call("tell", token=offer["token"], evals=[[100, 0.1, 86400.0]]),
+            await call("tell", token=offer["token"], evals=[[100, "low"]]),
+            await call("tell", token=offer["token"]),
+            await call("propose", values={"LR": 9.0}),
+            await call("propose", again=77),
+            await call("verdict", trial=77),
+            await call("log", trial=77),
+            await call("study", study="../../etc/passwd"),
+            await call("start"),
+        ]
+        assert all(isinstance(refusal, str) for refusal in refusals)
+        assert "use the one that ask gave" in refusals[0]
+        assert "cannot be" in refusals[1]
+        assert "history lists them" in refusals[5]
+        assert "and no path" in refusals[8]
+        assert "propose gives one to run" in refusals[9]
+        first = await call("tell", token=offer["token"], evals=[[100, 0.5]])
+        assert await call("tell", token=offer["token"], evals=[[100, 0.5]]) == first
+        assert "the first one stays" in await call("tell", token=offer["token"], evals=[[100, 0.1]])
+
+    in_process(session, outside)
+    (trial,) = Sweep("mine.toml").trials
+    assert (trial.verdict, trial.metrics.objective) == (Verdict.REACHED, 0.5)
+
+
+def test_before_a_sweep_began_every_question_says_how_it_begins(outside: AgentTools) -> None:
+    for ask in (outside.status, outside.verdict, outside.history, outside.why, outside.export):
+        with pytest.raises(InputError, match="its sweep has not begun: start lets the search propose"):
+            ask()
+
+
+def test_a_server_of_one_study_speaks_of_no_other(outside: AgentTools, tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text(STUDY)
+    fixed = AgentTools("mine.toml")
+    assert fixed.study()["study"] == "mine"
+    for ask in (lambda: fixed.study("other"), lambda: fixed.init("new", text=STUDY)):
+        with pytest.raises(InputError, match=r"this server speaks of the study mine\.toml alone"):
+            ask()
+    with pytest.raises(InputError, match="say which study: mine, other"):
+        outside.study()
+
+
+def test_a_study_that_cannot_be_is_not_written_and_one_whose_sweep_began_stays(
+    outside: AgentTools, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="launcher"):
+        outside.init("new", text=STUDY.replace('"outside"', '"nosuch"'))
+    assert not (tmp_path / "new.toml").exists()
+    with pytest.raises(InputError, match=r"mine\.toml exists; give the whole text to replace it"):
+        outside.init("mine", command=["python", "train.py"])
+    assert (tmp_path / "mine.toml").read_text() == STUDY
+    outside.propose()
+    with pytest.raises(InputError, match="the sweep of mine has begun; its study stays"):
+        outside.init("mine", text=STUDY)
+
+
+def test_a_log_is_shown_without_what_a_terminal_acts_on(outside: AgentTools) -> None:
+    offer = outside.propose()
+    Sweep("mine.toml").tell(offer["token"], log="\x1b[31mloss\n" * 90 + ":::MLLOG {}\n" + "x" * 900 + "\n")
+    lines = outside.log(0, lines=1000)["lines"]
+    assert len(lines) == 40
+    assert all(len(line) <= 200 and line.isprintable() for line in lines)
+    assert outside.log(0, containing="nothing like it")["lines"] == []
+
+
+def test_the_command_says_what_to_install_where_the_sdk_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    done = CliRunner().invoke(main, [])
+    assert (done.exit_code, 'pip install "lora-tune[mcp]"' in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_by_http_it_is_not_served_without_a_token_that_nobody_guesses(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = CliRunner(env={TOKEN_VARIABLE: token}).invoke(main, ["--http", "0"])
+    assert (done.exit_code, f"set {TOKEN_VARIABLE} to a secret of 16 characters" in done.stderr) == (2, True)
+    assert CliRunner().invoke(main, ["--http", "port"]).exit_code == 2
+
+
+@pytest.mark.long
+def test_by_http_who_has_the_token_is_answered_and_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(STUDY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port, token = free.getsockname()[1], "0123456789abcdef"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), TOKEN_VARIABLE: token}
+    line = [sys.executable, "-m", "lora_tune.mcp", "--http", str(port)]
+    server = subprocess.Popen(line, cwd=tmp_path, env=environment)
+    where = f"http://127.0.0.1:{port}/mcp"
+
+    async def asked(words: str) -> str:
+        async with httpx2.AsyncClient(headers={"Authorization": words}) as http:
+            if words != f"Bearer {token}":
+                answer = await http.post(where, json={})
+                assert answer.status_code == 401
+                return answer.text
+            async with Client(streamable_http_client(where, http_client=http)) as client:
+                return str((await answering(client)("study"))["study"])
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        wait_for(listens, 60, "the server")
+        assert anyio.run(asked, f"Bearer {token}") == "mine"
+        for wrong in ("", "Bearer 0123456789abcdeg", token, "Basic eDp5"):
+            assert "send Authorization: Bearer" in anyio.run(asked, wrong)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.mark.long
+def test_a_client_completes_a_study_from_init_to_export_though_server_and_driver_are_killed(tmp_path: Path) -> None:
+    for name in ("descent.py", "plain_step_loss.py"):
+        shutil.copy(SCRIPTS / name, tmp_path)
+    earlier = subprocess.run([sys.executable, "plain_step_loss.py"], cwd=tmp_path, capture_output=True, check=True)
+    (tmp_path / "earlier.log").write_bytes(earlier.stdout)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "lora_tune.mcp"], cwd=str(tmp_path), env=environment
+    )
+
+    async def before() -> None:
+        async with Client(stdio_client(server)) as client:
+            call = answering(client)
+            command = ["python", "plain_step_loss.py", "--lr", "0.02"]
+            written = await call("init", study="mine", command=command, log="earlier.log")
+            assert "EDIT" in written["to_decide"]
+            assert "call init with the corrected text" in await call("start")
+            text = re.sub(r"# EDIT: .*", "# it is an eval's", written["text"])
+            text = text.replace("target = 0.101", 'metric = "loss"').replace("trials = 20", "trials = 8")
+            text = text.replace("parallel = 1 ", "parallel = 2 ").replace("[search]", '[search]\nsampler = "requests"')
+            assert (await call("init", study="mine", text=text))["to_decide"] is None
+            assert (await call("study"))["sampler"] == "requests"
+            assert (await call("propose", values={"LR": 0.02, "BATCH_SIZE": 8}))["request"] == 0
+            await call("status", wait=60)
+            await call("propose", again=0)
+            await call("propose", values={"LR": 0.1, "BATCH_SIZE": 8})
+            for pid in (*_children_of_this_process("lora_tune.mcp"), _driver(tmp_path)):
+                os.kill(pid, signal.SIGKILL)
+
+    async def after() -> None:
+        async with Client(stdio_client(server)) as client:
+            call = answering(client)
+            await call("start")
+            for _ in range(20):
+                told = await call("status", wait=60)
+                if told["state"] != "running":
+                    break
+            assert (told["state"], told["requests_waiting"], told["trials"]["open"]) == ("ended", [], 0)
+            await call("propose", values={"LR": 0.1, "BATCH_SIZE": 8})
+            while (told := await call("status", wait=60))["state"] == "running":
+                pass
+            assert "run again" in (await call("verdict"))["ledger"]
+            assert (await call("why", trial=0))["ended"].startswith("reached")
+            assert any("loss" in line for line in (await call("log", trial=0, containing="loss"))["lines"])
+            assert "LR" in (await call("export"))["parameters"]
+
+    anyio.run(before)
+    anyio.run(after)
+    store = Store(sqlite_url(tmp_path / "sweeps" / "mine" / "sweep.db"), read_only=True)
+    records = store.load("mine")
+    store.close()
+    assert records is not None
+    assert all(trial.state is TrialState.FINISHED for trial in records.trials.values())
+    requests = [trial.request for trial in records.trials.values() if trial.request is not None]
+    assert sorted(requests) == sorted(set(requests))
+    assert len(requests) == 4
+    assert (tmp_path / "sweeps" / "mine" / "best").is_dir()
+
+
+def _driver(place: Path) -> int:
+    """The process that drives the sweep."""
+    store = Store(sqlite_url(place / "sweeps" / "mine" / "sweep.db"), read_only=True)
+    owner = store.held("mine").owner
+    store.close()
+    found = re.search(r" pid (\d+) ", owner)
+    assert found is not None, owner
+    return int(found[1])
+
+
+def _children_of_this_process(command: str) -> list[int]:
+    """The processes that this one started with a command."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in children if command in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
