@@ -1,75 +1,74 @@
-"""Every public llama2_70b_lora folder of MLPerf Training as a user would meet it: doctor, dry run, and a small sweep.
+"""Public submission trees of MLPerf Training, walked as a user does: ``python -m benchmarks.public_trees FOLDER...``
 
-``python -m benchmarks.public_trees FOLDER [--only TEXT]... [--base] [--whole] [--no-sweep]``
-takes a folder with checkouts of the
-public result repositories (``training_results_v4.1``, ...), finds the implementation folders in them that hold a launch
-script, lays each out in a scratch folder with what its container would hold beside it, and runs on each ``doctor``,
-``sweep --dry-run``, and a sweep of four trials, with a tiny training behind ``python`` and ``torchrun``: those that use
-Slurm on the test cluster (root, and the packages of tests/packages.txt), those with ``run_with_docker.sh`` on this
-machine, with a stand-in for ``docker`` that passes on what ``--env`` names and nothing else. With ``--base`` the
-folder's smallest config of at most four nodes is trial 0 as it stands, on as many nodes. With ``--whole`` the best
-trial is confirmed by two more seeds, exported and checked, and its printed line is run by hand. The table goes to
-standard output, one row a folder; nothing of the repositories is kept. Variables and modes are set as doctor says.
+FOLDER holds checkouts of the public result repositories (``training_results_v4.1``, ...; code and configs are enough).
+Each launch folder in them whose smallest config takes at most four nodes, and for whose benchmark and GPU a study is
+shipped, is laid out in a scratch folder beside what its container would hold, and walked on the test cluster (real
+Slurm; root, and the packages of tests/packages.txt) with a formula in the place of the training
+(:mod:`benchmarks.tree_machine`). The shipped study is used as it is, but for the place, the budget, and the machine's
+own config, which is its base. The walk: doctor, dry run, sweep, ``kill -9`` of it after some trials, the same
+command again, confirm, export, export --check, and the exported line run by hand with the seed of the trial.
+
+One row a tree goes to standard output: what each command came to, probes that counted, trials lost and jobs submitted
+twice, whether the run by hand has the trial's evals (the formula's noise follows from every variable that the folder
+reads, so another variable is another eval), and whether a file of the folder changed. Nothing of the repositories is
+kept. Variables and modes are set as doctor says.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import hashlib
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tree_machine import IMAGE, prepare
+from lora_tune import Sweep
+from lora_tune.base.errors import InputError
 from lora_tune.review.config_check import toml_text
+from lora_tune.store.records import StudyRecords, TrialState
 from tests.cluster import Cluster, Shape
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ROUNDS = ("v4.1", "v5.0", "v5.1")
 SHAPE = re.compile(r"config_(?P<system>.+?)_(?P<nodes>\d+)x(?P<gpus>\d+)x")
 MISSING = re.compile(r"needs (\w+), which nothing sets")
 MODE = re.compile(r"starts (?:\./)?(\S+), which may not be executed")
-SECONDS = 240
-"""For one sweep of four trials."""
+SECONDS = 300
+"""For one command."""
 
-SPACE = """
-[space]
-LR = { type = "float", low = 3e-4, high = 6e-4, log = true }
-"""
-LAYOUT = """MAX_STEPS = 800
-layout = { type = "layout", tp = [1, 2, 4], cp = [1, 2], gbs = [8] }
-"""
-BUDGET = """
-[objective]
-target = 0.925
-[search]
-seed = 1
-[pruning]
-cap = false
-[budget]
-trials = 4
-parallel = 4
-trial_minutes = 5
-"""
+STUDIES = {
+    ("llama2_70b", r"H100|XD670_\dx|1cc_|AS-(4125|8125)|SYS-821"): "h100",
+    ("llama2_70b", "H200|C885A"): "h200",
+    ("llama2_70b", "(?<!G)B200|NBRT|TNBR|G893"): "mlperf/b200_lora_fp8",
+    ("llama2_70b", "(?<!G)B300|NB3RT"): "mlperf/b300_lora_fp8",
+    ("llama2_70b", "MI3[02]"): "mlperf/mi325x_lora_fp8",
+}
+"""Which shipped study is for a benchmark's folder and for a system's name, the last that fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """One implementation folder: whose, of which round, and what a study of it says."""
+    """One launch folder: its round and submitter, its script, its smallest config, and the shipped study for it."""
 
     round: str
     submitter: str
     folder: Path
     script: str
-    config: Path | None
-    begins_with_config: bool
+    config: Path
+    study: str
 
     @property
     def name(self) -> str:
@@ -80,25 +79,19 @@ class Tree:
     def slurm(self) -> bool:
         return self.script.endswith(".sub")
 
-    @property
-    def shape(self) -> tuple[str, int, int]:
-        """System, nodes and GPUs of a node, as the smallest config is named."""
-        found = SHAPE.match(self.config.name) if self.config else None
-        return (found["system"], int(found["nodes"]), int(found["gpus"])) if found else ("SYSTEM", 1, 8)
-
-    def study(self, laid_out: Path, places: Path, environment: dict[str, str]) -> str:
-        """A study of it: on its own config where it begins with that, else on one node of the same GPUs."""
-        system, nodes, gpus = self.shape
-        workload = {"kind": "mlperf" if self.slurm else "mlperf_docker", "implementation": str(laid_out)}
-        workload["script"] = self.script
-        based = self.config is not None and nodes <= Shape().nodes and (self.begins_with_config or not self.slurm)
-        if self.config is not None and based:
-            workload["base"] = str(self.config.relative_to(self.folder))
+    def study_text(self, laid_out: Path, places: Path, environment: Mapping[str, str], trials: int) -> str:
+        """The shipped study on its own config as trial 0, for so many trials."""
+        shipped = (REPOSITORY / "studies" / f"{self.study}.toml").read_text(encoding="utf-8")
+        shape = SHAPE.match(self.config.name)
+        assert shape is not None, "configs without a shape in their name are not walked"
+        kind = {"kind": "mlperf" if self.slurm else "mlperf_docker", "implementation": str(laid_out)}
+        base = str(self.config.relative_to(self.folder))
+        workload = {**tomllib.loads(shipped)["workload"], **kind, "script": self.script, "base": base}
         site = {
             "launcher": "slurm" if self.slurm else "local",
-            "system": system,
-            "nodes": nodes if based else 1,
-            "gpus_per_node": gpus,
+            "system": shape["system"],
+            "nodes": int(shape["nodes"]),
+            "gpus_per_node": int(shape["gpus"]),
             "container": str(places / "image.sqsh") if self.slurm else "localhost/image:1",
             "data": str(places / "data"),
             "model": str(places / "model"),
@@ -106,35 +99,98 @@ class Tree:
             "stall_minutes": 2,
             "kill_seconds": 5,
         }
-        head = toml_text({"workload": workload, "site": site}) + "\n" + toml_text({"site.environment": environment})
-        return head.replace('["site.environment"]', "[site.environment]") + SPACE + ("" if based else LAYOUT) + BUDGET
+        budget = {"trials": trials, "parallel": 4 if int(shape["nodes"]) == 1 else 2, "trial_minutes": 5}
+        text = shipped
+        for name, table in (("workload", workload), ("site", site), ("budget", budget)):
+            stated = toml_text({name: table}).lstrip()
+            text = re.sub(rf"(?ms)^\[{name}\]\n.*?(?=^\[|\Z)", lambda _, new=stated: f"{new}\n", text)
+        return text + toml_text({"site.environment": environment}).replace('["site.environment"]', "[site.environment]")
 
 
-def trees(root: Path, *, base: bool) -> Iterator[Tree]:
-    """The folders with a launch script, in order; a folder that Slurm can start counts as such."""
-    for checkout in sorted(root.glob("*training_results_v*")):
-        round_ = next((r for r in ROUNDS if r in checkout.name), None)
-        for place in sorted(checkout.glob("*/bench*/llama2_70b*/implementations")) if round_ else ():
+def trees(roots: list[Path]) -> Iterator[Tree]:
+    """The folders that can be walked, in order."""
+    checkouts = {c.resolve() for root in roots for c in (root, *root.glob("*training_results_v*"))}
+    for checkout in sorted(c for c in checkouts if "training_results_v" in c.name):
+        round_ = checkout.name.rpartition("_")[2]
+        for place in sorted(checkout.glob("*/benchmarks/*/implementations")):
+            submitter, _, benchmark, *_ = place.relative_to(checkout).parts
             scripts: dict[Path, list[str]] = {}
             for file in [*sorted(place.rglob("run*.sub")), *sorted(place.rglob("run_with_docker.sh"))]:
                 scripts.setdefault(file.parent, []).append(file.name)
             for folder, names in sorted(scripts.items()):
-                script = "run.sub" if "run.sub" in names else names[0]
-                submitter = place.relative_to(checkout).parts[0]
-                yield Tree(
-                    round=str(round_),
-                    submitter=submitter,
-                    folder=folder,
-                    script=script,
-                    config=_smallest(folder),
-                    begins_with_config=base,
-                )
+                for config, study in _shipped(folder, benchmark):
+                    script = "run.sub" if "run.sub" in names else names[0]
+                    yield Tree(
+                        round=round_, submitter=submitter, folder=folder, script=script, config=config, study=study
+                    )
 
 
-def _smallest(folder: Path) -> Path | None:
-    """The config of the fewest nodes."""
-    found = [(int(m["nodes"]), f) for f in folder.glob("**/config_*.sh") if (m := SHAPE.match(f.name))]
-    return min(found)[1] if found else None
+def _shipped(folder: Path, benchmark: str) -> Iterator[tuple[Path, str]]:
+    """For each study that is shipped for one of the folder's machines: its smallest config of that, and the study."""
+    smallest: dict[str, tuple[int, str, Path]] = {}
+    for file in folder.glob("**/config_*.sh"):
+        shape = SHAPE.match(file.name)
+        if shape is None or int(shape["nodes"]) > Shape().nodes or int(shape["gpus"]) > Shape().gpus:
+            continue
+        fits = [
+            study for (of, system), study in STUDIES.items()
+            if benchmark.startswith(of) and re.search(system, file.name)
+        ]  # fmt: skip
+        # The folder's own machine before NVIDIA's, whose configs most submitters leave beside theirs.
+        key = (int(shape["nodes"]), "1" if "DGX" in file.name else "0", file)
+        if fits and key < smallest.get(fits[-1], (99, "", file)):
+            smallest[fits[-1]] = key
+    for study, (_, _, file) in sorted(smallest.items()):
+        yield file, study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """Where one tree is walked: its copy, the study, the sweep's folder, and the client's environment."""
+
+    tree: Tree
+    place: Path
+    scratch: Path
+    file: Path
+    client: Mapping[str, str]
+    cluster: Cluster
+    trials: int
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--study", str(self.file), "--output", str(self.scratch / "sweep"))
+
+    def command(self, name: str, *words: str, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
+        """One of the commands that users type, to its end; exit code 124 where it takes too long."""
+        argv = [sys.executable, "-m", f"lora_tune.{name}", *self.options, *words]
+        environment = {**os.environ, **self.client}
+        try:
+            return subprocess.run(
+                argv, env=environment, capture_output=True, text=True, timeout=seconds, cwd=REPOSITORY
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(argv, 124, "", f"not within {seconds:g} s")
+
+    def short(self, text: str) -> str:
+        """The end of an output, in one cell."""
+        lines = [line for line in text.replace(str(self.place), "FOLDER").splitlines() if line.strip()]
+        return " ".join(" ".join(lines[-2:]).split())[-220:].replace("|", "/")
+
+    def outcome(self, done: subprocess.CompletedProcess[str]) -> str:
+        """ "ok", or the end of what it printed."""
+        if "Traceback" in done.stdout + done.stderr:
+            return f"TRACEBACK {self.short(done.stderr)}"
+        return "ok" if done.returncode == 0 else f"{done.returncode}: {self.short(done.stdout + done.stderr)}"
+
+    def records(self) -> StudyRecords:
+        """What the sweep's database holds now."""
+        return Sweep(self.file, output=self.scratch / "sweep").records
+
+    def ended(self) -> int:
+        """How many trials have ended so far; 0 before there is a database."""
+        with contextlib.suppress(InputError):
+            return sum(t.state is TrialState.FINISHED for t in self.records().trials.values())
+        return 0
 
 
 def lay_out(tree: Tree, place: Path) -> Path:
@@ -150,137 +206,168 @@ def lay_out(tree: Tree, place: Path) -> Path:
     return copy
 
 
-def command(words: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """One of the commands that users type, to its end; exit code 124 where it takes too long."""
-    argv = [sys.executable, "-m", *words]
-    try:
-        return subprocess.run(
-            argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=seconds, cwd=REPOSITORY
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(argv, 124, "", f"not within {seconds:g} s")
-
-
 def problems(output: str) -> list[str]:
     """What doctor calls a problem of the folder; the machine's own are not the tree's."""
     found = [line.removeprefix("PROBLEM").strip() for line in output.splitlines() if line.startswith("PROBLEM")]
     return [text for text in found if "srun" not in text.split()[:1] and "on PATH" not in text]
 
 
-def judge(tree: Tree, scratch: Path, cluster: Cluster | None, jobs: dict[str, str], *, whole: bool) -> list[str]:
-    """The row of one tree; whole: with what becomes of its best trial."""
-    place = scratch / "tree"
-    for old in (place, scratch / "image", scratch / "sweep"):
+def digests(folder: Path) -> dict[Path, str]:
+    """Of the files of a folder."""
+    files = (f for f in folder.rglob("*") if f.is_file() and not f.name.startswith("slurm-"))
+    return {f.relative_to(folder): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def _word(tree: Tree) -> str:
+    return re.sub(r"\W+", "_", f"{tree.round}_{tree.submitter}_{tree.config.stem.removeprefix('config_')}".lower())[:40]
+
+
+def prepared(tree: Tree, scratch: Path, cluster: Cluster, jobs: Mapping[str, str], trials: int) -> tuple[Walk, str]:
+    """The tree laid out with what doctor asks for; what that was, and what doctor still calls a problem."""
+    place, variables = scratch / "tree", dict(jobs)
+    for old in (place, scratch / "image", scratch / "sweep", scratch / "by_hand"):
         shutil.rmtree(old, ignore_errors=True)
-    copy, file, given = lay_out(tree, place), scratch / "tree.toml", dict(jobs)
-    client = {**(cluster.environment if cluster else {}), "PATH": jobs["PATH"]}
-    options = ["--study", str(file), "--output", str(scratch / "sweep")]
-    file.write_text(tree.study(copy, scratch, given))
-    told = command(["lora_tune.doctor", *options], client, 120)
-    found = problems(told.stdout)
+    copy = lay_out(tree, place)
+    file = scratch / f"{_word(tree)}.toml"  # jobs are named after it, and Slurm remembers those of other trees
+    walk = Walk(
+        tree=tree, place=place, scratch=scratch, cluster=cluster, trials=trials,
+        file=file,
+        client={**cluster.environment, "PATH": jobs["PATH"]},
+    )  # fmt: skip
+    file.write_text(tree.study_text(copy, scratch, variables, trials))
+    printed = walk.command("doctor").stdout
+    found = problems(printed)
     needed = {match[1] for text in found if (match := MISSING.search(text))}
-    given |= {name: str(copy) for name in needed}  # as doctor says
+    variables |= {name: str(copy) for name in needed}
     modes = {match[1] for text in found if (match := MODE.search(text))}
     for name in modes:
         (copy / name).chmod(0o755)
     if not tree.slurm:
-        given["STANDIN_IMAGE"] = str(shutil.copytree(copy, scratch / "image"))
-    file.write_text(tree.study(copy, scratch, given))
-    dry = command(["lora_tune.sweep", *options, "--dry-run"], client, 120)
-    others = [text for text in found if not (MISSING.search(text) or MODE.search(text))]
+        variables["STANDIN_IMAGE"] = str(shutil.copytree(copy, scratch / "image"))
+    file.write_text(tree.study_text(copy, scratch, variables, trials))
     words = [f"needs {name}" for name in sorted(needed)] + [f"{name} needs its x bit" for name in sorted(modes)]
-    words += [_short(text, place) for text in others]
-    elsewhere = "container" if "training code is not in this folder" in told.stdout else "folder"
-    crashed = "Traceback" in told.stdout + told.stderr + dry.stdout + dry.stderr
-    swept = "not asked" if cluster is None else "no: see doctor" if others else ""
-    if not swept:
-        swept = sweep(options, client)
-        if whole and " reached" in swept:
-            swept = f"{swept}; {hand_over(options, client, scratch)}"
+    words += [walk.short(text) for text in found if not (MISSING.search(text) or MODE.search(text))]
+    return walk, "; ".join(words) or "ok"
+
+
+def swept(walk: Walk, kill_after: int) -> str:
+    """The sweep, killed with its jobs running once some trials have ended, and the same command again."""
+    argv = [sys.executable, "-m", "lora_tune.sweep", *walk.options, "--quiet"]
+    with (walk.scratch / "out.txt").open("w") as out:
+        first = subprocess.Popen(
+            argv, env={**os.environ, **walk.client}, stdout=out, stderr=out, cwd=REPOSITORY, start_new_session=True
+        )
+        end = time.monotonic() + SECONDS
+        while first.poll() is None and walk.ended() < kill_after and time.monotonic() < end:
+            time.sleep(0.3)
+        alive = first.poll() is None
+        if alive:
+            os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    if not alive and first.returncode != 0:
+        return f"{first.returncode}: {walk.short((walk.scratch / 'out.txt').read_text())}"
+    again = walk.command("sweep", "--quiet")
+    return ("killed, resumed: " if alive else "not killed: ") + walk.outcome(again)
+
+
+def counts(walk: Walk) -> list[str]:
+    """Trials, probes that counted of those begun, and what was lost or ran twice, by the records and by Slurm."""
+    records = walk.records()
+    trials = [t for t in records.trials.values() if t.replicate_of is None]
+    probes = [t for t in trials if t.probe]
+    counted = [t for t in probes if (t.metrics.samples_per_second or 0) > 0]
+    lost = sum(t.state is not TrialState.FINISHED for t in trials)
+    jobs = walk.cluster.run("squeue", "-h", "-a", "-t", "CD", "-o", "%j").split()  # ended by themselves
+    twice = sum(n > 1 for name, n in Counter(jobs).items() if name.startswith(walk.file.stem))
+    ends = Counter(str(t.verdict) for t in trials)
+    switches = {n for t in probes for n in t.tuned if n not in ("LR", "MAX_STEPS", "WARMUP_STEPS", "layout")}
+    odd = sorted({walk.short(t.sentence) for t in trials if str(t.verdict) in ("failed", "infeasible")})
+    words = ", ".join(f"{n} {verdict}" for verdict, n in sorted(ends.items()))
     return [
-        tree.round, tree.submitter, tree.name, tree.script, elsewhere, "; ".join(words) or "ok",
-        "TRACEBACK" if crashed else "ok" if dry.returncode == 0 else _short(dry.stderr, place), swept,
-    ]  # fmt: skip
-
-
-def sweep(options: list[str], client: dict[str, str]) -> str:
-    """What became of four trials."""
-    begun = time.monotonic()
-    done = command(["lora_tune.sweep", *options, "--quiet"], client, SECONDS)
-    counts = re.search(r"all 4 trials are proposed: (.*)", done.stdout + done.stderr)
-    words = counts[1] if counts else _short((done.stderr or done.stdout).strip().splitlines()[-1:] or "nothing said")
-    return f"{words}, {time.monotonic() - begun:.0f} s"
-
-
-def hand_over(options: list[str], client: dict[str, str], scratch: Path) -> str:
-    """What became of the best trial: confirmed by two more seeds, exported, checked, and run by the printed line."""
-    raced = command(["lora_tune.confirm", *options, "--top", "1", "--seeds", "2", "--quiet"], client, SECONDS)
-    exported = command(["lora_tune.export", *options, "--to", str(scratch / "best"), "--check"], client, 120)
-    words = [
-        f"{name} {'ok' if done.returncode == 0 else 'fails: ' + _short(done.stdout + done.stderr, scratch / 'tree')}"
-        for name, done in (("confirm", raced), ("export --check", exported))
+        f"{len(trials)}: {words}" + ("".join(f" ({o})" for o in odd[:2])),
+        f"{len(counted)} of {len(probes)}, {len(switches)} switches",
+        f"{lost} lost, {twice} twice",
     ]
-    line = next((text for text in exported.stdout.splitlines() if " && " in text), "")
-    return "; ".join([*words, by_hand(line.removeprefix("run it: "), client, scratch)])
 
 
-def by_hand(line: str, client: dict[str, str], scratch: Path) -> str:
-    """What became of the exported config, run by the printed line as its user runs it."""
-    results = scratch / "by_hand"
-    shutil.rmtree(results, ignore_errors=True)
+def by_hand(walk: Walk, exported: Mapping[str, object]) -> str:
+    """The exported config run by its printed line as its user runs it, with the seed of the trial: are evals equal?"""
+    results, number = walk.scratch / "by_hand", exported["trial"]
     results.mkdir()
+    scratch, records = walk.scratch, walk.records()
     shell = {"CONT": str(scratch / "image.sqsh"), "DATADIR": str(scratch / "data"), "MODEL": str(scratch / "model")}
-    environment = {**os.environ, **client, **shell, "LOGDIR": str(results), "SBATCH_WAIT": "1", "NEXP": "1"}
+    if not isinstance(number, int):
+        return "no trial is exported"
+    seed = records.trials[number].seed
+    environment = {
+        **os.environ, **walk.client, **shell, "LOGDIR": str(results), "SBATCH_WAIT": "1", "NEXP": "1",
+        "SEED_BASE": str(seed), "SEED": str(seed),
+    }  # fmt: skip
     done = subprocess.run(
-        ["bash", "-c", line], env=environment, cwd=scratch / "best", capture_output=True, text=True, timeout=SECONDS
-    )
-    logs = [*scratch.glob("tree/slurm-*.out"), *results.rglob("*.log"), *results.rglob("*.out")]
-    texts = [done.stdout, *(file.read_text(errors="replace") for file in logs)]
-    reached = any('"status": "success"' in text for text in texts)
-    told = "reached the target" if reached else f"exit {done.returncode}: {_short(done.stderr, scratch / 'tree')}"
-    return f"by hand: {told}"
+        ["bash", "-c", str(exported["run"])], env=environment, cwd=scratch / "best", capture_output=True, text=True,
+        timeout=SECONDS,
+    )  # fmt: skip
+    logs = [*results.rglob("*.log"), *results.rglob("*.out"), *walk.place.glob("slurm-*.out")]
+    text = done.stdout + "\n".join(file.read_text(errors="replace") for file in logs)
+    losses = {json.loads(m)["value"] for m in re.findall(r':::MLLOG (\{.*"eval_accuracy".*\})', text)}
+    expected = {e.loss for e in records.last_evals(number)}
+    if not losses:
+        return f"exit {done.returncode}, no eval: {walk.short(done.stdout + done.stderr)}"
+    same = len(losses & expected)
+    return f"{same} evals, all equal" if losses == expected else f"{same} of {len(expected)}, {len(losses)} printed"
 
 
-def _short(text: str | list[str], place: Path | None = None) -> str:
-    whole = text if isinstance(text, str) else " ".join(text)
-    return " ".join(whole.replace(str(place), "FOLDER").split())[:140].replace("|", "/")
+def walked(walk: Walk, doctor: str, kill_after: int) -> list[str]:
+    """The rest of the row."""
+    dry = walk.outcome(walk.command("sweep", "--dry-run"))
+    before = digests(walk.place)
+    sweep = swept(walk, kill_after)
+    try:
+        trials = counts(walk)
+    except InputError as error:  # the sweep never began
+        return [doctor, dry, sweep, walk.short(str(error)), "", "", "", "", "", ""]
+    confirm = walk.outcome(walk.command("confirm", "--top", "1", "--seeds", "2", "--quiet"))
+    check = walk.outcome(walk.command("export", "--to", str(walk.scratch / "best"), "--check"))
+    exported = walk.command("export", "--to", str(walk.scratch / "best"), "--json")
+    hand = by_hand(walk, json.loads(exported.stdout)) if exported.returncode == 0 else walk.outcome(exported)
+    changed = sorted(str(f) for f, digest in before.items() if digests(walk.place).get(f) != digest)
+    return [doctor, dry, sweep, *trials, confirm, check, hand, ", ".join(changed) or "unchanged"]
+
+
+HEAD = (
+    "tree", "config", "study", "doctor", "dry run", "sweep", "trials", "probes counted", "lost, twice", "confirm",
+    "export --check", "by hand", "its files",
+)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="with the checkouts of the public result repositories")
+    parser.add_argument("folder", type=Path, nargs="+", help="with the checkouts of the public result repositories")
     parser.add_argument(
-        "--only", action="append", help="trees whose round/submitter/folder holds this text; may be given several times"
+        "--only", action="append", help="trees whose round/submitter/folder/config holds this text; several times"
     )
-    parser.add_argument("--base", action="store_true", help="trial 0 is the folder's smallest config as it stands")
-    parser.add_argument("--whole", action="store_true", help="confirm and export the best trial, and run it by hand")
-    parser.add_argument("--no-sweep", action="store_true")
+    parser.add_argument("--trials", type=int, default=14, help="of each sweep [14]")
+    parser.add_argument("--kill-after", type=int, default=5, help="trials that have ended when the sweep is killed [5]")
+    parser.add_argument("--list", action="store_true", help="only name the trees")
     arguments = parser.parse_args()
-    found = [
-        tree
-        for tree in trees(arguments.folder, base=arguments.base)
-        if any(text in f"{tree.round}/{tree.submitter}/{tree.name}" for text in arguments.only or [""])
-    ]
-    if not found:
-        raise SystemExit(f"{arguments.folder}: no training_results_v* with llama2_70b_lora implementations below it")
-    head = ["round", "submitter", "folder", "script", "training code in", "doctor", "dry run", "four trials"]
-    print(f"{len(found)} folders, {datetime.date.today()}, {os.cpu_count()} cores\n")
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head), flush=True)
+    found = {f"{tree.round}/{tree.submitter}/{tree.name}/{tree.config.name}": tree for tree in trees(arguments.folder)}
+    chosen = {name: t for name, t in found.items() if any(text in name for text in arguments.only or [""])}
+    if not chosen:
+        raise SystemExit(f"no training_results_v* below {arguments.folder[0]} has such a folder: {sorted(found)}")
+    if arguments.list:
+        raise SystemExit("\n".join(f"{name}: {tree.study}" for name, tree in chosen.items()))
+    print(f"{len(chosen)} trees, {datetime.date.today()}, {os.cpu_count()} cores\n")
+    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     with tempfile.TemporaryDirectory(prefix="trees") as folder:
         scratch = Path(folder)
         jobs = prepare(scratch)
-        cluster = None if arguments.no_sweep else Cluster(scratch / "c")
-        if cluster is not None:
-            cluster.start()
-        try:
-            for tree in found:
-                row = judge(tree, scratch, cluster, jobs, whole=arguments.whole)
-                print("| " + " | ".join(row) + " |", flush=True)
-                if cluster is not None:
-                    cluster.clear()
-        finally:
-            if cluster is not None:
-                cluster.stop()
+        with Cluster(scratch / "c") as cluster:
+            for tree in chosen.values():
+                walk, doctor = prepared(tree, scratch, cluster, jobs, arguments.trials)
+                row = walked(walk, doctor, arguments.kill_after)
+                head = [f"{tree.round} {tree.submitter} {tree.name}", tree.config.name, tree.study]
+                print("| " + " | ".join([*head, *row]) + " |", flush=True)
+                cluster.clear()
 
 
 if __name__ == "__main__":

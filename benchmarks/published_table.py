@@ -1,7 +1,8 @@
 """Write the table of published results that warm-starts a search: ``lora_tune/search/published.csv``.
 
 ``python -m benchmarks.published_table`` reads the submissions of the public MLPerf results (``LORA_TUNE_MLPERF``): v4.0
-to v5.0, and the half of v5.1 that is at hand. One row a submission; figures only: means over its runs. Which trained
+to v5.0, and the halves of v5.1 and v6.0 that are at hand; of v6.0 one to three runs of each. One row a submission;
+figures only: means over its runs. Which trained
 in FP4 and was healed (in a higher precision from a step on) is seen in the curves of its runs, whatever its
 configuration files say: several lie beside each other, and the environment may switch it on. The step is the one that
 every public configuration which heals has.
@@ -10,11 +11,16 @@ every public configuration which heals has.
 from __future__ import annotations
 
 import csv
+import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
 from benchmarks.public_runs import by_submission, folder, load
 from lora_tune.curves.phases import recognised
+from lora_tune.logs.run import Eval
 
 OUTPUT = Path(__file__).resolve().parent.parent / "lora_tune" / "search" / "published.csv"
 COLUMNS = {
@@ -27,6 +33,22 @@ COLUMNS = {
 NAMES = ("round", "submitter", "system")
 SAME_RUNS_AGAIN = ("smc-ac-power", "smc-dc-power")
 OTHER_STACK = ("JuniperNetworks",)
+NEWEST = "runs_v6.0.jsonl"
+MACHINES = {
+    "MI355X_EPYC_9575F_primus": ("MI355X", 8, 1),
+    "G893-ZX1-AAX4_pytorch": ("MI355X", 8, 1),
+    "8xMI350X_2xEPYC_9575F_SUTA": ("MI350X", 8, 1),
+    "PowerEdge-XE9680-MI300X-192GB_n1_v5.0": ("MI300X", 8, 1),
+    "theia_ngpu72_ngc26.04_nemo": ("GB300", 72, 18), "theia_ngpu8_ngc26.04_nemo": ("GB300", 8, 2),
+    "1xC880A_M8-8xB300-SXM-288GB": ("B300", 8, 1), "1xXE7740x8H200-NVL-141GB": ("H200-NVL", 8, 1),
+    "Cray-XD670-H200-SXM5-141GB_n2_v5.0": ("H200", 16, 2), "Zeus_8xH100_SXM_80GB": ("H100", 64, 8),
+    "Isambard-AI-Phase2-GH200-96GB_n1_v6.0": ("GH200", 4, 1),
+    "Isambard-AI-Phase2-GH200-96GB_n2_v6.0": ("GH200", 8, 2),
+    "Isambard-AI-Phase2-GH200-96GB_n4_v6.0": ("GH200", 16, 4),
+}  # fmt: skip
+"""Of v6.0, whose logs mostly hold placeholders: accelerator, how many, nodes, as its system descriptions say."""
+HEALED_AT = {"MI": "340", "": "350"}
+"""Step from which the runs of v6.0 that heal do so: AMD's default, and that of every public configuration of NVIDIA."""
 
 
 def rows() -> list[list[str]]:
@@ -35,7 +57,38 @@ def rows() -> list[list[str]]:
     healed = {name for name, group in runs.items() if recognised([r.run for r in group])}
     found = [r for name in ("submissions.csv", "submissions_v5.1.csv") for r in _read(name)]
     kept = [r for r in found if r["submitter"] not in SAME_RUNS_AGAIN + OTHER_STACK]
-    return [_row({**r, **_precision(r, healed)}) for r in kept]
+    return [_row({**r, **_precision(r, healed)}) for r in kept] + [_row(r) for r in _newest()]
+
+
+def _newest() -> list[dict[str, str]]:
+    """Submissions of v6.0, of which single runs are known."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for line in (folder() / NEWEST).read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        if run["benchmark"] == "llama2_70b_lora" and run["complete"]:
+            found[run["submitter"], run["system"]].append(run)
+    return [_of_runs(submitter, system, runs) for (submitter, system), runs in sorted(found.items())]
+
+
+def _of_runs(submitter: str, system: str, runs: list[dict[str, Any]]) -> dict[str, str]:
+    accelerator, count, nodes = MACHINES[system]
+    first: dict[str, Any] = {k: next((r[k] for r in runs if r[k] is not None), "") for k in runs[0]}
+    stops = [run["evals"][-1][0] for run in runs]
+    step, batch = first["train_step_time_first_block"], first["global_batch_size"]
+    said, config = (str(first[k]).upper() for k in ("lowest_numerical_precision_in_linear", "config_filename"))
+    curves = [[Eval(*e) for e in run["evals"]] for run in runs]
+    fp4 = bool(recognised(curves)) or "FP4" in said or "FP4" in config or "fp4" in first["notes"]
+    row = {
+        "round": "v6.0", "submitter": submitter, "system": system, "acc": accelerator, "n_acc": count, "nodes": nodes,
+        "tp": first["tensor_parallelism"], "pp": first["pipeline_parallelism"], "cp": first["context_parallelism"],
+        "ga": first["gradient_accumulation_steps"], "gbs": batch, "lr": first["opt_base_learning_rate"],
+        "max_steps": first["opt_learning_rate_training_steps"], "warmup": 0, "precision": "FP4" if fp4 else said,
+        "healing": next(h for kind, h in HEALED_AT.items() if accelerator.startswith(kind)) if fp4 else "",
+        "samples_mean": round(mean(stops), 1), "samples_sd": round(stdev(stops), 1) if len(stops) > 1 else "",
+        "thr": round(batch / step, 4) if step else round(float(first["throughput"]), 4) if first["throughput"] else "",
+        "eval_s": "", "runs": len(runs),
+    }  # fmt: skip
+    return {name: str(value) for name, value in row.items()}
 
 
 def _read(name: str) -> list[dict[str, str]]:
@@ -60,7 +113,7 @@ def main() -> None:
     """Write the table."""
     found = rows()
     with OUTPUT.open("w", encoding="utf-8", newline="") as file:
-        file.write("# MLPerf Training llama2_70b_lora, closed division, v4.0 to v5.0 and half of v5.1 ")
+        file.write("# MLPerf Training llama2_70b_lora, closed division, v4.0 to v5.0 and halves of v5.1, v6.0 ")
         file.write("(MLCommons, Apache-2.0); made by python -m benchmarks.published_table\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS.values())

@@ -105,6 +105,11 @@ class Replay:
             player.tick(piece)
         return player.end()
 
+    @property
+    def sweeps(self) -> list[StudyRecords]:
+        """What was played so far, a sweep for each benchmark and machine."""
+        return [work.sweep for work in self._books.values()]
+
     def parameters(self, run: RunLog, log: bytes) -> dict[str, Value]:
         """The trial's parameters: what the study fixes, and of all that it leaves open what the log says."""
         from lora_tune.search import priors

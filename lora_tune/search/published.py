@@ -1,4 +1,4 @@
-"""Published results as observations of other sources: figures of the MLPerf submissions v4.0 to v5.1."""
+"""Published results as observations of other sources: figures of the MLPerf submissions v4.0 to v6.0."""
 
 from __future__ import annotations
 

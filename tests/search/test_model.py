@@ -290,7 +290,35 @@ def test_hundreds_of_runs_of_layouts_that_live_or_die_leave_a_belief_and_no_cert
 def test_seconds_are_those_of_the_curve_statistics() -> None:
     schedule = closed_schedule(8)
     found = Goal().log_seconds(np.log([3000.0]), np.array([2.2]), np.array([35.0]), schedule)[0]
-    assert math.exp(found) == pytest.approx(predicted_seconds(3000.0, Timing(2.2, 35.0), schedule))
+    assert math.exp(found) == pytest.approx(predicted_seconds(3000.0, Timing(2.2, 35.0), schedule), rel=1e-3)
+
+
+@given(st.floats(1200, 12_000), st.floats(0.005, 0.12), st.sampled_from([64.0, 384.0, 1536.0]))
+@settings(max_examples=40, deadline=None)
+def test_the_expected_stop_is_the_mean_of_the_evals_at_which_scattered_runs_pass(crossing, sd, interval) -> None:
+    schedule = Schedule(1536, interval)
+    found = Goal(run_sd=sd).expected_stop(np.log(np.array([crossing])), schedule)[0]
+    crossings = crossing * (1 + sd * np.linspace(-4, 4, 8001))
+    weights = np.exp(-0.5 * np.linspace(-4, 4, 8001) ** 2)
+    evals = np.maximum(0.0, np.ceil((crossings - schedule.first_samples) / interval))
+    mean = float(weights @ (schedule.first_samples + interval * evals) / weights.sum())
+    assert found == pytest.approx(mean, abs=0.02 * interval)
+
+
+def test_where_seeds_scatter_little_a_crossing_just_after_an_eval_costs_the_next_interval() -> None:
+    """What a miss by a hair costs: the rates on both sides of an eval differ by more than their crossings do."""
+    quiet, schedule = Goal(run_sd=0.01), closed_schedule(8)
+    before, after = quiet.expected_stop(np.log([3030.0, 3110.0]), schedule)
+    assert before == pytest.approx(3072, abs=40)
+    assert after == pytest.approx(3456, abs=60)
+    assert abs(np.diff(Goal().expected_stop(np.log([3030.0, 3110.0]), schedule))[0] - 80) < 2
+
+
+@pytest.mark.parametrize(("total", "last"), [(3900, 3840), (3840, 3840), (3839, 3456)])
+def test_the_last_chance_to_pass_is_the_last_eval_that_fits_into_the_training(total: float, last: float) -> None:
+    goal, schedule, mean = Goal(), closed_schedule(8), np.log([3600.0])
+    ends = [goal.finish_probability(mean, np.zeros(1), np.array([float(t)]), schedule)[0] for t in (total, last)]
+    assert ends[0] == ends[1]
 
 
 @given(st.floats(7, 9), st.floats(0.001, 0.5))

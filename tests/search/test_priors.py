@@ -166,7 +166,7 @@ def test_a_misleading_prior_costs_a_few_runs_at_most() -> None:
 def test_report_and_explain_say_how_many_old_runs_the_search_starts_from() -> None:
     study = load_study(STUDY)
     sweep = StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0)
-    assert prior_words(study, sweep) == "136 published MLPerf submissions"
+    assert prior_words(study, sweep) == "149 published MLPerf submissions"
     known = replace(sweep, priors=(run_at(1), run_at(2)))
     assert prior_words(study, known).endswith(" and 2 old runs of 1 source")
     plain = study.with_options({"search": {"sampler": "tpe"}})

@@ -55,6 +55,12 @@ def public_family(batch: float) -> Family | None:
 HALF = 0.5
 """Eval intervals by which an eval overshoots the crossing on average, were curves and their readings exact."""
 
+WINDOW = 6
+"""Evals on either side of the crossing at which a run may pass or miss: six standard deviations of an interval each."""
+
+STEP = 0.05
+"""Of ln(samples) over which slopes are taken: about what seeds scatter by, so that they follow no single eval."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slopes:
@@ -102,24 +108,47 @@ class Goal:
     overshoot: float = HALF
 
     def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:
-        """ln of the seconds from run_start to the stop of a run whose reading is ``ln_samples``; shapes broadcast."""
-        interval = max(schedule.interval_samples, 1e-9)
-        stop = np.maximum(schedule.first_samples, np.exp(np.minimum(ln_samples, 60.0)) + self.overshoot * interval)
-        evals = 1.0 + (stop - schedule.first_samples) / interval
+        """ln of the expected seconds from run_start to the stop of runs whose readings scatter about ``ln_samples``.
+
+        Shapes broadcast.
+        """
+        stop = self.expected_stop(ln_samples, schedule)
+        evals = 1.0 + (stop - schedule.first_samples) / max(schedule.interval_samples, 1e-9)
         return np.asarray(np.log(stop / speed + evals * eval_seconds))
+
+    def expected_stop(self, ln_samples: Array, schedule: Schedule) -> Array:
+        """Expected samples at the eval that stops a run: the chance to pass at each eval decides.
+
+        A run stops at the first eval after its crossing, and crossings scatter by ``run_sd`` from seed to seed. So
+        stop = first + interval * sum over evals k = 0, 1, ... of P(not passed at k), with
+        P(not passed at k) = Phi((crossing - first - k interval) / sd). A miss costs a whole interval. Where seeds
+        scatter by an interval or more this is the crossing and half an interval.
+        """
+        from scipy.special import ndtr
+
+        interval = max(schedule.interval_samples, 1e-9)
+        crossing = np.exp(np.minimum(ln_samples, 60.0)) + (self.overshoot - HALF) * interval
+        sd = np.maximum(crossing * self.run_sd * self.noise / interval, 1e-3)
+        missed = (crossing - schedule.first_samples) / interval
+        whole = np.maximum(0.0, np.floor(missed) - WINDOW)  # evals that are as good as surely missed
+        half = missed + HALF
+        near = half * ndtr(half / sd) + sd * np.exp(-0.5 * (half / sd) ** 2) / math.sqrt(2 * math.pi)
+        after = missed[..., None] - whole[..., None] - np.arange(2 * WINDOW + 1)
+        summed = whole + ndtr(after / sd[..., None]).sum(axis=-1)
+        return np.asarray(schedule.first_samples + interval * np.where(sd < 1.0, summed, near))
 
     def slopes(self, ln_samples: float, speed: float, eval_seconds: float, schedule: Schedule) -> Slopes:
         """The slopes of :meth:`log_seconds` at a reading of ``ln_samples`` and at these speeds."""
-        interval = max(schedule.interval_samples, 1e-9)
-        late = self.overshoot * interval
-        stop = max(schedule.first_samples, math.exp(min(ln_samples, 60.0)) + late)
+        interval, step = max(schedule.interval_samples, 1e-9), STEP
+        at = np.array([ln_samples - step, ln_samples, ln_samples + step])
+        before, stop, after = map(float, self.expected_stop(at, schedule))
         evals = 1.0 + (stop - schedule.first_samples) / interval
-        growth = (stop - late) * (1 / speed + eval_seconds / interval)
+        growth = (after - before) / (2 * step)
         return Slopes(
             at=ln_samples,
-            seconds=growth / (stop / speed + evals * eval_seconds),
-            stop=(stop - late) / stop,
-            first=math.log(max(schedule.first_samples - late, 1.0)),
+            seconds=growth * (1 / speed + eval_seconds / interval) / (stop / speed + evals * eval_seconds),
+            stop=growth / stop,
+            first=math.log(max(schedule.first_samples - self.overshoot * interval, 1.0)),
         )
 
     def ln_reference(self, batch: float, schedule: Schedule) -> float:
@@ -155,6 +184,8 @@ class Goal:
 
         # Quieter seeds than usual are no reason to cut schedules finer: what a late end costs is a whole run.
         spread = np.hypot(sd, self.run_sd * max(1.0, self.noise))
-        usable = np.maximum(total - schedule.interval_samples / 2, 1e-9)
+        interval = max(schedule.interval_samples, 1e-9)
+        evals = np.floor((total - schedule.first_samples) / interval + 1e-9)  # of which the last is the last chance
+        usable = np.maximum(schedule.first_samples + evals * interval + (HALF - self.overshoot) * interval, 1e-9)
         p = ndtr((np.log(usable) - mean) / spread)
         return np.where(total < schedule.first_samples, 0.0, p)

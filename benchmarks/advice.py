@@ -1,0 +1,80 @@
+"""What ``explain`` advises on public good runs: ``python -m benchmarks.advice [FOLDER]``
+
+Every public log that reached its target (``LORA_TUNE_MLPERF``, ``logs`` and ``more_logs``) is played as a trial of the
+benchmark's study, and the rules of ``explain`` are asked twice: of the run as a sweep of its own, and of all runs of
+its submission as one sweep, training losses included. A good run needs no remedy, so each advice on its convergence is
+false; what is said of machine and rules is listed apart. Prints a line for each advice with how often it was given.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.public_runs import folder
+from lora_tune.config.study import Study, load_study
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import TrainPoint
+from lora_tune.review.advice import advise
+from lora_tune.review.log_replay import Replay
+from lora_tune.store.records import StudyRecords, Verdict
+
+STUDY = Path(__file__).resolve().parent.parent / "studies" / "h100.toml"
+ENOUGH_EVALS, ENOUGH_LOSSES = 6, 12
+"""From which on the rule about overfitting looks at a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The runs of one folder that reached their target, as one sweep, and their training losses by trial."""
+
+    study: Study
+    sweep: StudyRecords
+    train: dict[int, Sequence[TrainPoint]]
+
+
+def read(place: Path, study: Study) -> Submission | None:
+    """A folder of result files; None where none reached its target."""
+    replay = Replay(study, lambda _: MllogReader())
+    train: dict[int, Sequence[TrainPoint]] = {}
+    for number, file in enumerate(sorted(place.glob("result_*.txt.gz"))):
+        train[number] = replay.play(gzip.decompress(file.read_bytes()), str(file)).run.train
+    sweeps = replay.sweeps
+    if len(sweeps) != 1:
+        return None
+    (sweep,) = sweeps
+    good = {n: t for n, t in sweep.trials.items() if t.verdict is Verdict.REACHED}
+    return Submission(study, replace(sweep, trials=good), {n: train[n] for n in good}) if good else None
+
+
+def main() -> None:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else folder()
+    study, alone, together, runs, looked_at = load_study(STUDY), Counter[str](), Counter[str](), 0, 0
+    submissions = 0
+    for place in sorted({f.parent for kind in ("logs", "more_logs") for f in (root / kind).rglob("result_*.txt.gz")}):
+        if (one := read(place, study)) is None:
+            continue
+        submissions += 1
+        runs += len(one.sweep.trials)
+        for number, trial in one.sweep.trials.items():
+            losses, evals = one.train[number], one.sweep.last_evals(number)
+            looked_at += len(evals) >= ENOUGH_EVALS and len(losses) >= ENOUGH_LOSSES
+            single = replace(one.sweep, trials={number: trial})
+            alone.update(a.seen for a in advise(one.study, single, {number: losses}))
+        together.update(a.seen for a in advise(one.study, one.sweep, one.train))
+    print(f"{runs} good runs of {submissions} submissions, {datetime.date.today()}, {os.cpu_count()} cores")
+    print(f"{looked_at} of them have evals and training losses enough for the rule about overfitting")
+    for what, counted in (("runs by themselves", alone), ("submissions as sweeps", together)):
+        print(f"{what}: {sum(counted.values())} pieces of advice")
+        for words, count in counted.most_common():
+            print(f"  {count:5d}  {words}")
+
+
+if __name__ == "__main__":
+    main()
