@@ -1,8 +1,8 @@
 """LoRA fine-tuning with NVIDIA Megatron-Bridge: ``python -m lora_tune_recipes.bridge_lora``.
 
 Knobs come from the environment under the names of MLPerf v6.0's configuration files, those of v5.1 being understood
-too (``docs/bridge.md``); progress goes to standard output as MLLOG lines. One process runs as it is; several run under
-``torchrun``, or as the tasks of one ``srun`` step. Exit codes are those of ``nemo_lora``.
+too (``docs/trainers.md``); progress goes to standard output as MLLOG lines. One process runs as it is; several run
+under ``torchrun``, or as the tasks of one ``srun`` step. Exit codes are those of ``nemo_lora``.
 """
 
 from __future__ import annotations

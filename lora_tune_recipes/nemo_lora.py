@@ -1,6 +1,6 @@
 """LoRA fine-tuning with NVIDIA NeMo: ``python -m lora_tune_recipes.nemo_lora``.
 
-Knobs come from the environment under MLPerf's names (``docs/nemo.md``), progress goes to standard output as MLLOG
+Knobs come from the environment under MLPerf's names (``docs/trainers.md``), progress goes to standard output as MLLOG
 lines. One process runs as it is; several run under ``torchrun``, or as the tasks of one ``srun`` step.
 
 Exit codes: 0 the run ended, and the log says whether at its target; 2 a knob, the data or the checkpoint cannot be

@@ -18,7 +18,7 @@ from lora_tune.config.study import Study
 LAYER_SECONDS = 4.3e-3
 """Host's time for the kernels of one layer's forward and backward pass with adapters, measured on an H200's host."""
 RATE = 460e12
-"""Floating-point operations a second of an H200 whose passes are long enough (``docs/packed-measured.md``)."""
+"""Floating-point operations a second of an H200 whose passes are long enough (``benchmarks/records/packed.md``)."""
 LEAST_GAIN = 1.05
 """Below this a pack trains one trial after another."""
 

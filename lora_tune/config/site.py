@@ -54,11 +54,13 @@ class Site(Variables):
     log_folder: Path | None = Field(None, description="where jobs may write logs; must be visible from the nodes")
     slots: int | Literal["auto"] | None = Field(
         None,
-        description='trials that share one job and one GPU (workload "peft", docs/packed.md); "auto": as many as its '
+        description='trials that share one job and one GPU (workload "peft", docs/trainers.md); "auto": as many as its '
         "memory holds",
     )
     packs: int = Field(
-        1, ge=1, description="jobs that trials share (slots): packs in one, each with a GPU of its own (docs/packed.md)"
+        1,
+        ge=1,
+        description="jobs that trials share (slots): packs in one, each on one GPU (docs/trainers.md)",
     )
     python: str | None = Field(None, description="interpreter of the trials; this one when absent")
     sbatch_args: tuple[str, ...] = Field((), description="further sbatch options, one string each")

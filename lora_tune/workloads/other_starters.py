@@ -19,7 +19,7 @@ _CONTAINER = re.compile(r"^\s*(?:exec\s+)?(?:sudo\s+)?(?:docker|podman|nerdctl)\
 _RANKS = re.compile(r"^\s*(?:exec\s+)?(?:mpirun|mpiexec|orterun)\b", re.MULTILINE)
 _OWN_CONFIG = re.compile(r"--config\w*[= ]\s*[\"']?(\S*config_\S*?\.sh)")
 _TRAINS = re.compile(r"\btrain\.py\b")
-_BY_COMMAND = 'workload.kind = "command" can drive it (docs/amd.md shows how)'
+_BY_COMMAND = 'workload.kind = "command" can drive it (docs/mlperf.md shows how)'
 
 
 def other_starters(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """The knobs of a Megatron-Bridge trial, under the names of MLPerf v6.0's configuration files and with their defaults.
 
-``docs/bridge.md`` lists every variable. Where v5.1 or the other recipes name a knob otherwise, that name counts too.
+``docs/trainers.md`` lists every variable. Where v5.1 or the other recipes name a knob otherwise, that name counts too.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Healing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeSettings(CommonSettings):
-    """One trial, checked; see ``docs/bridge.md`` for the variables.
+    """One trial, checked; see ``docs/trainers.md`` for the variables.
 
     healing: None where the precision stays. adapter: peft folder to start from; save_adapter: one to write at the end.
     """

@@ -1,6 +1,6 @@
 """The knobs of a NeMo trial, from environment variables under the names of MLPerf's ``config_*.sh`` files.
 
-``docs/nemo.md`` lists every variable. What MLPerf does not name carries NeMo's own name in capitals.
+``docs/trainers.md`` lists every variable. What MLPerf does not name carries NeMo's own name in capitals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NemoSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemoSettings(CommonSettings):
-    """One trial, checked; see ``docs/nemo.md`` for the variables."""
+    """One trial, checked; see ``docs/trainers.md`` for the variables."""
 
     speed: NemoSpeed
 

@@ -1,4 +1,4 @@
-"""The Python API: what docs/python.md shows runs, and says the same as the command line."""
+"""The Python API: what docs/own-scripts.md shows runs, and says the same as the command line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import lora_tune
 from lora_tune.base.errors import InputError
 from tests.conftest import REPOSITORY
+from tests.docs.pages import block, section
 from tests.own_scripts.rows import SCRIPTS
 
 STUDY = """
@@ -40,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_runs_and_goes_on_where_it_ended(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (page,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8"), re.S)
+    page = block(section("own-scripts.md", "From Python"), "python")
     assert len(page.strip().splitlines()) <= 10
     names: dict[str, object] = {}
     exec(page, names)  # the page's own code
@@ -56,7 +57,7 @@ def test_the_page_runs_and_goes_on_where_it_ended(place: Path, capsys: pytest.Ca
 
 
 def test_a_function_is_swept_without_a_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "own-scripts.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"## A function, and no file\n\n```\n(.*?)```", page, re.S)
     names: dict[str, object] = {"__name__": "__main__"}
     exec(code, names)  # the page's own code

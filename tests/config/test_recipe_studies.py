@@ -19,7 +19,16 @@ from lora_tune.workloads.mlperf import MlperfWorkload
 from tests.conftest import REPOSITORY
 
 STUDIES = REPOSITORY / "studies"
-RECIPES = ("p8000", "gb200", "llama31_405b", "peft_fsdp", "torchrun_peft", "command")
+PAGES = {
+    "p8000": "mlperf",
+    "gb200": "mlperf",
+    "llama31_405b": "mlperf",
+    "peft_fsdp": "trainers",
+    "torchrun_peft": "trainers",
+    "command": "own-scripts",
+}
+"""Each recipe, and the page that names its study."""
+RECIPES = tuple(PAGES)
 STANDINS = REPOSITORY / "tests" / "standins"
 
 
@@ -44,7 +53,7 @@ def job_of(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **param
 def test_it_loads_and_has_a_page_that_names_it(recipe: str) -> None:
     study = load_study(STUDIES / f"{recipe}.toml")
     load(study, f"{recipe}.toml")
-    page = (REPOSITORY / "docs" / f"{recipe}.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / f"{PAGES[recipe]}.md").read_text(encoding="utf-8")
     assert f"studies/{recipe}.toml" in page
 
 

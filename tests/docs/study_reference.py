@@ -32,6 +32,8 @@ _PARAMETERS = (
     parameters.FixedParameter,
 )
 
+_HEAD = ("| key | values | default | meaning |", "|---|---|---|---|")
+
 
 def markdown() -> str:
     """The whole reference."""
@@ -39,15 +41,37 @@ def markdown() -> str:
     for title, meaning, model in _SECTIONS:
         lines += [f"**`{title}`** {meaning}", "", *_table(model), ""]
     lines += ["**`[space]`** one entry a variable that the trial reads; a bare value is fixed", ""]
+    shown = _Shown()
     for model in _PARAMETERS:
         kind = typing.get_args(model.model_fields["type"].annotation)[0]
         summary = (model.__doc__ or "").strip().splitlines()[0]
-        lines += [f'`type = "{kind}"`: {summary}', "", *_table(model, skip=("type",)), ""]
+        lines += [f'`type = "{kind}"`: {summary}', "", *shown.table(model, kind, skip=("type",))]
+    shown = _Shown()
     for kind in WORKLOADS.names():
         settings = _settings(kind)
         if settings is not None:
-            lines += [f'**`[workload]`** with `kind = "{kind}"`', "", *_table(settings), ""]
+            lines += [f'**`[workload]`** with `kind = "{kind}"`', "", *shown.table(settings, kind)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+class _Shown:
+    """Rows that stand in a table already: a kind that has them, too, names the kind where they are."""
+
+    def __init__(self) -> None:
+        self._where: dict[str, str] = {}
+
+    def table(self, model: type[BaseModel], kind: str, skip: tuple[str, ...] = ()) -> list[str]:
+        """The rows that no earlier table has, behind the names of the others."""
+        rows = [*_rows(model, "", skip)]
+        elsewhere: dict[str, list[str]] = {}
+        for row in rows:
+            if row in self._where:
+                elsewhere.setdefault(self._where[row], []).append(row.split(" | ")[0].removeprefix("| "))
+        new = [row for row in rows if row not in self._where]
+        self._where.update(dict.fromkeys(new, kind))
+        as_before = [f'As for `"{other}"`: {", ".join(keys)}.' for other, keys in elsewhere.items()]
+        table = [*_HEAD, *new, ""] if new else []
+        return [*(line for sentence in as_before for line in (sentence, "")), *table]
 
 
 def _settings(kind: str) -> type[BaseModel] | None:
@@ -59,8 +83,7 @@ def _settings(kind: str) -> type[BaseModel] | None:
 
 
 def _table(model: type[BaseModel], skip: tuple[str, ...] = ()) -> Iterator[str]:
-    yield "| key | values | default | meaning |"
-    yield "|---|---|---|---|"
+    yield from _HEAD
     yield from _rows(model, "", skip)
 
 

@@ -19,8 +19,10 @@ from tests.builders import stored, sweep_of
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-PAGES = [DOCS / name for name in ("tutorial.md", "review.md", "study-file.md", "mlperf.md", "command.md", "service.md")]
-STUDY_PAGES = [*PAGES, *(DOCS / name for name in ("oem.md", "launch_only.md", "amd.md", "p8000.md"))]
+PAGES = [
+    DOCS / name for name in ("tutorial.md", "review.md", "study-file.md", "mlperf.md", "clusters.md", "service.md")
+]
+STUDY_PAGES = [*PAGES, DOCS / "own-scripts.md", DOCS / "trainers.md"]
 STANDIN = REPOSITORY / "tests" / "standin"
 
 SERVERS = ("lora_tune.dashboard",)

@@ -1,37 +1,31 @@
-"""The page on new recipes: its script and its study, taken from the page, make a sweep; and they stay small."""
+"""The example of own-scripts.md: its script and study, taken from the page, make a sweep; and they stay small."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import REPOSITORY
+from tests.docs.pages import block, section
 from tests.recorded import recorded
 
-PAGE = REPOSITORY / "docs" / "new-recipe.md"
-
-
-def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    return str(found)
+EXAMPLE = section("own-scripts.md", "A whole example")
 
 
 def test_script_and_study_are_under_sixty_lines_and_name_nothing_of_ours() -> None:
-    script, study = block("python"), block("toml")
+    script, study = block(EXAMPLE, "python"), block(EXAMPLE, "toml")
     assert len((script + study).splitlines()) < 60
     assert "lora_tune" not in script
 
 
 def test_they_sweep_with_nothing_but_the_page(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(block("python"))
+    (tmp_path / "train.py").write_text(block(EXAMPLE, "python"))
     (tmp_path / "studies").mkdir()
-    (tmp_path / "studies" / "mine.toml").write_text(block("toml"))
+    (tmp_path / "studies" / "mine.toml").write_text(block(EXAMPLE, "toml"))
     python = f'"{sys.executable}"'
     study = (tmp_path / "studies" / "mine.toml").read_text().replace('"python"', python)
     (tmp_path / "studies" / "mine.toml").write_text(study)
-    for line in (x for x in block("bash").splitlines() if x.startswith("python -m ")):
+    for line in (x for x in block(EXAMPLE, "bash").splitlines() if x.startswith("python -m ")):
         command = [sys.executable, *line.split()[1:]]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr

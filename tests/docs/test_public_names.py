@@ -23,13 +23,8 @@ _V41 = "training_results_v4.1/NVIDIA/benchmarks/llama2_70b_lora/implementations"
 _V50 = "training_results_v5.0/NVIDIA/benchmarks/llama2_70b_lora/implementations"
 SISTERS = {
     "eos_ngc24.09_nemo": _V41,
-    "eos_n8_ngc24.09_nemo": _V41,
-    "eos_n128_ngc24.09_nemo": _V41,
     "nyx_n1_ngc25.04_nemo": _V50,
     "tyche_ngpu8_ngc25.04_nemo": _V50,
-    "tyche_ngpu72_ngc25.04_nemo": _V50,
-    "tyche_ngpu144_ngc25.04_nemo": _V50,
-    "tyche_ngpu512_ngc25.04_nemo": _V50,
 }
 """Folders that pages name by their last part alone, and where they are."""
 
@@ -43,7 +38,12 @@ CONFIGS = {
 """Configs in one of FOLDERS that pages tell their readers to use."""
 
 TEXTS = sorted(
-    [*(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "studies").rglob("*.toml"), REPOSITORY / "README.md"]
+    [
+        *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / "benchmarks" / "records").glob("*.md"),
+        *(REPOSITORY / "studies").rglob("*.toml"),
+        REPOSITORY / "README.md",
+    ]
 )
 
 

@@ -12,12 +12,19 @@ from lora_tune.cli.sweep import main
 from tests.conftest import REPOSITORY
 
 STANDINS = REPOSITORY / "tests" / "standins"
-RECIPES = ("p8000", "gb200", "llama31_405b", "peft_fsdp", "torchrun_peft")
+PAGES = {
+    "p8000": "mlperf",
+    "gb200": "mlperf",
+    "llama31_405b": "mlperf",
+    "peft_fsdp": "trainers",
+    "torchrun_peft": "trainers",
+}
+"""The page that shows each recipe's dry run."""
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", PAGES)
 def test_the_dry_run_shows_legal_submissions(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (REPOSITORY / "docs" / f"{recipe}.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / f"{PAGES[recipe]}.md").read_text(encoding="utf-8")
     assert f"python -m lora_tune.sweep --study {recipe} --dry-run\n" in page
     monkeypatch.setenv("LORA_TUNE_IMPLEMENTATION", str(STANDINS / recipe))
     for name in ("CONT", "DATADIR", "MODEL", "PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER"):

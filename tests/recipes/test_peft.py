@@ -42,7 +42,7 @@ from lora_tune_recipes.schedule import learning_rate
 from lora_tune_recipes.settings import TINY
 from lora_tune_recipes.text import Sequences, byte_tokens
 from lora_tune_recipes.trainer import Trainer, clip
-from tests.conftest import REPOSITORY
+from tests.docs.pages import section
 from tests.recipes.sharded_trials import loss_of
 from tests.waiting import wait_for
 
@@ -368,7 +368,7 @@ def test_unset_and_empty_mean_the_default() -> None:
 
 
 def test_the_page_names_every_variable_with_its_default() -> None:
-    page = (REPOSITORY / "docs" / "peft.md").read_text()
+    page = section("trainers.md", "PEFT")
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in page.splitlines() if line.startswith("| `")]
     defaults = {
         name: default

@@ -43,7 +43,7 @@ def test_the_published_scaling_and_the_page_that_shows_it(study: Study) -> None:
     assert [row.gpus for row in rows] == [8, 16, 32, 64, 128, 256, 512]
     assert rows[0].efficiency == 1
     assert rows[-1].efficiency == pytest.approx(154.931 / 512 / (1.247 / 8))
-    page = (REPOSITORY / "docs" / "peft_fsdp.md").read_text()
+    page = (REPOSITORY / "docs" / "trainers.md").read_text()
     for row in rows:
         assert f"| {row.nodes} | {row.gpus} | {row.samples_per_second} | {row.efficiency:.0%} |" in page
 

@@ -390,7 +390,7 @@ def test_a_starter_of_its_own_is_driven_as_the_page_says(tree: Path, monkeypatch
     image = engine(tree, monkeypatch)
     (image / "conf").mkdir()
     shutil.copy(tree / "config_MI300X_1x8x1.sh", image / "conf" / "config_MI325X_1x8x1.sh")
-    page = (REPOSITORY / "docs" / "amd.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "mlperf.md").read_text(encoding="utf-8")
     (text,) = (block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if 'kind = "command"' in block)
     for old, new in (
         ("trials = 24", "trials = 2"),
