@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import os
 import signal
@@ -22,7 +21,7 @@ from lora_tune import store as stores
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.net import is_loopback
 from lora_tune.cli.again import from_anywhere
-from lora_tune.cli.doors import own_token, refusal, same
+from lora_tune.cli.doors import own_token, refusal, same, visitor
 from lora_tune.cli.options import (
     Review,
     guarded,
@@ -73,7 +72,7 @@ def application(review: Review, storage: str | None) -> Application:
     except Exception as error:  # Optuna and the database driver each have a tree of their own
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
     shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
-    noted = with_notes(with_style(shown), dressed, _Desk(review, storage))
+    noted = with_notes(with_style(shown), dressed, _Desk(review, storage), visitor)
     return well_formed(with_steering(noted, review.study, lambda: load(None), _RequestDesk(review, storage)))
 
 
@@ -88,8 +87,7 @@ class _Desk:
         with closing(watch_store(self.review.paths, self.storage)) as store:
             return stores.Remarks(store, self.review.study.name).latest()
 
-    def write(self, trial: int, version: int, text: str) -> None:
-        who = f"{getpass.getuser()}@{os.uname().nodename}"
+    def write(self, trial: int, version: int, text: str, who: str) -> None:
         remark = Remark(trial=trial, version=version, text=text, who=who, written_at=time.time())
         with closing(open_store(self.review.paths, self.storage)) as store:
             stores.Remarks(store, self.review.study.name).write(remark)

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from lora_tune.base.errors import LauncherError
+from lora_tune.base.errors import RefusedError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.small_files import write_text
 from lora_tune.workloads.base import Job
@@ -17,33 +17,35 @@ from lora_tune.workloads.base import Job
 _OTHERS, _GROUP = stat.S_IWOTH, stat.S_IWGRP
 
 
-def pickle_folder(attempt: AttemptPaths) -> Path:
-    """submitit's folder of an attempt, made for this user alone. Raises LauncherError where others could write.
+def pickle_folder(attempt: AttemptPaths, job: str) -> Path:
+    """submitit's folder of an attempt, made for this user alone. Raises RefusedError where others could write.
 
     Refused are: a folder of another user; pickles that group or others can replace; an attempt's folder, or one above
     it, that everybody can write to without the sticky bit. A team that shares its sweeps folder trusts its group.
+    job: its name, for the message.
     """
     folder = attempt.submitit
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check(folder, _GROUP | _OTHERS, "go-w")
-    _check(attempt.folder, _OTHERS, "o-w")
+    _check(folder, _GROUP | _OTHERS, "go-w", job)
+    _check(attempt.folder, _OTHERS, "o-w", job)
     for above in attempt.folder.absolute().parents:
         mode = above.stat().st_mode
         if mode & _OTHERS and not mode & stat.S_ISVTX:
-            raise LauncherError(
-                f"{above} is writable by everyone: others could put their code into your jobs; "
-                f"chmod o-w {above}, or use another --output"
-            )
+            raise _writable(job, above, "o-w")
     return folder
 
 
-def _check(folder: Path, unwanted: int, remedy: str) -> None:
+def _check(folder: Path, unwanted: int, mode: str, job: str) -> None:
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
-        raise LauncherError(f"{folder} belongs to user id {status.st_uid}, not to you; use another --output")
+        raise RefusedError(job, f"{folder} belongs to user id {status.st_uid}, not to you", "use another --output")
     if status.st_mode & unwanted:
-        raise LauncherError(f"{folder} is writable by others, who could put their code into your jobs; "
-                            f"chmod {remedy} {folder}")  # fmt: skip
+        raise _writable(job, folder, mode)
+
+
+def _writable(job: str, folder: Path, mode: str) -> RefusedError:
+    answer = f"{folder} is writable by others, who could put their code into your jobs"
+    return RefusedError(job, answer, f"chmod {mode} {folder}, or use another --output")
 
 
 def write_files(job: Job) -> None:

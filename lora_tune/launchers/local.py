@@ -49,7 +49,7 @@ class LocalLauncher:
         if self._gpus:
             environment |= restricted_to(devices, os.environ)
         write_json(attempt.job, command_record(job, environment))
-        executor = ExecutorWithSecrets(pickle_folder(attempt), secrets)
+        executor = ExecutorWithSecrets(pickle_folder(attempt, job.name), secrets)
         limit = job.resources.minutes or 60 * 24 * 365
         executor.update_parameters(timeout_min=limit)
         try:

@@ -27,7 +27,7 @@ class RemarkStore(Protocol):
 
     def latest(self) -> Mapping[int, Remark]: ...
 
-    def write(self, trial: int, version: int, text: str) -> None:
+    def write(self, trial: int, version: int, text: str, who: str) -> None:
         """Raises RemarkChangedError where somebody was quicker."""
         ...
 
@@ -67,13 +67,18 @@ def tags(text: str) -> list[str]:
     return list(dict.fromkeys(_TAG.findall(text)))
 
 
-def with_notes(application: Application, facts: Facts, remarks: RemarkStore) -> Application:
-    """``application`` with a note for each trial in the answers that list trials, and with what people write kept."""
+def with_notes(
+    application: Application, facts: Facts, remarks: RemarkStore, visitor: Callable[[Mapping[str, Any]], str]
+) -> Application:
+    """``application`` with a note for each trial in the answers that list trials, and with what people write kept.
+
+    visitor: who sends a request.
+    """
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         if is_note(path, method):
-            return _write(environ, start_response, facts, remarks)
+            return _write(environ, start_response, facts, remarks, visitor(environ))
         if method != "GET" or not _STUDY_DETAIL.fullmatch(path):
             return application(environ, start_response)
 
@@ -101,15 +106,15 @@ def _noted(detail: dict[str, Any], facts: Facts, remarks: Mapping[int, Remark]) 
 
 
 def _write(
-    environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, remarks: RemarkStore
+    environ: Mapping[str, Any], start_response: Callable[..., Any], facts: Facts, remarks: RemarkStore, who: str
 ) -> Iterable[bytes]:
-    """Keep what somebody has written, or say why not."""
+    """Keep what somebody, ``who``, has written, or say why not."""
     try:
         number, version, body = _wish(environ, facts)
     except InputError as error:
         return _said(start_response, "400 Bad Request", str(error))
     try:
-        remarks.write(number, version - 1, own_part(body, facts.note(number)))
+        remarks.write(number, version - 1, own_part(body, facts.note(number)), who)
     except RemarkChangedError as error:
         now = whole(remarks.latest().get(number), facts.note(number))
         return _said(start_response, "409 Conflict", str(error), note=now)

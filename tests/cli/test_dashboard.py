@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from lora_tune.review import dashboard_belief, dashboard_notes, dashboard_storag
 from lora_tune.review.dashboard_notes import LINE, LONGEST
 from lora_tune.review.summary import recommended_words
 from lora_tune.search.recommendation import Recommended
+from lora_tune.store import Remarks, Store, sqlite_url
 from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.browser import Browser
@@ -254,9 +256,20 @@ def test_nothing_can_be_changed(shown: Application, method: str) -> None:
 
 def put(shown: Application, path: str, **wish: Any) -> tuple[str, Any]:
     """The answer to a request that writes a note."""
+    connection = {name: wish.pop(name) for name in ("REMOTE_ADDR", "REMOTE_PORT") if name in wish}
     body = json.dumps(wish).encode()
-    given = {"CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}
+    given = connection | {"CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body)}
     return ask(shown, path, REQUEST_METHOD="PUT", **given)
+
+
+def test_a_note_carries_who_wrote_it_and_not_who_runs_the_dashboard(tmp_path: Path) -> None:
+    review = reviewed(tmp_path / "noted")
+    shown = dashboard.application(review, None)
+    status, _ = put(shown, "/api/studies/1/note", version=2, body="mine", REMOTE_ADDR="192.0.2.7", REMOTE_PORT="5")
+    assert status.startswith("204")
+    with closing(Store(sqlite_url(review.paths.database), read_only=True)) as store:
+        (remark,) = Remarks(store, review.study.name).history()
+    assert remark.who.startswith("192.0.2.7 by the dashboard of ")
 
 
 def noted(shown: Application, number: int) -> dict[str, Any]:

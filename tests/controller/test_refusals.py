@@ -304,6 +304,21 @@ def test_the_command_that_is_typed_again_after_the_mending_goes_on(tmp_path: Pat
     assert "all 4 trials are proposed: 4 reached" in again.stdout
 
 
+def test_a_folder_into_which_everybody_writes_ends_the_command_and_names_its_cure(tmp_path: Path) -> None:
+    """It was tried again for ever."""
+    (tmp_path / "open.toml").write_text(STUDY)
+    (tmp_path / "train.sh").write_text('echo \'{"step": 4, "eval_loss": 1.5, "seconds": 1}\'\n')
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    command = [sys.executable, "-m", "lora_tune.sweep", "--study", "open.toml", "--output", "shared/sweep"]
+    run = functools.partial(subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    refused = run()
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert f"chmod o-w {tmp_path / 'shared'}" in refused.stderr
+    (tmp_path / "shared").chmod(0o755)
+    assert run().returncode == 0
+
+
 def test_a_preparation_that_is_refused_ends_the_command(tmp_path: Path) -> None:
     cluster, said = Choosy(FakeClock()), list[str]()
     job = Job(name="made-prepare-0", folder=tmp_path / "p", argv=("true",), log=tmp_path / "p" / "job.log")

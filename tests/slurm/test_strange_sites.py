@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.recorded import recorded
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -80,6 +82,27 @@ def test_what_a_wrapper_of_sbatch_says_before_the_job_id_costs_no_trial(place: P
     sweep = recorded(place / "out" / "sweep.db", "s")
     assert [trial.verdict for trial in sweep.trials.values()] == [Verdict.REACHED] * 2
     assert all(attempt.number == 0 for attempt in sweep.attempts.values()), "none was run again"
+
+
+def test_ctrl_c_while_sbatch_hangs_ends_the_command_and_what_it_started(place: Path, slurm: Cluster) -> None:
+    """It waited for sbatch, two minutes at most."""
+    (place / "bin").mkdir()
+    sbatch = slurm.run("sh", "-c", "command -v sbatch").strip()
+    hangs = f'#!/bin/sh\n[ -e {place}/answer ] && exec {sbatch} "$@"\necho $$ > {place}/asked\nexec sleep 600\n'
+    (place / "bin" / "sbatch").write_text(hangs)
+    (place / "bin" / "sbatch").chmod(0o755)
+    path = f"{place / 'bin'}:{os.environ['PATH']}"
+    sweep = [sys.executable, "-m", "lora_tune.sweep", "--study", "s.toml", "--output", "out"]
+    driver = subprocess.Popen(sweep, cwd=place, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL)
+    wait_for(lambda: (place / "asked").exists() and (place / "asked").read_text(), what="sbatch is asked")
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(30) == 130
+    asked = Path("/proc", (place / "asked").read_text().strip(), "cmdline")
+    wait_for(lambda: not asked.exists() or not asked.read_bytes(), what="the sbatch is gone")
+    (place / "answer").touch()
+    swept = command(place, "sweep", path=str(place / "bin"))
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    assert len(recorded(place / "out" / "sweep.db", "s").attempts) == 2, "the same attempts, submitted once"
 
 
 def test_doctor_asks_sbatch_about_ones_own_script(place: Path) -> None:

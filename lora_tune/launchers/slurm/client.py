@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ def run_bounded(
 ) -> subprocess.CompletedProcess[str]:
     """A command's answer. Raises LauncherError when it is missing, or takes longer: it is ended with its children.
 
-    A site may put wrappers in the place of Slurm's commands, and those have children. name: for the message.
+    A site may put wrappers in the place of Slurm's commands, and those have children. So is a command that another
+    thread waits for when this program ends. name: for the message.
     """
     try:
         process = subprocess.Popen(
@@ -43,15 +45,30 @@ def run_bounded(
     except FileNotFoundError as error:
         raise LauncherError(f"{name} is not on PATH; run this where Slurm's commands are") from error
     with process:
+        _running.add(process)
         try:
             output, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired as error:
             raise LauncherError(f"{name} did not answer in {seconds:g} s; the jobs go on") from error
         finally:
-            if process.returncode is None:
-                # A session of its own, and not reaped yet: the number is still its.
-                send_signal(process.pid, signal.SIGKILL, group=True)
+            _running.discard(process)
+            _end(process)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.returncode is None:
+        # A session of its own, and not reaped yet: the number is still its.
+        send_signal(process.pid, signal.SIGKILL, group=True)
+
+
+@atexit.register
+def _end_all() -> None:
+    for process in tuple(_running):
+        _end(process)
 
 
 def clean_environment() -> dict[str, str]:

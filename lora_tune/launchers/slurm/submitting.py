@@ -61,7 +61,7 @@ class _Submission(threading.Thread):
     """One call of sbatch, with what came of it."""
 
     def __init__(self, submit: Callable[[], str]) -> None:
-        super().__init__(name="sbatch")
+        super().__init__(name="sbatch", daemon=True)  # who presses Ctrl-C does not wait for it
         self._submit = submit
         self.job_id = ""
         self.error: BaseException | None = None
