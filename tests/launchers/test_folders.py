@@ -14,7 +14,6 @@ from lora_tune.launchers.folders import pickle_folder
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
 
-
 JOB = "unsafe-0000-0"
 
 

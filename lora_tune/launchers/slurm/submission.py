@@ -154,7 +154,9 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
     folder = AttemptPaths(job.folder).submitit
     if "%" in str(folder):
         raise RefusedError(job.name, f"{folder} holds a %, which submitit and Slurm expand", _ELSEWHERE)
-    slurm = Executor(folder=pickle_folder(AttemptPaths(job.folder), job.name), python=shlex.quote(site.python or sys.executable))
+    slurm = Executor(
+        folder=pickle_folder(AttemptPaths(job.folder), job.name), python=shlex.quote(site.python or sys.executable)
+    )
     slurm.update_parameters(**_parameters(job, site, token), **({} if job.script else _own_steps(job, site)))
     return slurm
 
