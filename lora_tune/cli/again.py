@@ -22,6 +22,10 @@ _OF_A_STUDY = ("logs",)
 _HINT = re.compile(r"python -m lora_tune\.(\w+) --study (\S+?)(?=[;,.)]?(?:\s|$))")
 
 
+_NAMED = re.compile(r"(?<![/\w.-])lora-tune (init|sweep|status|export|recipes)\b(?! --study)")
+"""A command without a study, as messages name it."""
+
+
 def python(near: Callable[[Path], str] = near) -> str:
     """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active.
 
@@ -104,4 +108,5 @@ def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: s
 
 def as_typed(text: str) -> str:
     """A message with the commands in it as :func:`again` gives them: whoever wrote it knew the study's name alone."""
-    return _HINT.sub(lambda hint: again(hint[1], hint[2]), text)
+    text = _HINT.sub(lambda hint: again(hint[1], hint[2]), text)
+    return _NAMED.sub(lambda named: called(named[1]), text)

@@ -14,6 +14,7 @@ from lora_tune.base.redact import HIDDEN, redact
 from lora_tune.cli.plan import mark_left
 from lora_tune.config.checks import range_words
 from lora_tune.config.holding import study_holding
+from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
 from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
@@ -96,10 +97,9 @@ def _outline(study: Study, begin: Start | None) -> Iterator[str]:
     limits += [f"{budget.node_hours:g} node-hours"] if budget.node_hours else []
     limits += [f"{budget.wall_hours:g} hours"] if budget.wall_hours else []
     most = study.search_space.most_nodes * budget.trial_minutes / 60
-    yield (
-        f"budget: {' or '.join(limits)}, {budget.parallel} at a time; a trial of {budget.trial_minutes:g} min costs up "
-        f"to {most:.3g} node-hours"
-    )
+    cost = f"a trial of {budget.trial_minutes:g} min costs up to {most:.3g} node-hours"
+    cost = cost if counts_node_hours(study) else f"a trial is ended after {budget.trial_minutes:g} min"
+    yield f"budget: {' or '.join(limits)}, {budget.parallel} at a time; {cost}"
 
 
 def _start(workload: Workload) -> Start | None:

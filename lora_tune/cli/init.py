@@ -19,6 +19,7 @@ from lora_tune.base.gpus import gpus_of_machine, visible_in
 from lora_tune.base.metric_files import MetricFiles, format_of
 from lora_tune.base.paths import near
 from lora_tune.base.process import send_signal
+from lora_tune.cli.again import called
 from lora_tune.cli.new_study import ScriptFacts, study_text
 from lora_tune.cli.options import guarded
 from lora_tune.config.study import parse_study
@@ -87,8 +88,8 @@ def _say(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> None:
     todo = f"; {edits} line{'s' if edits > 1 else ''} marked EDIT" if edits else ""
     click.echo(f"# written: {near(output)}{todo}", err=True)
     if logs and not facts.writes_files:
-        click.echo(f"# its log:  lora-tune logs --study {file} {shlex.join(map(str, logs))}", err=True)
-    sweep = f"lora-tune sweep --study {file}"
+        click.echo(f"# its log:  {called('logs')} --study {file} {shlex.join(map(str, logs))}", err=True)
+    sweep = f"{called('sweep')} --study {file}"
     click.echo(f"# look:     {sweep} --dry-run\n# then:     {sweep}", err=True)
 
 

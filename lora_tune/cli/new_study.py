@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from lora_tune.base.format import counted
 from lora_tune.base.gpus import gpus_of_command
 from lora_tune.logs.guess import LogGuess
 from lora_tune.logs.unmatched import TELL_APART
-from lora_tune.workloads.proposed_space import OUTPUT, SEED, ProposedParameter, propose, without_value
+from lora_tune.workloads.proposed_space import SEED, ProposedParameter, place_of, propose, without_value
 from lora_tune.workloads.script_options import Option
 
 RELAY = ("python", "-m", "lora_tune.logs.relay")
@@ -56,8 +57,7 @@ def study_text(facts: ScriptFacts) -> str:
     proposals = propose(facts.options, _steps(facts.log))
     argv, keys = _words(facts, proposals)
     parts = [
-        f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why. "
-        "Then: lora-tune sweep --study THIS --dry-run\n",
+        f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why\n",
         f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_config(facts, keys)}{_log(facts, proposals)}',
         _space(proposals, facts.options),
         _objective(facts.log),
@@ -101,7 +101,7 @@ def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[
     filled = [(p.option, "{" + p.place + "}") for p in proposals]
     names = [(o, o.names[0]) for o in facts.options]
     filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name) and o.number is not None][:1]
-    filled += _folders(facts.options)
+    filled += _places(facts.options)
     keys = {option.flag: place for option, place in filled if option.in_file}
     if keys:
         argv = [
@@ -130,17 +130,18 @@ def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
     )
 
 
-def _folders(options: Sequence[Option]) -> list[tuple[Option, str]]:
-    """A folder of the trial's own for each option that names one today, or else for the first that may.
+def _places(options: Sequence[Option]) -> list[tuple[Option, str]]:
+    """A place of the trial's own for each option that names one today, or else for the first that may.
 
-    Options that name the same folder today name the same one in a trial.
+    Options that name the same place today name the same one in a trial; a file stays a file.
     """
-    able = [o for o in options if OUTPUT.fullmatch(o.names[0])]
-    named = [o for o in able if o.at is not None or o.value not in ("", "None")] or able[:1]
+    able = [(o, place) for o in options if (place := place_of(o))]
+    named = [(o, place) for o, place in able if o.at is not None or o.value not in ("", "None")] or able[:1]
     own: dict[str, str] = {}
-    for option in named:
-        own.setdefault(option.value, f"{{folder}}/{option.names[0] if own else 'out'}")
-    return [(option, own[option.value]) for option in named]
+    for option, place in named:
+        free = place not in own.values()
+        own.setdefault(option.value, place if free else f"{option.names[0]}{PurePath(place).suffix}")
+    return [(option, f"{{folder}}/{own[option.value]}") for option, _ in named]
 
 
 def _argv(facts: ScriptFacts, argv: list[str]) -> str:
@@ -152,7 +153,8 @@ def _argv(facts: ScriptFacts, argv: list[str]) -> str:
         if not folders:
             lines.append("# EDIT: no option for an output folder was found; {folder} is the trial's own folder")
         lines.append("# the relay prints the metrics that the script writes into files of this folder")
-        argv = [*RELAY, folders[0] if len(folders) == 1 else "{folder}", "--", *argv]
+        one = len(folders) == 1 and not PurePath(folders[0]).suffix
+        argv = [*RELAY, folders[0] if one else "{folder}", "--", *argv]
     rows, row = [], ""
     for word in map(_text, argv):
         if row and len(row) + len(word) > 100:

@@ -19,7 +19,7 @@ from lora_tune.base.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SETUP, Inpu
 from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.terminal import print_anything
-from lora_tune.cli.again import as_typed
+from lora_tune.cli.again import as_typed, called
 from lora_tune.config.kept_study import with_secrets_of
 from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
 from lora_tune.store.records import StudyRecords
@@ -55,7 +55,7 @@ def _chosen_study(context: click.Context, parameter: click.Parameter, name: str 
     files = _study_files()
     logs = [p.make_metavar(context) for p in context.command.params if isinstance(p, click.Argument) and p.required]
     line = " ".join([context.command_path, "--study", files[0] if files else "NAME", *logs])
-    more = f"here: {', '.join(files)}" if files else "tiny is shipped; lora-tune init writes one for your script"
+    more = f"here: {', '.join(files)}" if files else f"tiny is shipped; {called('init')} writes one for your script"
     raise click.UsageError(f"Missing option '--study': {line} ({more})")
 
 

@@ -31,12 +31,12 @@ from lora_tune.cli.options import (
 )
 from lora_tune.cli.people import NOBODY, People, people_of
 from lora_tune.cli.verdict import shown
+from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import words
 from lora_tune.review import base_changes
 from lora_tune.review.advice import advise
 from lora_tune.review.dashboard_notes import tags
-from lora_tune.review.describe import spent_name, spent_text
 from lora_tune.review.figure_files import page_figures, write_figures
 from lora_tune.review.plots import svg
 from lora_tune.review.report_page import page_file, template, write_page

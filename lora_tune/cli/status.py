@@ -20,10 +20,11 @@ from lora_tune.cli.again import again
 from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.cli.standing import Standing, SweepSnapshot, as_json, exit_code, open_trials, standing
 from lora_tune.cli.steer import listed as steering_lines
+from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import course
 from lora_tune.review import screen
-from lora_tune.review.describe import parameters_text, price, spent_name, spent_text
+from lora_tune.review.describe import parameters_text, price
 from lora_tune.review.scaling import scaling, table
 from lora_tune.review.stopping import account_words
 from lora_tune.review.summary import (
@@ -114,8 +115,10 @@ def _condition(study: Study, sweep: StudyRecords, driver: tuple[str, float], now
         who = visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == Standing.UNATTENDED:
-        line = again("sweep", study.name)
         what = "trials are open" if open_trials(sweep) else "it is not over"
+        if study.site.launcher == "outside":
+            return Text(f"{what}; trials are run by you; the next one: {again('ask', study.name)}", style="bold")
+        line = again("sweep", study.name)
         return Text(f"{what} and no driver is running; take over with: {line}", style="bold red")
     return Text("ended")
 

@@ -25,8 +25,12 @@ class EventLog:
         self.log(event, **facts, text=text)
         self._show(shown or text)
 
-    def trouble(self, about: str, text: str) -> None:
-        """Trouble that may last is said when it begins or changes, not every tick. "": it is over."""
-        if text and text != self._troubles.get(about):
+    def trouble(self, about: str, text: str, *, kind: str = "") -> None:
+        """Trouble that may last is said when it begins or changes, not every tick. "": it is over.
+
+        kind: what makes it another trouble, where its words grow with what is seen; the text itself by default.
+        """
+        known = text and (kind or text)
+        if text and known != self._troubles.get(about):
             self.note(text, "trouble")
-        self._troubles[about] = text
+        self._troubles[about] = known

@@ -66,7 +66,8 @@ class Proposals:
         if reason := self._hopeless():
             return reason
         clock, sweep = self._dependencies.clock, self._work.sweep
-        self._events.trouble("effect", idle.sentence if (idle := no_effect(study, sweep)) else "")
+        idle = no_effect(study, sweep)
+        self._events.trouble("effect", idle.sentence if idle else "", kind=" ".join(idle.names) if idle else "")
         until, doomed = clock.now() + FILL_SECONDS, 0
         while not interrupted() and self._submissions.refused is None and clock.now() <= until:
             if reason := budgets.may_propose(study, sweep, clock.monotonic_now()):

@@ -145,7 +145,7 @@ def progress_apart(stated: Stated, unit: str, rows: Sequence[int]) -> ProgressLi
                 named.setdefault(" ".join(place.words), []).append((row, place))
     for places in named.values():
         counts = [as_count(place.number) or 0.0 for _, place in places]
-        advanced = len(counts) == 1 or counts[0] != counts[-1]
+        advanced = counts[0] != counts[-1] or len(counts) == 1 or (unit == "epoch" and len(rows) == 1)
         if advanced and _goes_on(counts) and _differs_at_evals([row for row, _ in places], counts, rows):
             row, place = places[0]
             return ProgressLine(stated[row][0], place)

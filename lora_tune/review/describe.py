@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lora_tune.base.format import duration, visible
-from lora_tune.base.kinds import on_this_machine
+from lora_tune.base.format import visible
 from lora_tune.config.study import Study
 from lora_tune.review import replicates as raced
 from lora_tune.search import contenders
@@ -50,23 +49,6 @@ def race_words(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> l
         value = f"({count})" if name not in means else f"{text(mean)} ({text(low)} to {text(high)}, {count})"
         standings.append((scale.order(mean), f"{name} {value}"))
     return [line for _, line in sorted(standings)]
-
-
-def counts_node_hours(study: Study) -> bool:
-    """Whether people count node-hours: not on one machine of their own, without a budget or a price of them."""
-    budget, settings = study.budget, study.objective
-    asked_for = budget.node_hours is not None or budget.price_per_node_hour is not None
-    return asked_for or "node_hours" in (settings.score, settings.second) or not on_this_machine(study.site.launcher)
-
-
-def spent_name(study: Study) -> str:
-    """What trials spend, for people: ``node-hours``, or ``machine time``."""
-    return "node-hours" if counts_node_hours(study) else "machine time"
-
-
-def spent_text(study: Study, node_hours: float, hours: Callable[[float], str] = "{:.3g}".format) -> str:
-    """How much of it. hours: how node-hours are written."""
-    return hours(node_hours) if counts_node_hours(study) else duration(node_hours * 3600)
 
 
 def batch_words(parameters: Mapping[str, object]) -> str:

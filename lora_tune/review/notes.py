@@ -10,8 +10,9 @@ from zlib import crc32
 
 from lora_tune.base.format import about, counted, duration, visible
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.spent import counts_node_hours, spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.review.describe import parameters_text, spent_name, spent_text
+from lora_tune.review.describe import parameters_text
 from lora_tune.review.intervals import time_interval
 from lora_tune.review.stopping import account_words
 from lora_tune.review.summary import Overview, raced_words, recommended_words, trial_name
@@ -52,12 +53,16 @@ def attributes(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> d
     known |= {label.format(unit=unit): metrics.get(name) for name, label in _METRICS.items()}
     known |= {
         "global batch size (samples)": trial.parameters.get("GBS"),
-        "node-hours": sum(a.node_hours(now) for a in attempts),
+        **_spent(study, sum(a.node_hours(now) for a in attempts)),
         "attempts": len(attempts),
         "nodes": " ".join(sorted({n for a in attempts for n in a.nodes})) or None,
         "seed": trial.seed,
     }
     return {name: round_short(value) for name, value in known.items() if value is not None}
+
+
+def _spent(study: Study, node_hours: float) -> dict[str, float]:
+    return {"node-hours": node_hours} if counts_node_hours(study) else {"machine time (s)": 3600 * node_hours}
 
 
 _METRICS = {

@@ -19,11 +19,12 @@ from rich.text import Text
 
 from lora_tune import curves
 from lora_tune.base.format import duration, number, sparkline, visible
+from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.run import Eval
 from lora_tune.review import replicates
-from lora_tune.review.describe import parameters_text, price, race_words, spent_name, spent_text
+from lora_tune.review.describe import parameters_text, price, race_words
 from lora_tune.review.summary import ending_word
 from lora_tune.review.table import CURVE_WIDTH, Cells, FittedTable
 from lora_tune.search.objectives import Objective, objective_of

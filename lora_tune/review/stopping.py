@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lora_tune.config.spent import counts_node_hours, spent_words
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import courses, fewest_free, is_good, level
 from lora_tune.controller.public_runs import believed, confirmed_at, contradiction
@@ -34,8 +35,8 @@ class StoppingAccount:
     trial by which they are no longer believed. stopped, missed: runs that the comparison stopped, and all that ended
     and were not good. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
     went on and have ended, and those of them that were good. audit_hours: node-hours that they took after they
-    were condemned. false_rate: low and high of a 90% interval for the share of good runs that the rule condemns, None
-    without an ended audit.
+    were condemned; machine_time: they are said in it. false_rate: low and high of a 90% interval for the share
+    of good runs that the rule condemns, None without an ended audit.
     """
 
     goal: str
@@ -54,6 +55,7 @@ class StoppingAccount:
     audited: int
     erred: int
     audit_hours: float
+    machine_time: bool
     false_rate: tuple[float, float] | None
 
 
@@ -90,6 +92,7 @@ def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingA
         audited=len(audits),
         erred=erred,
         audit_hours=sum(_after_condemned(sweep, t, now) for t in audits),
+        machine_time=not counts_node_hours(study),
         false_rate=false_rate(erred, len(audits), len(stopped) + len(audits), others) if audits else None,
     )
 
@@ -154,8 +157,9 @@ def account_words(account: StoppingAccount) -> str:
     if account.false_rate is not None:
         low, high = account.false_rate
         parts.append(
-            f"{account.erred} of {account.audited} audits reached {account.goal}, for {account.audit_hours:.2g} "
-            f"node-hours more: {_percent(low)} to {_percent(high)} of good runs are condemned"
+            f"{account.erred} of {account.audited} audits reached {account.goal}, for "
+            f"{spent_words(account.audit_hours, machine_time=account.machine_time)} more: "
+            f"{_percent(low)} to {_percent(high)} of good runs are condemned"
         )
     return "; ".join(parts)
 

@@ -297,7 +297,7 @@ def _worded(
     own, other = more_runs(now, (verdict.runs, verdict.baseline_runs), verdict.log_needed)
     node_hours = None if own is None or other is None else own * hours[0] + other * hours[1]
     sentence = f"{name} is not distinguishable from the baseline: {scale.words(bounds[0])} ({range_words}); "
-    sentence += _more_words(own, other, node_hours)
+    sentence += _more_words(own, other, node_hours, scale)
     return replace(known, more_runs=own, more_baseline_runs=other, more_node_hours=node_hours, sentence=sentence)
 
 
@@ -320,10 +320,10 @@ def _too_few(verdict: ArmVerdict) -> str:
     )
 
 
-def _more_words(own: int | None, other: int | None, node_hours: float | None) -> str:
+def _more_words(own: int | None, other: int | None, node_hours: float | None, scale: RaceScale) -> str:
     if own is None or other is None:
         return f"no {MOST_MORE} further runs would be likely to show it better"
-    cost = f" = {node_hours:.3g} node-hours" if node_hours else ""
+    cost = f" = {scale.spent(node_hours)}" if node_hours else ""
     return f"if that is real, {own} more runs of it and {other} of the baseline would show it{cost}"
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lora_tune.config.spent import counts_node_hours, spent_words
 from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT
 from lora_tune.search.objectives import objective_of
@@ -48,6 +49,8 @@ class RaceScale:
         A better result is a faster one.
     got, missed : str
         What a run did that has a result, and what one did that has none.
+    machine_time : bool
+        What runs cost is said in machine time, not in node-hours.
     """
 
     relative: bool = True
@@ -57,6 +60,7 @@ class RaceScale:
     timed: bool = True
     got: str = "reached the target"
     missed: str = "did not reach the target"
+    machine_time: bool = False
 
     @property
     def better(self) -> str:
@@ -91,6 +95,10 @@ class RaceScale:
         """A :meth:`difference` for people."""
         return f"{100 * difference:.1f}%" if self.relative else f"{difference:.3g}"
 
+    def spent(self, node_hours: float) -> str:
+        """What runs cost, for people."""
+        return spent_words(node_hours, machine_time=self.machine_time)
+
     def least_sd(self, places: Sequence[float]) -> float:
         """The spread below which runs are no evidence. places: of all runs."""
         size = 1.0 if self.relative else max(map(abs, places), default=1.0)
@@ -107,12 +115,13 @@ TIMES = RaceScale()
 
 def scale_of(study: Study) -> RaceScale:
     """What the runs of a study's race are compared on."""
-    objective = objective_of(study)
+    objective, spread, own = objective_of(study), seed_spread(study), not counts_node_hours(study)
     if objective.has_target:
-        return RaceScale(prior_sd=seed_spread(study), timed=objective.timed)
+        return RaceScale(prior_sd=spread, timed=objective.timed, machine_time=own)
     valued = RaceScale(
-        maximise=objective.maximise, prior_sd=seed_spread(study), got="measured a value", missed="measured no value"
-    )
+        maximise=objective.maximise, prior_sd=spread, got="measured a value", missed="measured no value",
+        machine_time=own,
+    )  # fmt: skip
     return replace(valued, relative=False, prior_sd=0.0, prior_freedom=0) if objective.judges_evals else valued
 
 

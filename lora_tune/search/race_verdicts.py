@@ -77,7 +77,7 @@ def cannot_separate(
     recommended, why = _recommend(leader, second, scale, alike=alike)
     difference, half = scale.difference(lead), scale.difference(margin)
     said = f"cannot be separated: difference {scale.words(difference)} +/- {scale.words(half)}; "
-    said += "" if alike else f"{counted(more, 'more runs')} = {hours:.3g} node-hours; "
+    said += "" if alike else f"{counted(more, 'more runs')} = {scale.spent(hours)}; "
     sentence = f"{leader.name} and {second.name} {said}take {recommended}, {why}"
     return CannotSeparate((leader.name, second.name), difference, half, more, hours, recommended, sentence)
 
@@ -88,5 +88,5 @@ def _recommend(leader: Contender, second: Contender, scale: RaceScale, *, alike:
         best = min((leader, second), key=lambda c: c.failures)
         return best.name, f"{'more' if best.failures else 'all'} of whose runs {scale.got}"
     if abs(leader.node_hours - second.node_hours) > 0.02 * max(leader.node_hours, second.node_hours):
-        return min((leader, second), key=lambda c: c.node_hours).name, "the cheaper by node-hours a run"
+        return min((leader, second), key=lambda c: c.node_hours).name, "the cheaper a run"
     return leader.name, "as good as the other so far" if alike else f"the {scale.better} so far"

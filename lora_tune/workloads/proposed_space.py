@@ -228,6 +228,21 @@ _STEPS = re.compile(r"(?:n|num|max|total|lr_decay|decay)_(?:train_|training_)?(?
                     r"|train(?:ing)?_(?:steps|iters|iterations|updates)|steps|iters|iterations")  # fmt: skip
 
 SEED = re.compile(r"(?:random_|manual_|train_|data_)?seed")
-OUTPUT = re.compile(r"(?:output|out|save|log|logging|logger|checkpoint|tb|tensorboard|run|results?|default_root)_?"
-                    r"(?:dir|path|folder|directory)|logdir|outdir|savedir|workdir|output")  # fmt: skip
-"""Names of options that take a folder of the trial's own."""
+_FOLDER = re.compile(r"(?:output|out|save|log|logging|logger|checkpoint|ckpt|tb|tensorboard|run|results?|work|working"
+                     r"|exp|experiment|default_root)_?(?:dir|path|folder|directory)|output")  # fmt: skip
+_FILE = re.compile(r"(?:save|output|out|log|results?|export)(?:_?(?:file|filename|to|as|model|path))?"
+                   r"|(?:save|output|export)_\w+_(?:to|path|file)"
+                   r"|\w+_(?:save|output|out)(?:_(?:path|file))?")  # fmt: skip
+_FILE_NAME = re.compile(r"[^\s=]*[^\s=/.][^\s=/]*\.[A-Za-z]\w{0,9}")
+
+
+def place_of(option: Option) -> str:
+    """What an option that says where the script writes may be called in a trial's folder; "" for other options.
+
+    A name such as ``--save-dir`` takes a folder. Others, such as ``--save``, take a file where their value of today
+    looks like one, as ``model.pt`` does; of a checkpoint's file nobody knows whether it is read or written.
+    """
+    name, value = option.names[0], option.value
+    if _FILE_NAME.fullmatch(value):
+        return value.rpartition("/")[2] if _FILE.fullmatch(name) else ""
+    return "out" if _FOLDER.fullmatch(name) else ""

@@ -21,6 +21,7 @@ from lora_tune import Sweep
 from lora_tune.__main__ import main
 from lora_tune.base.errors import InputError
 from lora_tune.cli.ask_tell import result_of
+from lora_tune.cli.status import main as status
 from lora_tune.launchers import outside
 from lora_tune.store.records import Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
@@ -60,6 +61,13 @@ def test_what_is_asked_is_a_trial_on_record_and_what_is_told_is_its_result(sweep
     assert (told.verdict, told.metrics.objective) == (Verdict.REACHED, 0.7)
     assert sweep.trials == [told]
     assert [e.loss for e in sweep.records.last_evals(offer.trial)] == [0.9, 0.7]
+
+
+def test_status_advises_to_ask_for_the_next_trial_and_not_to_start_a_sweep(sweep: Sweep) -> None:
+    sweep.ask({"LR": 0.03})
+    shown = " ".join(CliRunner().invoke(status, ["--study", "mine.toml"]).output.split())
+    assert "lora_tune.ask --study mine.toml" in shown
+    assert "lora_tune.sweep" not in shown
 
 
 def test_without_values_the_search_proposes_and_each_offer_is_one_askers(sweep: Sweep) -> None:

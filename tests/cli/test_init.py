@@ -16,11 +16,11 @@ from lora_tune import Sweep
 from lora_tune.base.errors import StudyError
 from lora_tune.cli import init as module
 from lora_tune.cli.init import main as init
-from lora_tune.cli.new_study import reachable
+from lora_tune.cli.new_study import ScriptFacts, reachable, study_text
 from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.workloads.proposed_space import propose
-from lora_tune.workloads.script_options import from_command, from_help, together
+from lora_tune.workloads.script_options import Option, from_command, from_help, together
 from tests.waiting import wait_for
 
 SCRIPT = """
@@ -222,12 +222,31 @@ def test_the_usage_text_of_a_program_in_c() -> None:
     [
         (("--logging_dir", "logs", "--output_dir", "out"), ["{folder}/out", "{folder}/output_dir"]),
         (("--logging_dir", "out", "--output_dir", "out"), ["{folder}/out", "{folder}/out"]),
+        (("--save", "saved/model.pt"), ["{folder}/model.pt"]),
+        (("--work-dir", "out", "--save_model_to", "best.bin"), ["{folder}/out", "{folder}/best.bin"]),
+        (("--log", "a/run.csv", "--out", "b/run.csv"), ["{folder}/run.csv", "{folder}/out.csv"]),
+        (("--save", "best", "--checkpoint", "base.pt", "--log", "info"), ["best", "base.pt", "info"]),
     ],
 )
-def test_each_option_that_names_a_folder_names_one_of_the_trials_own(words: tuple[str, ...], filled: list[str]) -> None:
+def test_each_option_that_names_a_place_names_one_of_the_trials_own(words: tuple[str, ...], filled: list[str]) -> None:
     done, study = begun("--no-help", "python", "train.py", *words)
     assert study is not None, done.output
     assert study.workload.model_dump()["argv"][3::2] == filled
+
+
+def test_a_default_that_names_a_file_is_a_file_of_each_trial() -> None:
+    save = Option(flag="--save", value="model.pt")
+    text = study_text(ScriptFacts(command=("python", "main.py"), options=[save]))
+    assert '"--save={folder}/model.pt"' in text
+
+
+def test_commands_are_named_as_init_was_called(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, spelling in (("pytest", "-m lora_tune.sweep"), ("/opt/bin/lora-tune", "/opt/bin/lora-tune sweep")):
+        monkeypatch.setattr(sys, "argv", [program, "init"])
+        done, _ = begun("--no-help", "python", "train.py")
+        (place / "mine.toml").unlink()
+        assert spelling in done.output
+        assert not re.search(r"(?<!/)\blora-tune sweep", done.output)
 
 
 def test_the_relay_watches_every_folder_that_a_trial_writes(place: Path) -> None:

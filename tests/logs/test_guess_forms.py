@@ -58,6 +58,8 @@ SHOW = "".join(f"(epoch, val_loss) = ({n}, {loss}f0)\n" for n, loss in ROWS)
                          f"                   all        0.{n}        0.9\n" for n in (1, 2)), [(1, 0.1), (2, 0.2)],
                  id="Ultralytics classifies"),
     pytest.param(SHOW, BY_EPOCH, id="Julia's @show of a tuple"),
+    pytest.param("Train Epoch: 1 [0/640 (0%)]\tLoss: 2.3\nTrain Epoch: 1 [320/640 (50%)]\tLoss: 0.9\n"
+                 "\nTest set: Average loss: 0.1129, Accuracy: 960/1000 (96%)\n", [(1, 0.1129)], id="one epoch"),
     pytest.param("".join(f"epoch = {n}\nval_loss = {x}f0\n" for n, x in ROWS), BY_EPOCH, id="Julia's @show"),
     pytest.param("".join(f"step {n}0 val_loss np.float64({x})\n" for n, x in ROWS), EVALS, id="NumPy's scalars"),
     pytest.param("".join(f"step {n}0 val_loss: Array({x}, dtype=float32)\n" for n, x in ROWS), EVALS, id="JAX' arrays"),

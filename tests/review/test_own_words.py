@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from lora_tune.base.format import duration
 from lora_tune.cli.again import called
+from lora_tune.cli.confirm.command import main as confirm
+from lora_tune.cli.explain import main as explain
+from lora_tune.cli.report import main as report
 from lora_tune.cli.status import main as status
 from lora_tune.cli.sweep import main as sweep
+from lora_tune.cli.verdict import main as verdict
 from lora_tune.review.describe import interval_words
 
 SCRIPT = """
@@ -63,6 +67,24 @@ def test_nothing_that_is_shown_speaks_of_layouts_or_node_hours(
         assert FOREIGN.findall(text) == []
     assert "machine time" in stands
     assert (tmp_path / "sweeps" / "mine" / "best" / "config_mine.sh").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objective", ['metric = "loss"', "target = 0.3"])
+def test_further_seeds_and_their_verdict_speak_of_machine_time(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    swept(tmp_path, objective)
+    again = CliRunner().invoke(confirm, ["--study", "mine.toml", "--top", "2", "--seeds", "2"])
+    texts = [
+        again.output,
+        *(CliRunner().invoke(c, ["--study", "mine.toml"]).output for c in (explain, report, verdict)),
+    ]
+    texts.append(CliRunner().invoke(sweep, ["--study", "mine.toml", "--output", "other", "--dry-run"]).output)
+    for text in texts:
+        assert FOREIGN.findall(text) == [], text
+    assert "of machine time" in again.output
 
 
 @pytest.mark.long

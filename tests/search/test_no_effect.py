@@ -142,6 +142,7 @@ def test_a_script_that_ignores_what_it_reads_ends_without_a_recommendation(
     swept = CliRunner().invoke(sweep, ["--study", "mine.toml"])
     assert swept.exit_code == 4, swept.output
     assert "LR has no effect" in swept.output
+    assert swept.output.partition("\nall ")[0].count("has no effect") == 1, "not again with each further trial"
     assert "\ntake " not in swept.output
     shown = " ".join(CliRunner().invoke(status, ["--study", "mine.toml"]).output.split())
     assert "trouble LR has no effect" in shown

@@ -223,7 +223,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
     if outcome.identical is not None:
         value = objective_of(study).text(outcome.identical)
         lines.append(f"note     each run measured {value}: does the script use its seed, the variable SEED?")
-    lines.append(f"spent    {outcome.node_hours:.3g} node-hours in {counted(outcome.runs, 'runs')}")
+    lines.append(f"spent    {scale_of(study).spent(outcome.node_hours)} in {counted(outcome.runs, 'runs')}")
     return "\n".join(lines)
 
 
@@ -234,6 +234,4 @@ def _place_words(study: Study, place: RankedContender, sweep: StudyRecords) -> s
     if place.mean is None or place.low is None or place.high is None:
         return f"no run {scale.got}   {shown}"
     each = place.node_hours / place.runs
-    return (
-        f"{text(place.mean)} ({text(place.low)} to {text(place.high)}){missed}, {each:.3g} node-hours a run   {shown}"
-    )
+    return f"{text(place.mean)} ({text(place.low)} to {text(place.high)}){missed}, {scale.spent(each)} a run   {shown}"

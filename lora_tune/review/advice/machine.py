@@ -11,6 +11,7 @@ from importlib.resources import files
 from statistics import median
 
 from lora_tune.base.format import counted, duration
+from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
 from lora_tune.review.advice.base import Advice, listed, reached
@@ -207,7 +208,6 @@ def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
 
 def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
     """Start-up that is not scored but paid for."""
-    del study
     hours = sum(t.metrics.node_hours or 0.0 for t in sweep.trials.values())
     lost = 0.0
     for trial in sweep.trials.values():
@@ -218,7 +218,8 @@ def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="start-up takes a large share of what is paid",
         do="confirm with several seeds in one allocation, keep caches warm, and let short trials share a process",
-        evidence=f"{lost:.3g} of {hours:.3g} node-hours went by before the clock started",
+        evidence=f"{spent_text(study, lost)} of {spent_text(study, hours)} {spent_name(study)} went by before the "
+        "clock started",
     )
 
 
@@ -248,7 +249,8 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="more trials bring nothing",
         do="stop here and confirm the best with more seeds, or change the space",
-        evidence=f"the last {stale:.3g} of {sum(hours):.3g} node-hours ({listed(since)}) gained less than {GAIN:.0%}",
+        evidence=f"the last {spent_text(study, stale)} of {spent_text(study, sum(hours))} {spent_name(study)} "
+        f"({listed(since)}) gained less than {GAIN:.0%}",
         trials=since,
     )
 

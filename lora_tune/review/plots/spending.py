@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_tune.base.format import duration
+from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
-from lora_tune.review.describe import counts_node_hours
 from lora_tune.review.plots.chart import Axis, Bars, Chart, Colour, Lines, Mark, Markers
 from lora_tune.review.plots.units import time_unit
 from lora_tune.search.objectives import objective_of

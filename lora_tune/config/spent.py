@@ -1,0 +1,31 @@
+"""What trials spend, in the words of a study: node-hours, or the machine time of a script of one's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lora_tune.base.format import duration
+from lora_tune.base.kinds import on_this_machine
+from lora_tune.config.study import Study
+
+
+def counts_node_hours(study: Study) -> bool:
+    """Whether people count node-hours: not on one machine of their own, without a budget or a price of them."""
+    budget, settings = study.budget, study.objective
+    asked_for = budget.node_hours is not None or budget.price_per_node_hour is not None
+    return asked_for or "node_hours" in (settings.score, settings.second) or not on_this_machine(study.site.launcher)
+
+
+def spent_name(study: Study) -> str:
+    """What trials spend, for people: ``node-hours``, or ``machine time``."""
+    return "node-hours" if counts_node_hours(study) else "machine time"
+
+
+def spent_text(study: Study, node_hours: float, hours: Callable[[float], str] = "{:.3g}".format) -> str:
+    """How much of it. hours: how node-hours are written."""
+    return hours(node_hours) if counts_node_hours(study) else duration(node_hours * 3600)
+
+
+def spent_words(node_hours: float, *, machine_time: bool) -> str:
+    """An amount with its name: ``0.25 node-hours``, or ``15.0 min of machine time``."""
+    return f"{duration(node_hours * 3600)} of machine time" if machine_time else f"{node_hours:.3g} node-hours"
