@@ -23,7 +23,7 @@ from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
-from lora_tune.workloads.mlperf_names import key_of
+from lora_tune.workloads.record import key_of
 
 ORDER_SECONDS = 1.0
 """How far time stamps of several ranks may run backwards while samples grow; in 2,078 public logs they never do."""

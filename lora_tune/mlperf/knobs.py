@@ -39,16 +39,15 @@ def announced(benchmark: str, values: Mapping[str, object]) -> dict[str, object]
     Numbers in text become numbers, as the implementations read them.
     """
     keys = keys_of(benchmark)
-    return {keys[name.upper()]: _number(value) for name, value in values.items() if name.upper() in keys}
+    stated = {keys[name.upper()]: value for name, value in values.items() if name.upper() in keys}
+    return {key: as_value(value) if isinstance(value, str) else value for key, value in stated.items()}
 
 
-def _number(value: object) -> object:
-    """The number that a text spells; the value itself where it spells none."""
-    if not isinstance(value, str):
-        return value
+def as_value(text: str) -> str | int | float:
+    """A variable's text as the value that a study would state: a whole number, a number, or the text."""
     for kind in (int, float):
         try:
-            return kind(value)
+            return kind(text)
         except ValueError:
             continue
-    return value
+    return text

@@ -17,6 +17,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
 from lora_tune.logs.run import LogReader
+from lora_tune.workloads.record import Record
 
 Value = str | int | float | bool
 
@@ -185,15 +186,15 @@ def unread_switches(workload: Workload) -> tuple[str, ...]:
 class StatesWritten(Protocol):
     """A workload whose jobs are written with more than a trial's parameters, or with others."""
 
-    def written(self, proposal: Proposal) -> Mapping[str, Value]:
+    def written(self, proposal: Proposal) -> Record:
         """Every variable that a trial's program finds, by its name there: what the trial changes, the base config's
         own, the implementation's defaults, the values of a probe. Raises SetupError where the files cannot be read."""
         ...
 
 
-def written(workload: Workload, proposal: Proposal) -> Mapping[str, Value]:
+def written(workload: Workload, proposal: Proposal) -> Record:
     """The effective record of a trial: what its job is written with; its parameters where the workload adds nothing."""
-    return workload.written(proposal) if isinstance(workload, StatesWritten) else proposal.parameters
+    return workload.written(proposal) if isinstance(workload, StatesWritten) else Record(stated=proposal.parameters)
 
 
 @runtime_checkable

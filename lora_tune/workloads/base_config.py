@@ -265,16 +265,6 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
     ]
 
 
-def as_value(text: str) -> Value:
-    """A variable's text as the value that a study would state: a whole number, a number, or the text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
 def equal(one: object, other: object) -> bool:
     """Whether two values mean the same to a script: ``0.0004`` and ``4e-4``, ``1`` and ``True``."""
     if one is None or other is None:

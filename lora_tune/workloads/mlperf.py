@@ -11,28 +11,27 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from lora_tune.base.errors import InputError, LoraTuneError, StudyError
 from lora_tune.base.findings import Finding
 from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.config.layout import Layout, config_file_name, layout_of
+from lora_tune.config.layout import config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
-from lora_tune.mlperf.knobs import batch_names
 from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export, mlperf_findings
 from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Value
-from lora_tune.workloads.base_config import as_value, equal
+from lora_tune.workloads.base_config import equal
 from lora_tune.workloads.config_file import render, source_lines, value_text
 from lora_tune.workloads.metric import reader_of
-from lora_tune.workloads.mlperf_names import ALIASES, key_of, probe_values, refuse_illegal, spelled
+from lora_tune.workloads.mlperf_names import probe_values, refuse_illegal, spelled
 from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.places import ALSO, given_by_site, places
+from lora_tune.workloads.record import ALIASES, Record
 from lora_tune.workloads.tree import TreeWorkload
 
 
@@ -156,7 +155,7 @@ class MlperfWorkload(TreeWorkload):
         values.pop("NODES", None)  # DGXNNODES, below
         values = self.effective(values)
         if proposal.probe:
-            in_steps = mlperf_evals.counts_steps(self.benchmark.name, self.implementation)
+            in_steps = mlperf_evals.counts_steps(self)
             values |= probe_values(self._counted(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
         exports = spelled(values, self.implementation)
         exports |= {"DGXNNODES": self.nodes(proposal), "DGXNGPU": self.study.site.gpus_per_node}
@@ -164,32 +163,23 @@ class MlperfWorkload(TreeWorkload):
         if exports or self.base is None:
             exports |= {"DGXSYSTEM": self.file_name(proposal).removeprefix("config_").removesuffix(".sh")}
             exports |= self._disclosed(exports, proposal)
-        refuse_illegal(self.implementation.values, exports)
+        refuse_illegal(self.record(exports), exports)
         return exports
 
-    def written(self, proposal: Proposal) -> dict[str, Value]:
-        """What the trial's program finds: the files' defaults, the base or common config, and over them the exports.
+    def written(self, proposal: Proposal) -> Record:
+        """What the trial's program finds: its exports over the base or common config and the files' defaults.
 
-        A value stands once: what a layer sets under one name hides what those below it say under another. GBS is that
-        which follows from MINIBS where nothing states the batch whole.
+        With container, data and model, and with the batch, also where that follows from MINIBS.
         """
-        record = self._beneath(self.exports(proposal))
-        batch, name = self.gbs(proposal), self.settings.benchmark
-        stated = any(key_of(name, known) == "global_batch_size" for known in record)
-        return record if batch is None or stated else {**record, "GBS": batch}
+        return self.record({**self.exports(proposal), **self.places()}).with_batch()
+
+    def proposed(self, proposal: Proposal) -> Record:
+        """The record of a proposal by our names, before the eval schedule and other derived values are known."""
+        return self.record({**proposal.parameters, "NODES": self.nodes(proposal)})
 
     def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
         """Samples before the first eval, and of the whole training, where both are stated."""
         return mlperf_evals.first_eval(self, proposal)
-
-    def _beneath(self, exports: Mapping[str, Value]) -> dict[str, Value]:
-        """``exports`` over what the implementation's files set and take by themselves."""
-        name, record = self.settings.benchmark, dict(exports)
-        for layer in (self.implementation.values, self._defaults):
-            hidden = {key for known in record if (key := key_of(name, known))}
-            below = {n: as_value(v) for n, v in layer.items() if key_of(name, n) not in hidden}
-            record = {**below, **record}
-        return record
 
     def unread_switches(self) -> tuple[str, ...]:
         """The switches that the implementation reads under no name: trials leave them alone."""
@@ -220,8 +210,7 @@ class MlperfWorkload(TreeWorkload):
         """Those that are not so already; all without a base config."""
         if self.base is None:
             return dict(exports)
-        there = {**self._defaults, **self.base.values}
-        return {name: value for name, value in exports.items() if not equal(there.get(name), value)}
+        return {name: value for name, value in exports.items() if not equal(self.beneath.get(name), value)}
 
     def _disclosed(self, exports: Mapping[str, Value], proposal: Proposal) -> dict[str, Value]:
         """The disclosures that the implementation prints from variables, as they follow from what runs."""
@@ -231,7 +220,7 @@ class MlperfWorkload(TreeWorkload):
         }
         if not reads:
             return {}
-        disclosed = disclosure_exports(self.settings.benchmark, self._beneath(exports), self.file_name(proposal), reads)
+        disclosed = disclosure_exports(self.settings.benchmark, self.record(exports), self.file_name(proposal), reads)
         return self._changed({name: value for name, value in disclosed.items() if isinstance(value, str | int)})
 
     @functools.cached_property
@@ -263,7 +252,7 @@ class MlperfWorkload(TreeWorkload):
             system or site.system,
             self.nodes(proposal),
             site.gpus_per_node,
-            self._layout(proposal),
+            self.proposed(proposal).layout,
             self.settings.suffix or ("" if base is None else base.suffix(proposal.parameters)),
         )
 
@@ -280,34 +269,9 @@ class MlperfWorkload(TreeWorkload):
         """The lines with which an attempt's config sources what it builds on, from wherever it lies."""
         return source_lines([self.implementation.folder / file for file in self.sourced()])
 
-    def _layout(self, proposal: Proposal) -> Layout:
-        """The effective layout: what the study leaves open comes from the base or the common config.
-
-        Where a tree states its batch whole, MINIBS is each data-parallel rank's part of it.
-        """
-        set_there = self.implementation.values
-        inherited = {
-            name: set_there[known]
-            for name in ("TP", "PP", "CP", "MBS", "MINIBS")
-            if (known := next((n for n in (name, *ALIASES.get(name, ())) if n in set_there), None))
-        }
-        degrees = {**inherited, **proposal.parameters}
-        layout, whole = layout_of(degrees), None if "MINIBS" in degrees else self.gbs(proposal)
-        if whole is None:
-            return layout
-        ranks = layout.dp(self.study.search_space.gpu_count(proposal.parameters))
-        return replace(layout, minibs=max(1, whole // max(1, ranks)))
-
     def gbs(self, proposal: Proposal) -> int | None:
         """Samples of one optimizer step; None where the tree has a way of its own to count them."""
-        names = ("GBS", *batch_names(self.settings.benchmark))
-        known = {**self.implementation.values, **proposal.parameters}
-        for batch in (as_value(str(known[name])) for name in names if name in known):
-            if isinstance(batch, int) and batch > 0:
-                return batch
-        if "MINIBS" not in known:
-            return None
-        return self._layout(proposal).gbs(self.study.search_space.gpu_count(proposal.parameters))
+        return self.proposed(proposal).gbs
 
     def _counted(self, proposal: Proposal) -> int:
         """The batch, where something has to be counted in it. Raises InputError where nobody states it."""

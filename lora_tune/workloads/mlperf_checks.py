@@ -13,14 +13,16 @@ from lora_tune.config.holding import holding
 from lora_tune.config.objective import goal_of
 from lora_tune.config.parameters import FloatParameter, IntParameter
 from lora_tune.config.space import Space
+from lora_tune.mlperf.knobs import as_value
 from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.workloads import mlperf_evals
 from lora_tune.workloads.base import Start, some_proposal
-from lora_tune.workloads.base_config import BaseConfig, as_value, computed_from, equal, fitting_configs
+from lora_tune.workloads.base_config import BaseConfig, computed_from, equal, fitting_configs
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import launch_scripts
-from lora_tune.workloads.mlperf_names import ALIASES, spelled
+from lora_tune.workloads.mlperf_names import spelled
 from lora_tune.workloads.places import ALSO, required, unseen
+from lora_tune.workloads.record import names_of, spellings, usual_name
 from lora_tune.workloads.sandbox import source_files
 from lora_tune.workloads.script_needs import script_doubts
 from lora_tune.workloads.starting_point import EVALS
@@ -175,17 +177,14 @@ def about_base(workload: MlperfWorkload) -> list[str]:
 
 def _unheeded(workload: MlperfWorkload, base: BaseConfig) -> list[str]:
     """A sentence for each variable that the config exports under a name of another round, which no file here reads."""
-    tree, sentences = workload.implementation, []
-    for name in sorted(base.values.keys() & {n for usual, others in ALIASES.items() for n in (usual, *others)}):
-        read = tree.spelling(
-            tuple(n for usual, names in ALIASES.items() if name in (usual, *names) for n in (usual, *names))
-        )
-        if not tree.in_container and name not in tree.reads and read is not None and read not in base.values:
-            sentences.append(
-                f"{base.file} exports {name}={base.values[name]}, which no file in {tree.folder} reads, so that it has "
-                f"no effect: {read} is what is read; export it under that name"
-            )
-    return sentences
+    tree, own = workload.implementation, workload.beneath
+    read_as = {name: tree.spelling(spellings(own.benchmark, name)) for name in sorted(own.unread)}
+    return [
+        f"{base.file} exports {name}={base.values[name]}, which no file in {tree.folder} reads, so that it has no "
+        f"effect: {read} is what is read; export it under that name"
+        for name, read in read_as.items()
+        if read not in base.values
+    ]
 
 
 def _widening(space: Space, start: Start) -> list[str]:
@@ -242,13 +241,17 @@ def _by_the_rules(workload: MlperfWorkload, base: BaseConfig, *, evals: bool) ->
     evals: its eval schedule, too.
     """
     from lora_tune.mlperf.gate import check_space
-    from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES, batch_names
+    from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
 
-    start, closed = workload.start(), workload.study.division == "closed"
-    counted = ("MINIBS", "GBS", *ALIASES["GBS"], *batch_names(workload.benchmark.name))
-    if start is None or base.values.keys().isdisjoint(counted):
+    start, closed, benchmark = workload.start(), workload.study.division == "closed", workload.benchmark
+    if start is None or base.values.keys().isdisjoint(("MINIBS", *names_of("GBS", benchmark.name))):
         return []  # only the container knows its batch
-    violations = (v for v in check_space(workload.benchmark, {}, [start.parameters]) if closed or not v.fatal)
+    record = workload.beneath.with_batch()
+    named = {usual_name(n, benchmark.name): (n, value) for n, value in record.items()}
+    own = {
+        usual: v for usual, (n, v) in named.items() if n in base.values or usual in start.parameters or usual == "GBS"
+    }
+    violations = (v for v in check_space(benchmark, {}, [own]) if closed or not v.fatal)
     apart = () if evals else INTERVAL_NAMES + SKIP_NAMES
     where = "" if closed else " under the rules of MLPerf's closed division"
     return [f"{base.file}{where}: {v.sentence}" for v in violations if v.name not in apart]
@@ -285,13 +288,11 @@ def _other_schedule(workload: MlperfWorkload, base: BaseConfig) -> str:
     What the config leaves open is not judged: the training may compute just that, as v5.1's does.
     """
     proposal = some_proposal(workload.study)
-    evals = {spelling for name in EVALS for spelling in (name, *ALIASES[name])}
+    evals = {spelling for name in EVALS for spelling in names_of(name)}
     changed = {n: v for n, v in workload.exports(proposal).items() if n in evals}
-    own = workload.start()
-    assert own is not None
-    known = {n: own.parameters.get(n, base.values.get(n)) for n in changed}
+    known = {n: workload.beneath.value(usual_name(n)) for n in changed}
     apart = {n: v for n, v in known.items() if v is not None and value_text(v) != value_text(changed[n])}
-    if not apart or own.parameters.get("GBS") != proposal.parameters.get("GBS", own.parameters.get("GBS")):
+    if not apart or workload.beneath.gbs != workload.gbs(proposal):
         return ""
     differences = ", ".join(f"{n}={v} there and {changed[n]} in every other trial" for n, v in apart.items())
     return f"{base.file} evaluates otherwise than the rules or the study say: {differences}"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
 from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import Proposal, Value
-from lora_tune.workloads.implementation import Implementation
-from lora_tune.workloads.mlperf_names import ALIASES
+from lora_tune.workloads.record import ALIASES, names_of
 
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
@@ -33,13 +31,22 @@ def stated_ruleset(script: Path, benchmark: str) -> str | None:
     return match[1] if match and match[1] in known else None
 
 
-def counts_steps(benchmark: str, implementation: Implementation) -> bool:
+def counts_steps(workload: MlperfWorkload) -> bool:
     """Whether an implementation's interval between evals is in optimizer steps, not in samples.
 
-    Primus hands it to Megatron as iterations, in every benchmark.
+    What its own config or default states tells where that is the rules' interval at its own batch in one of the two.
+    Else Primus hands it to Megatron as iterations, in every benchmark, and others count as their benchmark's do.
     """
-    name = implementation.spelling(("VAL_CHECK_INTERVAL", *ALIASES["VAL_CHECK_INTERVAL"]))
-    return benchmark in INTERVAL_IN_STEPS or name == "PRIMUS_EVAL_INTERVAL"
+    benchmark, own = workload.benchmark, workload.beneath
+    stated, batch = own.number("VAL_CHECK_INTERVAL"), own.gbs
+    rule = None if batch is None or batch == 1 else benchmark.eval_schedule(batch)
+    if rule is not None and batch is not None and stated is not None:
+        if stated == rule.interval_samples:
+            return False
+        if stated == math.ceil(rule.interval_samples / batch):
+            return True
+    name = workload.implementation.spelling(names_of("VAL_CHECK_INTERVAL"))
+    return benchmark.name in INTERVAL_IN_STEPS or name == "PRIMUS_EVAL_INTERVAL"
 
 
 def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Value]:
@@ -53,13 +60,14 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
     gbs = workload.gbs(proposal)
     rule = None if gbs is None else benchmark.eval_schedule(gbs)
     tuned = proposal.parameters.get("VAL_CHECK_INTERVAL")
-    in_steps = counts_steps(benchmark.name, implementation)
+    in_steps = counts_steps(workload)
     scheduled = bool(tuned or settings.first_eval or settings.eval_every)
     if gbs is None or rule is None or benchmark.progress == "epoch_num":
         return {}
     skips = rule.first_samples > rule.interval_samples
     if (
-        benchmark.name in INTERVAL_IN_STEPS
+        in_steps
+        and benchmark.name in INTERVAL_IN_STEPS
         and not scheduled
         and (skips or not implementation.knows("VAL_CHECK_INTERVAL"))
     ):
@@ -80,15 +88,9 @@ def eval_exports(workload: MlperfWorkload, proposal: Proposal) -> dict[str, Valu
 
 def first_eval(workload: MlperfWorkload, proposal: Proposal) -> tuple[float, float] | None:
     """Samples before a trial's first eval, and samples of its whole training; None where nobody states one of them."""
-    record, benchmark = workload.written(proposal), workload.benchmark
-    batch = workload.gbs(proposal)
-    every, skipped, steps = (_number(record, name) for name in ("VAL_CHECK_INTERVAL", "SKIP_EVALS", "MAX_STEPS"))
-    if batch is None or every is None or steps is None or benchmark.progress == "epoch_num":
+    record = workload.written(proposal)
+    batch, every, steps = record.gbs, record.number("VAL_CHECK_INTERVAL"), record.number("MAX_STEPS")
+    if batch is None or every is None or steps is None or workload.benchmark.progress == "epoch_num":
         return None
-    unit = batch if counts_steps(benchmark.name, workload.implementation) else 1
-    return ((skipped or 0) + 1) * every * unit, steps * batch
-
-
-def _number(record: Mapping[str, Value], name: str) -> float | None:
-    known = (record[n] for n in (name, *ALIASES.get(name, ())) if n in record)
-    return next((float(value) for value in known if isinstance(value, int | float)), None)
+    unit = batch if counts_steps(workload) else 1
+    return ((record.number("SKIP_EVALS") or 0) + 1) * every * unit, steps * batch

@@ -6,48 +6,15 @@ import difflib
 from collections.abc import Mapping
 
 from lora_tune.base.errors import InputError
-from lora_tune.mlperf.knobs import keys_of
 from lora_tune.workloads.base import Value
 from lora_tune.workloads.implementation import Implementation
-
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    "TP": ("TENSOR_MODEL_PARALLEL", "PRIMUS_TP"),
-    "PP": ("PIPELINE_MODEL_PARALLEL", "PRIMUS_PP"),
-    "VP": ("INTERLEAVED_PIPELINE",),
-    "CP": ("CONTEXT_PARALLEL",),
-    "SP": ("SEQ_PARALLEL",),
-    "EP": ("EXPERT_PARALLEL", "PRIMUS_EP"),
-    "MBS": ("MICRO_BATCH_SIZE", "PRIMUS_MICRO_BATCH_SIZE"),
-    "LR": ("LEARNING_RATE", "PRIMUS_LR"),
-    "MIN_LR": ("PRIMUS_MIN_LR",),
-    "WARMUP_STEPS": ("LR_WARMUP_STEPS", "LR_WARMUP_ITERS", "PRIMUS_LR_WARMUP_ITERS"),
-    "MAX_STEPS": ("PRIMUS_TRAIN_ITERS",),
-    "FP8_ACT": ("FP8_ACTIVATION",),
-    "FP8_ACTIVATION": ("FP8_ACT",),
-    "VAL_CHECK_INTERVAL": ("PRIMUS_EVAL_INTERVAL",),
-    "SKIP_EVALS": ("SKIP_EVAL",),
-    "GBS": ("GLOBAL_BATCH_SIZE", "PRIMUS_GLOBAL_BATCH_SIZE"),
-}
-"""Names that mean the same in other rounds (v4.0 to v6.0), in other benchmarks, and in AMD's implementations."""
-
-NEUTRAL: Mapping[str, Value] = {"TP": 1, "PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP": 0, "MBS": 1}
-"""Layout values that change nothing: an implementation that does not read them may go without."""
+from lora_tune.workloads.record import ALIASES, NEUTRAL, Record
 
 PROBE_STEPS = 16
 """Optimizer steps of each of a probe's two blocks; the second is warm."""
 
 PROBE_TRAINS = 2 * PROBE_STEPS
 """Optimizer steps that a probe's config is written with, whatever its trial proposes."""
-
-
-def key_of(benchmark: str, name: str) -> str:
-    """The MLLOG key under which a benchmark's programs announce a variable; "" where none is known.
-
-    One for all names of a thing: a trial's MAX_STEPS may be written as a tree's PRIMUS_TRAIN_ITERS.
-    """
-    keys = keys_of(benchmark)
-    others = (usual for usual, names in ALIASES.items() if name in names)
-    return next((key for known in (*others, name) if (key := keys.get(known.upper()))), "")
 
 
 def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:
@@ -89,21 +56,20 @@ def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = Fals
     }
 
 
-def refuse_illegal(held: Mapping[str, Value], exports: Mapping[str, Value]) -> None:
+def refuse_illegal(record: Record, exports: Mapping[str, Value]) -> None:
     """Combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1).
 
-    held: what the folder's own files set. exports: what the trial sets beyond. Both precisions may be on in a folder's
-    own config: those of v6.0's Primus folders have it so.
+    record: of the trial. exports: what it sets itself. Both precisions may be on in a folder's own config: those of
+    v6.0's Primus folders have it so.
     """
-    values = {**held, **exports}
 
     def on(name: str) -> bool:
-        return str(values.get(name, "")).lower() in ("1", "true")
+        return str(record.get(name, "")).lower() in ("1", "true")
 
     if on("FP8") and on("FP4") and exports.keys() & {"FP8", "FP4"}:
         raise InputError("FP8 and FP4 are both on; the implementation allows one of them")
-    if str(values.get("CP_EVAL", "")) not in ("", "1", "null"):
-        raise InputError(f"CP_EVAL={values['CP_EVAL']}; only 1 or unset works")
+    if str(record.get("CP_EVAL", "")) not in ("", "1"):
+        raise InputError(f"CP_EVAL={record['CP_EVAL']}; only 1 or unset works")
 
 
 def warmup_ratio(warmup: int, steps: int) -> float:

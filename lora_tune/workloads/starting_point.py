@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import SetupError
 from lora_tune.config.holding import holding
-from lora_tune.config.layout import Layout, layout_of
+from lora_tune.config.layout import layout_of
 from lora_tune.config.parameters import (
     SWITCHES,
     CategoricalParameter,
@@ -21,8 +19,8 @@ from lora_tune.config.parameters import (
 )
 from lora_tune.config.space import Space
 from lora_tune.workloads.base import Start, Value
-from lora_tune.workloads.base_config import as_value, equal
-from lora_tune.workloads.mlperf_names import ALIASES, NEUTRAL
+from lora_tune.workloads.base_config import equal
+from lora_tune.workloads.record import LAYOUT, NEUTRAL, Record, usual_name
 
 EVALS = ("VAL_CHECK_INTERVAL", "SKIP_EVALS")
 """A config's own eval schedule: trial 0 keeps it, whatever the rules say."""
@@ -30,83 +28,23 @@ EVALS = ("VAL_CHECK_INTERVAL", "SKIP_EVALS")
 TRAINING = ("LR", "MAX_STEPS", "WARMUP_STEPS")
 """What a record should hold of every training, tuned or not."""
 
-LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
-
 SIZES = frozenset({*LAYOUT, "VP", "MINIBS", "GBS", "NODES"})
 """Whose ranges say what fits and what the rules allow: a config outside them widens none."""
 
-NULLS = ("null", "None")
-"""How a config writes YAML's null."""
 
-
-@dataclass(frozen=True, slots=True)
-class Effective:
-    """What a config amounts to.
-
-    exported: its variables. defaults: what the implementation takes for others. batch_names: variables that state the
-    global batch in its benchmark, beside the names that do so in any.
-    """
-
-    exported: Mapping[str, str]
-    defaults: Mapping[str, str]
-    batch_names: tuple[str, ...] = ()
-
-    def value(self, name: str) -> Value | None:
-        """The value under any of the names that the rounds have for it; None where nobody states one.
-
-        A config that exports ``null`` states that there is none, whatever the implementation's default is.
-        """
-        names = (name, *ALIASES.get(name, ()), *(self.batch_names if name == "GBS" else ()))
-        for known in (self.exported, self.defaults):
-            texts = [text for alias in names if (text := known.get(alias, ""))]
-            if (text := next((text for text in texts if text not in NULLS), "")) != "":
-                return _switch(as_value(text)) if name == "SP" else as_value(text)
-            if texts:
-                return None
-            if name == "WARMUP_STEPS" and (ratio := known.get("WARMUP_RATIO")):
-                share, steps = _number(ratio), _number(self.value("MAX_STEPS"))
-                warmup = math.nan if share is None or steps is None else share * steps
-                return round(warmup) if math.isfinite(warmup) else None
-        return None
-
-    def count(self, name: str) -> int | None:
-        """The value as a whole number; None where nobody states one, or 0. Raises SetupError for anything else."""
-        value = self.value(name)
-        if value is None or value == 0:
-            return None
-        number = _number(value)
-        if number is None or not number.is_integer() or number < 1:
-            raise SetupError(f"{name} is {value!r}, which is no whole number from 1 on; correct it there")
-        return int(number)
-
-    @property
-    def batch(self) -> int | None:
-        """The global batch that it states; None where that follows from MINIBS, which it exports itself."""
-        own = replace(self, defaults={})
-        return own.count("GBS") if own.value("MINIBS") is not None else self.count("GBS")
-
-    def layout(self, gpus: int) -> Layout:
-        """Its parallel layout on ``gpus`` GPUs; degrees that nobody states change nothing."""
-        degrees = {name.lower(): self.count(name) or int(NEUTRAL.get(name, 1)) for name in LAYOUT}
-        whole = self.batch
-        ranks = max(1, gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]))
-        minibs = self.count("MINIBS") if whole is None else whole // ranks
-        return Layout(**degrees, vp=self.count("VP") or 1, minibs=minibs or 1)
-
-
-def starting_point(name: str, config: Effective, space: Space) -> Start:
+def starting_point(name: str, config: Record, space: Space) -> Start:
     """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none."""
     single = (n for n, p in space.parameters.items() if not isinstance(p, LayoutParameter))
-    searched = {_usual(n, config.batch_names) for n in single}
+    searched = {usual_name(n, config.benchmark) for n in single}
     try:
-        nodes = config.count("DGXNNODES") or space.nodes
-        parameters = _parameters(config, space, searched, max(1, nodes * max(1, space.gpus_per_node)))
+        nodes, whole = config.nodes, config.count("GBS")
+        parameters = _parameters(config, space, searched)
     except SetupError as error:
         raise SetupError(f"{name}: {error}") from error
     if space.varies_nodes:
         parameters["NODES"] = nodes
     # A warm-up may be stated as a share of the steps.
-    apart = {*EVALS, "WARMUP_STEPS", *({"NODES"} if space.varies_nodes else ()), *_following(searched, config.batch)}
+    apart = {*EVALS, "WARMUP_STEPS", *({"NODES"} if space.varies_nodes else ()), *_following(searched, whole)}
     common = {n: v for n, v in parameters.items() if n not in apart}
     try:
         absent = space.conditions.absent(parameters)
@@ -121,18 +59,18 @@ def starting_point(name: str, config: Effective, space: Space) -> Start:
     return Start(name=name, parameters=parameters, inherited=common, tuned=tuned)
 
 
-def _parameters(config: Effective, space: Space, searched: Collection[str], gpus: int) -> dict[str, Value]:
+def _parameters(config: Record, space: Space, searched: Collection[str]) -> dict[str, Value]:
     """What a config states of a study's parameters, of training, layout and batch; what nobody states is left out.
 
     searched: our names of what the study tunes by itself. Under the tree's own name a value stands once: handed on
     under ours as well, it would set every trial back.
     """
-    layout, whole, elsewhere = config.layout(gpus), config.batch, {*searched} - space.parameters.keys()
+    layout, whole, elsewhere = config.layout, config.count("GBS"), {*searched} - space.parameters.keys()
     layouts = any(isinstance(p, LayoutParameter) for p in space.parameters.values())
     known = {n for n in (*LAYOUT, "MINIBS") if config.value(n) is not None or (layouts and (n != "MINIBS" or whole))}
     known |= {"GBS"} if whole is not None or "MINIBS" in known else set()
     amounts = {n: getattr(layout, n.lower()) for n in (*LAYOUT, "MINIBS")}
-    amounts["GBS"] = layout.gbs(gpus) if whole is None else whole
+    amounts["GBS"] = layout.gbs(config.gpus) if whole is None else whole
     stated = {n: config.value(n) for n in (*space.parameters, *TRAINING, *EVALS) if n not in elsewhere}
     parameters: dict[str, Value] = {n: v for n, v in stated.items() if v is not None}
     parameters |= {n: v for n, v in amounts.items() if n in known - elsewhere}
@@ -145,17 +83,10 @@ def parameters_at(begin: Start | None, space: Space, tuned: Mapping[str, Value])
     With the batch that follows, where MINIBS or a degree is tuned by itself.
     """
     values = {**({} if begin is None else begin.inherited), **space.resolve(tuned)}
-    usual = {_usual(name): value for name, value in values.items()}
+    usual = {usual_name(name): value for name, value in values.items()}
     if begin is None or "GBS" in usual or "GBS" not in begin.parameters or "MINIBS" not in usual:
         return values
     return {**values, "GBS": layout_of(usual).gbs(space.gpu_count(values))}
-
-
-def _usual(name: str, batch_names: Collection[str] = ()) -> str:
-    """The name that this package has for what a tree calls ``name``."""
-    if name in ALIASES or name in batch_names:
-        return name if name in ALIASES else "GBS"
-    return next((usual for usual, others in ALIASES.items() if name in others), name)
 
 
 def _following(searched: Collection[str], whole: int | None) -> set[str]:
@@ -197,9 +128,9 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
             raise OutsideError(f"{name}={value} is none of {', '.join(map(str, parameter.choices))}")
         return choice
     assert isinstance(parameter, FloatParameter | IntParameter)
-    number = _number(value)
-    widens = _usual(name) not in SIZES
-    drawn = number is not None and math.isfinite(number) and (number > 0 or not parameter.log)
+    number = Record(stated={name: value}).number(name)
+    widens = usual_name(name) not in SIZES
+    drawn = number is not None and (number > 0 or not parameter.log)
     if number is None or not drawn or not (widens or parameter.low <= number <= parameter.high):
         raise OutsideError(f"{name}={value} is not in {parameter.low:g} to {parameter.high:g}")
     if isinstance(parameter, FloatParameter):
@@ -216,14 +147,3 @@ def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mappin
         if not _searched(parameter) and name in resolved and not equal(parameters.get(name), resolved[name]):
             there = parameters.get(name, "not set")
             raise OutsideError(f"{name} is {there} there and {resolved[name]} in every other trial")
-
-
-def _number(value: Value | None) -> float | None:
-    try:
-        return None if value is None else float(value)
-    except ValueError:
-        return None
-
-
-def _switch(value: Value) -> Value:
-    return {"true": 1, "false": 0}.get(str(value).lower(), value)

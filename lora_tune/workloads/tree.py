@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from lora_tune.config.study import Study
-from lora_tune.mlperf.knobs import batch_names
-from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start
+from lora_tune.mlperf.knobs import as_value
+from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start, Value
 from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, stated_defaults
 from lora_tune.workloads.implementation import (
     LIBRARY_PREFIXES,
@@ -21,8 +21,9 @@ from lora_tune.workloads.implementation import (
     read_implementation,
 )
 from lora_tune.workloads.mlperf_settings import MlperfSettings
+from lora_tune.workloads.record import Record, record_of
 from lora_tune.workloads.sandbox import on_path
-from lora_tune.workloads.starting_point import Effective, starting_point
+from lora_tune.workloads.starting_point import starting_point
 
 
 class TreeWorkload:
@@ -83,13 +84,31 @@ class TreeWorkload:
     def _start(self) -> Start | None:
         if self.base is None:
             return None
-        effective = Effective(self.base.values, self._defaults, batch_names(self.settings.benchmark))
-        start = starting_point(self.base.name, effective, self.study.search_space)
+        start = starting_point(self.base.name, self.beneath, self.study.search_space)
         return replace(start, values=self.base.lasting)
 
     @functools.cached_property
     def _defaults(self) -> Mapping[str, str]:
         return stated_defaults(self.implementation.folder)
+
+    @functools.cached_property
+    def beneath(self) -> Record:
+        """What trials change: the base or common config, and the tree's defaults."""
+        return self.record({})
+
+    def record(self, stated: Mapping[str, Value]) -> Record:
+        """The effective record of a trial that states ``stated``; what the site's environment has is above all."""
+        tree, space = self.implementation, self.study.search_space
+        site = {name: as_value(text) for name, text in self.study.site.environment.items()}
+        return record_of(
+            {**stated, **site},
+            tree.values,
+            self._defaults,
+            reads=() if tree.in_container else tree.reads,
+            benchmark=self.settings.benchmark,
+            site_nodes=space.nodes,
+            gpus_per_node=space.gpus_per_node,
+        )
 
     def start(self) -> Start | None:
         """The base config as trial 0 measures it. Raises SetupError when it cannot be read."""

@@ -22,19 +22,21 @@ from lora_tune.config.holding import study_holding
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import with_base
+from lora_tune.mlperf.knobs import as_value
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
-from lora_tune.workloads.base_config import as_value, computed_from, equal, read_base, stated_defaults
+from lora_tune.workloads.base_config import computed_from, equal, read_base, stated_defaults
 from lora_tune.workloads.implementation import sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base
 from lora_tune.workloads.mlperf_names import warmup_ratio
+from lora_tune.workloads.record import record_of
 from lora_tune.workloads.sandbox import source_files
-from lora_tune.workloads.starting_point import Effective, starting_point
+from lora_tune.workloads.starting_point import starting_point
 from lora_tune.workloads.walltime import minutes_of
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
@@ -339,13 +341,13 @@ class TestStrangeConfigs:
     def test_whatever_a_variable_holds_there_is_a_start_or_a_sentence(self, name: str, text: str) -> None:
         space = Space(parameters={}, nodes=1, gpus_per_node=8)
         with contextlib.suppress(SetupError):
-            starting_point(CONFIG, Effective({"MAX_STEPS": "800", "MINIBS": "4", name: text}, {}), space)
+            starting_point(CONFIG, record_of({}, {"MAX_STEPS": "800", "MINIBS": "4", name: text}, {}), space)
 
     @pytest.mark.parametrize(("text", "stages"), [("null", None), ("None", None), ("6", 6), ("", 12)])
     def test_null_in_a_config_is_stated_and_no_default_takes_its_place(self, text: str, stages: int | None) -> None:
         space = Space(parameters={}, nodes=1, gpus_per_node=8)
         exported = {"MAX_STEPS": "800", "MINIBS": "4", "INTERLEAVED_PIPELINE": text}
-        start = starting_point(CONFIG, Effective(exported, {"INTERLEAVED_PIPELINE": "12"}), space)
+        start = starting_point(CONFIG, record_of({}, exported, {"INTERLEAVED_PIPELINE": "12"}), space)
         assert start.inherited.get("VP") == stages
 
     @pytest.mark.parametrize("use", ["set -u; export WALLTIME=$((NEXP * 50))", ": ${NEXP:?}; exit 1"])

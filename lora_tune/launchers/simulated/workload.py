@@ -15,9 +15,10 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.simulated import SHIPPED
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value
+from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.mlperf_names import PROBE_STEPS
+from lora_tune.workloads.record import Record
 
 PARAMETERS = "parameters.json"
 """File of a job that holds its parameters and seed, for the launcher."""
@@ -47,7 +48,7 @@ class SurfaceWorkload:
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
         """A job whose only file says what is simulated."""
-        record = {"parameters": self.written(proposal), "seed": proposal.seed}
+        record = {"parameters": dict(self.written(proposal)), "seed": proposal.seed}
         site = self._study.site
         return Job(
             name=self._study.job_name(proposal.number, proposal.attempt),
@@ -60,7 +61,7 @@ class SurfaceWorkload:
             ),
         )
 
-    def written(self, proposal: Proposal) -> dict[str, Value]:
+    def written(self, proposal: Proposal) -> Record:
         """What is simulated. A probe ends after two blocks, each with its eval.
 
         A block is as long as in MLPerf's probes, where VAL_CHECK_INTERVAL does not say how long.
@@ -71,7 +72,7 @@ class SurfaceWorkload:
             block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_STEPS * batch)
             steps = math.ceil(block / batch)
             parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": block, "SKIP_EVALS": 0}
-        return parameters
+        return Record(stated=parameters)
 
     def _nodes(self, proposal: Proposal) -> int:
         return self._study.search_space.node_count(proposal.parameters)

@@ -1,0 +1,171 @@
+"""One effective record of a trial: every reader of a value sees the same one.
+
+Readers: the job's environment, the record that its log is held against, the starting point, rules and doctor, the
+eval schedule, disclosures and export.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_tune.config.study import Study
+from lora_tune.workloads import load
+from lora_tune.workloads.base import Proposal, Value, written
+from lora_tune.workloads.mlperf import MlperfWorkload
+from lora_tune.workloads.mlperf_checks import about_base
+from lora_tune.workloads.mlperf_evals import counts_steps
+from lora_tune.workloads.record import record_of
+from lora_tune.workloads.starting_point import parameters_at
+
+CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
+LORA = "export LR=0.0004 MAX_STEPS=800 TP=4 PP=1 CP=1 MBS=1 MINIBS=4 DGXNNODES=1 DGXNGPU=8 VAL_CHECK_INTERVAL=384\n"
+EIGHT_B = "export LR=0.0005 MAX_STEPS=1200000 MICRO_BATCH_SIZE=1 MINIBS=4 DGXNNODES=1 DGXNGPU=8\n"
+RATE = {"type": "float", "low": 1e-5, "high": 1e-3, "log": True}
+
+
+def tree(
+    folder: Path,
+    config: str,
+    *,
+    yaml: str = "",
+    benchmark: str = "llama2_70b_lora",
+    space: dict[str, Any] | None = None,
+    **study: Any,
+) -> MlperfWorkload:
+    """A folder whose training reads what ``yaml`` names, and whose config exports ``config``."""
+    (folder / "conf").mkdir(parents=True)
+    names = ("LR", "MAX_STEPS", "TP", "PP", "CP", "MBS", "MINIBS", "VAL_CHECK_INTERVAL", "SKIP_EVALS")
+    lines = [f"x_{name}: ${{oc.env:{name}}}" for name in names if name not in yaml]
+    (folder / "conf" / "training.yaml").write_text("\n".join([*lines, yaml, ""]))
+    (folder / "run.sub").write_text('#!/bin/bash\nsrun --container-image="${CONT}" ./run_and_time.sh $DATADIR\n')
+    (folder / CONFIG).write_text(config)
+    made = Study.model_validate(
+        {
+            "name": "t",
+            "workload": {"kind": "mlperf", "implementation": str(folder), "base": CONFIG, "benchmark": benchmark},
+            "site": {"launcher": "slurm", "system": "DGXH100", "gpus_per_node": 8, **study.pop("site", {})},
+            "space": {"LR": RATE} if space is None else space,
+            "budget": {"trials": 3, "trial_minutes": 50},
+            **study,
+        }
+    )
+    workload = load(made, "t.toml")
+    assert isinstance(workload, MlperfWorkload)
+    return workload
+
+
+def trial(workload: MlperfWorkload, **tuned: Value) -> Proposal:
+    """A trial at a point of the space, as the driver makes it; the base's own point where nothing is tuned."""
+    start = workload.start()
+    assert start is not None
+    parameters = parameters_at(start, workload.study.search_space, tuned) if tuned else start.parameters
+    return Proposal(number=1, attempt=0, seed=7, parameters=parameters)
+
+
+def environment(workload: MlperfWorkload, proposal: Proposal, folder: Path) -> dict[str, str]:
+    return dict(workload.job(proposal, folder).environment)
+
+
+@pytest.mark.parametrize("null", ["null", "None"])
+def test_null_in_the_base_is_no_value_to_any_reader(tmp_path: Path, null: str) -> None:
+    """126 public configs say ``INTERLEAVED_PIPELINE=null``, and the YAML's default is 12."""
+    workload = tree(
+        tmp_path / "tree",
+        LORA + f"export INTERLEAVED_PIPELINE={null}\n",
+        yaml="vp: ${oc.env:INTERLEAVED_PIPELINE,12}",
+    )
+    proposal = trial(workload, LR=5e-4)
+    assert environment(workload, proposal, tmp_path / "a")["INTERLEAVED_PIPELINE"] == null
+    record = written(workload, proposal)
+    assert record.value("VP") is None
+    assert "INTERLEAVED_PIPELINE" not in record
+    assert (record.layout.vp, workload.proposed(proposal).layout.vp) == (1, 1)
+    start = workload.start()
+    assert start is not None
+    assert "VP" not in start.parameters
+    ((_, text),) = workload.export(proposal, ()).files.items()
+    assert "INTERLEAVED_PIPELINE" not in text
+
+
+def test_a_name_that_no_file_reads_is_no_value_where_another_name_is_read(tmp_path: Path) -> None:
+    """Dell's v5.1 config exports FP8_ACTIVATION, and its folder reads FP8_ACT alone, with the default 0."""
+    workload = tree(
+        tmp_path / "tree",
+        LORA + "export FP8_ACTIVATION=1\n",
+        yaml="act: ${oc.env:FP8_ACT,0}",
+        space={"LR": RATE, "FP8_ACT": {"type": "categorical", "choices": [0, 1]}},
+    )
+    start = workload.start()
+    assert start is not None
+    assert start.parameters["FP8_ACT"] == 0, "trial 0 runs without it, whatever its config meant"
+    assert written(workload, trial(workload)).value("FP8_ACTIVATION") == 0
+    assert written(workload, trial(workload)).unread == {"FP8_ACTIVATION": 1}
+    assert any("exports FP8_ACTIVATION=1, which no file in" in sentence for sentence in about_base(workload))
+    on = trial(workload, LR=4e-4, FP8_ACT=1)
+    assert environment(workload, on, tmp_path / "a")["FP8_ACT"] == "1"
+    assert written(workload, on).value("FP8_ACT") == 1
+
+
+def test_a_probe_is_written_with_its_own_steps_and_its_own_evals(tmp_path: Path) -> None:
+    space = {"LR": RATE, "MAX_STEPS": {"type": "int", "low": 500, "high": 1000, "step": 50}}
+    workload = tree(tmp_path / "tree", LORA, space=space)
+    probe = replace(trial(workload, LR=4e-4, MAX_STEPS=850), probe=True)
+    there, record = environment(workload, probe, tmp_path / "a"), written(workload, probe)
+    assert [there[n] for n in ("MAX_STEPS", "VAL_CHECK_INTERVAL", "SKIP_EVALS")] == ["32", "128", "0"]
+    assert [record.value(n) for n in ("MAX_STEPS", "VAL_CHECK_INTERVAL", "SKIP_EVALS")] == [32, 128, 0]
+    assert workload.first_eval(probe) == (128, 256)
+    assert (record.gbs, record["GBS"]) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "config", "interval", "steps", "first"),
+    [
+        pytest.param("llama2_70b_lora", LORA, 384, False, (384, 6400), id="samples"),
+        pytest.param(
+            "llama2_70b_lora", LORA.replace("=384", "=48"), 48, True, (384, 6400), id="steps, by the rules' interval"
+        ),
+        pytest.param("llama31_8b", EIGHT_B + "export VAL_CHECK_INTERVAL=384\n", 384, True, (12288, 38.4e6), id="8B"),
+        pytest.param(
+            "llama31_8b", EIGHT_B + "export VAL_CHECK_INTERVAL=12288\n", 12288, False, (12288, 38.4e6), id="8B, samples"
+        ),
+    ],
+)
+def test_evals_are_counted_as_the_tree_counts_them(
+    benchmark: str, config: str, interval: int, steps: bool, first: tuple[float, float], tmp_path: Path
+) -> None:
+    """A tree whose own interval is the rules' in steps counts steps, and others count samples.
+
+    Told otherwise, trials evaluated eight times too rarely, or at every step.
+    """
+    workload = tree(tmp_path / "tree", config, benchmark=benchmark)
+    assert counts_steps(workload) is steps
+    proposal = trial(workload, LR=5e-4)
+    assert environment(workload, proposal, tmp_path / "a")["VAL_CHECK_INTERVAL"] == str(interval)
+    record = written(workload, proposal)
+    skipped = int(record.number("SKIP_EVALS") or 0)
+    assert record.value("VAL_CHECK_INTERVAL") == interval
+    assert workload.first_eval(proposal) == (first[0] * (1 + skipped), first[1])
+    assert not [s for s in about_base(workload) if "evaluates otherwise" in s and "VAL_CHECK" in s]
+
+
+def test_what_the_site_sets_for_every_job_is_what_trials_find(tmp_path: Path) -> None:
+    workload = tree(tmp_path / "tree", LORA, site={"environment": {"MBS": "2", "CONT": "img"}})
+    proposal = trial(workload, LR=5e-4)
+    assert environment(workload, proposal, tmp_path / "a")["MBS"] == "2"
+    assert (written(workload, proposal)["MBS"], written(workload, trial(workload))["MBS"]) == (2, 2)
+
+
+def test_a_thing_is_stated_once_whatever_its_names_are() -> None:
+    record = record_of(
+        {"LR": 5e-4, "NODES": 2},
+        {"LEARNING_RATE": "1e-3", "WARMUP_RATIO": "0.1", "MAX_STEPS": "800", "SEQ_PARALLEL": "True", "TP": ""},
+        {"WARMUP_STEPS": "40", "TP": "4", "GBS": "64", "PP": "null"},
+        gpus_per_node=8,
+    )
+    assert (record.value("LR"), record.value("LEARNING_RATE"), "LEARNING_RATE" in record) == (5e-4, 5e-4, False)
+    assert [record.value(n) for n in ("WARMUP_STEPS", "SP", "TP", "PP")] == [80, 1, 4, None]
+    assert (record.gpus, record.gbs, record.layout.minibs) == (16, 64, 16)
