@@ -150,11 +150,11 @@ def _number(cell: str) -> float | int | None:
 def _event(message: bytes) -> Row:
     """The step and the scalars of one event; further fields, and images or texts, are left out."""
     row: Row = {"step": 0}
-    for number, value in _fields(message):
+    for number, value in fields(message):
         if number == 2 and isinstance(value, int):
             row["step"] = value
         elif number == 5 and isinstance(value, bytes):
-            for inner, held in _fields(value):
+            for inner, held in fields(value):
                 if inner == 1 and isinstance(held, bytes):
                     row.update(_scalar(held))
     return row
@@ -162,7 +162,7 @@ def _event(message: bytes) -> Row:
 
 def _scalar(message: bytes) -> Row:
     tag, value = "", None
-    for number, held in _fields(message):
+    for number, held in fields(message):
         if number == 1 and isinstance(held, bytes):
             tag = held.decode("utf-8", "replace")
         elif number == 2 and isinstance(held, bytes) and len(held) == 4:
@@ -175,7 +175,7 @@ def _scalar(message: bytes) -> Row:
 def _tensor(message: bytes) -> float | None:
     """The number of a tensor with one element; None for any other."""
     kind, content = 0, b""
-    for number, held in _fields(message):
+    for number, held in fields(message):
         if number == 1 and isinstance(held, int):
             kind = held
         elif number in (4, 5, 6) and isinstance(held, bytes):
@@ -184,7 +184,7 @@ def _tensor(message: bytes) -> float | None:
     return struct.unpack(form, content)[0] if form and len(content) == struct.calcsize(form) else None
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers with their values, of a protocol buffer; ends where the bytes are none."""
     at = 0
     while at < len(message):

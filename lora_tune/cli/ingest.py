@@ -1,7 +1,8 @@
-"""``python -m lora_tune.ingest --study NAME LOG...``: old MLLOG logs teach the search before, or while, it spends.
+"""``python -m lora_tune.ingest --study NAME SOURCE...``: old runs teach the search before, or while, it spends.
 
-Logs, folders, .gz files and tar archives are read; each run becomes a prior observation with its source and its own
-noise (``sweeps/NAME/priors.jsonl``). A driver that runs takes them into account at its next proposal.
+Logs in the study's own form (files, folders, .gz, tar), and what other programs recorded
+(:mod:`lora_tune.logs.trackers`); each run becomes a prior observation with its source and its own noise
+(``sweeps/NAME/priors.jsonl``). A driver that runs takes them into account at its next proposal.
 """
 
 from __future__ import annotations
@@ -9,20 +10,27 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED, InputError
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.cli.options import guarded, named_study_option, output_option, sweep_paths
 from lora_tune.config.parameters import LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.launchers.job_runner import read_command
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.search.samplers import sampler_kind
+from lora_tune.logs.run import RunLog
+from lora_tune.logs.trackers import TrackedRun, scalar, tracked_runs
+from lora_tune.search.columns import EVAL, columns_of, described, prior_of
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.samplers import takes_old_runs
 from lora_tune.store.records import PriorRun, Value
+from lora_tune.workloads import load as load_workload
 
 MARK = b":::MLLOG"
 
@@ -34,34 +42,52 @@ class Log:
     name: str
     parent: str
     digest: str
-    reader: MllogReader
+    runs: Sequence[RunLog]
 
 
-def read_logs(paths: Sequence[Path]) -> Iterator[Log | str]:
-    """Every log below ``paths``, or a sentence about a file that could not be read. Raises InputError for no file."""
+def read_logs(paths: Sequence[Path], study: Study | None = None) -> Iterator[Log | str]:
+    """Every log below ``paths``, or a sentence about a file that could not be read. Raises InputError for no file.
+
+    study: whose own form of logs is read, too; MLLOG alone without one.
+    """
+    workload = load_workload(study, study.name) if study is not None and study.log_kind != "mllog" else None
     for file in log_files(paths):
-        reader, digest, marked = MllogReader(), hashlib.sha256(), False
+        mllog, digest, marked = MllogReader(), hashlib.sha256(), False
+        own = workload.reader() if workload else None
         for piece in file.pieces():
             marked = marked or MARK in piece
             digest.update(piece)
-            reader.feed(piece)
-        if file.problem:
-            yield file.problem
+            mllog.feed(piece)
+            if own is not None:
+                own.feed(piece)
+        if own is not None and own.run().evals:
+            yield Log(file.name, file.parent, digest.hexdigest(), [_with_command(own.run(), file.name)])
+        elif file.problem or not marked:
+            what = "MLLOG line" if own is None else "eval as the study reads it"
+            yield file.problem or f"{file.name}: holds no {what}"
         else:
-            yield (
-                Log(file.name, file.parent, digest.hexdigest(), reader)
-                if marked
-                else f"{file.name}: holds no MLLOG line"
-            )
+            yield Log(file.name, file.parent, digest.hexdigest(), mllog.runs())
+
+
+def _with_command(run: RunLog, log: str) -> RunLog:
+    """A run with what the command beside its log, where a trial of a sweep has one, sets by name."""
+    command = read_command(AttemptPaths(Path(log).parent).job)
+    if isinstance(command, str):
+        return run
+    words = [w.lstrip("-").partition("=") for w in command.argv]
+    pairs = {n.replace("-", "_"): v if eq else words[at + 1][0] for at, (n, eq, v) in enumerate(words[:-1])}
+    pairs |= {n.replace("-", "_"): v for n, eq, v in words if eq}
+    values = {name: known for name, text in {**pairs, **command.environment}.items() if (known := scalar(text))}
+    return replace(run, hyperparameters={**values, **run.hyperparameters})
 
 
 def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:
     """The runs of a log that teach this study something, and of the others why they do not."""
     from lora_tune.search import priors
 
-    names = _convergence_names(study)
+    names = learnt_names(study)
     fixed, own = study.search_space.fixed, study.benchmark
-    for run in log.reader.runs():
+    for run in log.runs:
         values = {**priors.values_of(run.hyperparameters, [*names, *fixed]), **stated}
         lacking = [name for name in names if name not in values]
         other = [n for n in fixed if n in values and values[n] != fixed[n] and n not in _LAYOUT_NAMES]
@@ -86,8 +112,13 @@ _LAYOUT_NAMES = ("TP", "PP", "CP", "MINIBS", "MBS", "GBS", "DP")
 """What decides speed, or is told by the batch size."""
 
 
-def _convergence_names(study: Study) -> list[str]:
-    """Tuned parameters that decide convergence, and the batch size where a layout or a parameter varies it."""
+def learnt_names(study: Study) -> list[str]:
+    """Parameters that an old run must state: those that decide convergence, and the batch size where that is varied.
+
+    All that are tuned, where the objective is no time: the search then has no model that tells them apart.
+    """
+    if not objective_of(study).timed:
+        return list(study.search_space.distributions())
     from lora_tune.search.grey_box.features import Coordinates
 
     coordinates = Coordinates(distributions=study.search_space.distributions(), gpus=study.search_space.gpus)
@@ -110,65 +141,128 @@ def _unusable(values: Mapping[str, Value], study: Study, names: Sequence[str]) -
     return ""
 
 
-def _given(pairs: Sequence[str]) -> dict[str, Value]:
-    stated: dict[str, Value] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
+def _stated(pairs: Sequence[str]) -> dict[str, Value]:
+    """Values by name, numbers as numbers."""
+    return {name: text if (known := scalar(text)) is None else known for name, text in _pairs(pairs, "--set").items()}
+
+
+def _pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
+    split = [pair.partition("=") for pair in pairs]
+    for (name, equals, _), pair in zip(split, pairs, strict=True):
         if not equals or not name:
-            raise InputError(f"--set {pair!r}: expected NAME=VALUE, such as LR=4e-4")
-        try:
-            number = float(text)
-            whole = number.is_integer() and "." not in text and "e" not in text.lower()
-            stated[name] = int(number) if whole else number
-        except ValueError:
-            stated[name] = text
-    return stated
+            raise InputError(
+                f"{option} {pair!r}: expected {'NAME=COLUMN' if option == '--map' else 'NAME=VALUE, such as LR=4e-4'}"
+            )
+    return {name: text for name, _, text in split}
 
 
 @click.command()
 @named_study_option
 @output_option
 @click.option("--source", default="", help="who ran these, where [submitter and platform of the log, else its folder]")
-@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the logs do not state")
-@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the runs do not state")
+@click.option("--map", "maps", multiple=True, metavar="NAME=COLUMN", help="another program's name of it; eval=COLUMN")
+@click.option("--yes", is_flag=True, help="take the columns that were shown")
+@click.argument("sources", nargs=-1, required=True)
 @guarded
-def main(study_name: str, output: Path | None, source: str, pairs: tuple[str, ...], logs: tuple[Path, ...]) -> None:
-    """Read old MLLOG logs (files, folders, .gz, tar) into a study as prior observations.
+def main(
+    study_name: str, output: Path | None, source: str, pairs: tuple[str, ...], maps: tuple[str, ...], yes: bool,
+    sources: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Read old runs into a study as prior observations.
 
-    Before the sweep began or while it runs. The same log again changes nothing; to take priors back, delete lines of
-    sweeps/NAME/priors.jsonl.
-    Exit codes: 0 something was taken or known already; 2 your input; 3 the machine; 4 nothing was usable.
+    SOURCE: logs in the study's form or MLLOG (files, folders, .gz, tar); an Optuna storage (address, SQLite or journal
+    file), MLflow's folder or SQLite file, W&B's run files, TensorBoard's events, a CSV, TSV or Parquet table. Columns
+    of such programs are shown first and taken with --yes. The same run again changes nothing; to take priors back,
+    delete lines of sweeps/NAME/priors.jsonl.
+    Exit codes: 0 something was taken, shown or known already; 2 your input; 3 the machine; 4 nothing was usable.
     """
     from lora_tune.search import priors
 
     study = load_study(find_study(study_name))
     path = sweep_paths(study.name, output).priors
-    known = priors.read(path)
-    taken: dict[tuple[str, int], PriorRun] = {}
-    left_out: Counter[str] = Counter()
-    digests, stated = {run.digest for run in known}, _given(pairs)
-    again = 0
-    for log in read_logs(logs):
-        if isinstance(log, str):
-            left_out[log] += 1
-        elif log.digest in digests:
-            again += 1
+    known, stated, gathered = priors.read(path), _stated(pairs), Gathered()
+    logs: list[Path] = []
+    for name in sources:
+        runs = tracked_runs(name)
+        if runs is None:
+            logs.append(Path(name))
         else:
-            for at, run in enumerate(runs_of(log, study, stated, source, time.time())):
-                if isinstance(run, str):
-                    left_out[run] += 1
-                else:
-                    taken[log.digest, at] = run
-                    digests.add(log.digest)
-    if taken:
-        priors.write(path, [*known, *taken.values()])
-    _say(study, [*taken.values()], again, left_out)
-    everything = priors.words([*known, *taken.values()])
+            gathered.table(study, runs, _pairs(maps, "--map"), stated, yes)
+    if logs:
+        gathered.logs(study, logs, stated, source)
+    fresh = gathered.without(known)
+    if fresh:
+        priors.write(path, [*known, *fresh])
+    _say(study, fresh, len(gathered.taken) - len(fresh), gathered.left_out)
+    if gathered.shown:
+        click.echo("nothing of these is taken yet: look at the columns, correct them with --map, and add --yes")
+    everything = priors.words([*known, *fresh])
     click.echo(f"{study.name} starts from {everything or 'no old run'}: {path}")
-    if not sampler_kind(study).takes_old_runs:
-        click.echo(f"search.sampler is {study.search.sampler}, which uses no old runs; grey_box does", err=True)
-    if not taken and not again:
+    if not takes_old_runs(study):
+        click.echo(f"search.sampler is {study.search.sampler}, which uses no old runs here", err=True)
+    if not gathered.taken and not gathered.shown:
         raise SystemExit(EXIT_NOTHING_REACHED)
+
+
+class Gathered:
+    """What the sources gave: runs that teach the study something, and of the others why they do not."""
+
+    def __init__(self) -> None:
+        self.taken: list[PriorRun] = []
+        self.left_out: Counter[str] = Counter()
+        self.shown = False
+
+    def logs(self, study: Study, paths: Sequence[Path], stated: Mapping[str, Value], source: str) -> None:
+        """Take the runs of logs."""
+        for log in read_logs(paths, study):
+            found = [log] if isinstance(log, str) else runs_of(log, study, stated, source, time.time())
+            self._take(found)
+
+    def table(
+        self,
+        study: Study,
+        runs: Sequence[TrackedRun],
+        mapped: Mapping[str, str],
+        stated: Mapping[str, Value],
+        yes: bool,
+    ) -> None:
+        """Show the columns of another program's runs, and take them with ``yes``."""
+        names = learnt_names(study)
+        columns = columns_of(study, names, runs, mapped, stated)
+        for line in described(study, columns, runs, stated):
+            click.echo(line)
+        if columns.lacking or not columns.metric:
+            lacking = [*columns.lacking, *([] if columns.metric else [EVAL])]
+            raise InputError(f"{runs[0].source}: no column for {', '.join(lacking)}: see --map and --set")
+        self.shown = self.shown or not yes
+        if yes:
+            priors = (prior_of(run, columns, study, stated, time.time()) for run in runs)
+            self._take(_usable(prior, study, names) for prior in priors)
+
+    def _take(self, runs: Iterable[PriorRun | str]) -> None:
+        for run in runs:
+            if isinstance(run, str):
+                self.left_out[run] += 1
+            else:
+                self.taken.append(run)
+
+    def without(self, known: Sequence[PriorRun]) -> list[PriorRun]:
+        """The runs that are not known, each once. A log's runs share its digest."""
+        before = {run.digest for run in known}
+        fresh, seen = [], set[tuple[str, str]]()
+        for run in self.taken:
+            mark = (run.digest, repr(run.evals))
+            if run.digest not in before and mark not in seen:
+                seen.add(mark)
+                fresh.append(run)
+        return fresh
+
+
+def _usable(prior: PriorRun | str, study: Study, names: Sequence[str]) -> PriorRun | str:
+    if isinstance(prior, str) or not (bad := _unusable(prior.values, study, names)):
+        return prior
+    return f"its {bad} is not a value on this study's scale"
 
 
 def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[str, int]) -> None:

@@ -25,7 +25,7 @@ from lora_tune.search.recommendation import (
     nearest,
     recommend,
 )
-from lora_tune.search.samplers import sampler_kind
+from lora_tune.search.samplers import takes_old_runs
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
@@ -216,7 +216,7 @@ def raced_words(study: Study, trial: Trial) -> str:
 
 def prior_words(study: Study, sweep: StudyRecords) -> str:
     """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
-    if not sampler_kind(study).takes_old_runs or not objective_of(study).timed:
+    if not takes_old_runs(study):
         return ""
     from lora_tune.search import priors, published
 

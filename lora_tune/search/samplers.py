@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from lora_tune.search.objectives import objective_of
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
     from lora_tune.search.grey_box.features import Coordinates
     from lora_tune.search.grey_box.from_today import FromTodaySampler
@@ -108,16 +110,43 @@ def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
         from optuna.samplers import TPESampler
 
         return TPESampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True)
-    return _windowed_tpe(study)
+    return _windowed_tpe(study, old_runs)
 
 
-def _windowed_tpe(study: Study) -> WindowedTPESampler:
+def _windowed_tpe(study: Study, old_runs: OldRuns) -> WindowedTPESampler:
     from lora_tune.search.tpe import WindowedTPESampler
 
     # constant_liar keeps parallel proposals apart while their results are open.
     return WindowedTPESampler(
-        seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True, constant_liar=True
-    )
+        old_trials=partial(_old_trials, study, old_runs),
+        seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True, constant_liar=True,
+    )  # fmt: skip
+
+
+def _old_trials(study: Study, old_runs: OldRuns) -> list[FrozenTrial]:
+    """Old runs as finished trials of Optuna; none where the objective is a time, which is another machine's."""
+    from optuna.trial import create_trial
+
+    if objective_of(study).timed:
+        return []
+    distributions = study.search_space.distributions()
+    made = []
+    for run in old_runs():
+        losses = [e.loss for e in run.evals if math.isfinite(e.loss)]
+        params = {name: run.values.get(name) for name in distributions}
+        there = [
+            n for n, d in distributions.items() if params[n] is not None and d._contains(d.to_internal_repr(params[n]))
+        ]
+        if losses and len(there) == len(distributions):
+            loss = losses[-1] if study.objective.score == "final_value" else min(losses)
+            made.append(create_trial(params=params, distributions=distributions, value=study.shown(loss)))
+    return made
+
+
+def takes_old_runs(study: Study) -> bool:
+    """Whether the study's search learns anything of old runs."""
+    kind = sampler_kind(study)
+    return kind.takes_old_runs and (kind.recommends_unrun or not objective_of(study).timed)
 
 
 def _random(study: Study, old_runs: OldRuns) -> BaseSampler:
@@ -205,7 +234,7 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
         alone = study.objective.score == "throughput" and study.objective.second is None
         return _throughput(study) if alone else _tpe(study, old_runs)
     if not _believes_something(study, old_runs):
-        return _windowed_tpe(study)
+        return _windowed_tpe(study, old_runs)
     from lora_tune.search.grey_box.from_today import FromTodaySampler
 
     start = where_the_user_stands(study)
@@ -301,7 +330,7 @@ def _throughput(study: Study) -> BaseSampler:
     )
 
 
-TPE = SamplerKind(make=_tpe, draws_first=True)
+TPE = SamplerKind(make=_tpe, draws_first=True, takes_old_runs=True)
 RANDOM = SamplerKind(make=_random, draws_always=True)
 REQUESTS = SamplerKind(make=_random, draws_always=True, proposes=False)
 GP = SamplerKind(make=_gp, draws_first=True)

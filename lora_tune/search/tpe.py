@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, TPESampler
+from optuna.search_space import intersection_search_space
 from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -42,8 +43,10 @@ class WindowedTPESampler(BaseSampler):
     and unlikely among the others. The good ones stay those of the whole study; of the others only the newest are used.
     """
 
-    def __init__(self, **options: Any) -> None:
-        """options: those of TPESampler, but for group and constraints_func."""
+    def __init__(self, old_trials: Callable[[], Sequence[FrozenTrial]] = tuple, **options: Any) -> None:
+        """old_trials: finished ones of before the study, as they are now. options: of TPESampler, but group and
+        constraints_func."""
+        self._old = old_trials
         self._tpe = TPESampler(**options)
         self._history = History()
 
@@ -53,6 +56,9 @@ class WindowedTPESampler(BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
         """The parameters of more than one value that all finished trials share, by name."""
+        if old := self._old():
+            common = intersection_search_space([*old, *study.get_trials(deepcopy=False)])
+            return {name: distribution for name, distribution in common.items() if not distribution.single()}
         return self._tpe.infer_relative_search_space(study, trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
@@ -78,9 +84,10 @@ class WindowedTPESampler(BaseSampler):
         """The study as TPE is shown it; itself while it is short."""
         trials = study.get_trials(deepcopy=False)
         shown = self._history.modelled(trials, study.direction)
-        if len(shown) == len(trials):
+        old = self._old()
+        if len(shown) == len(trials) and not old:
             return study
-        return optuna.load_study(study_name="window", storage=_Window(shown, study.direction))
+        return optuna.load_study(study_name="window", storage=_Window([*old, *shown], study.direction))
 
 
 def as_range(distribution: BaseDistribution) -> BaseDistribution:

@@ -485,7 +485,7 @@ def test_no_public_log_of_the_benchmark_is_refused(public_data: Path) -> None:
     refused, seen = [], 0
     for log in read_logs(sorted(public_data.glob("logs/**/*.gz"))[::12]):
         assert not isinstance(log, str), log
-        for run in log.reader.runs():
+        for run in log.runs:
             seen += 1
             refused += [log.name] if impossible_times(run, JobStatus(state=JobState.ENDED), stamped=True) else []
     assert seen > 20

@@ -81,6 +81,6 @@ def test_little_is_missing_of_a_run_whose_start_was_seen_late() -> None:
 @pytest.mark.public_data
 def test_no_public_run_began_elsewhere(public_data: Path) -> None:
     logs = [log for log in read_logs(sorted(public_data.rglob("result*.gz"))[::9]) if not isinstance(log, str)]
-    runs = list(itertools.chain.from_iterable(log.reader.runs() for log in logs))
+    runs = list(itertools.chain.from_iterable(log.runs for log in logs))
     assert len(runs) > 200
     assert [run.run_start_ms for run in runs if begun_above_zero(run) is not None] == []
