@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lora_tune.base.format import visible
 from lora_tune.config.study import Study
 from lora_tune.review import replicates as raced
-from lora_tune.search import contenders
+from lora_tune.search import comparison
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.usual_names import BATCH
@@ -41,7 +41,7 @@ def race_words(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> l
     runs: by the trial that they repeat.
     """
     scale, text = scale_of(study), objective_of(study).text
-    means = contenders.means(raced.results(runs, runs), scale)
+    means = comparison.means(raced.results(runs, runs), scale)
     standings = []
     for number, own in runs.items():
         name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own), scale)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lora_tune.search.contenders import RunSummary
+from lora_tune.search.comparison import RunSummary
 from lora_tune.search.race_scale import TIMES, RaceScale
 from lora_tune.store.metrics import RunMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict

@@ -1,4 +1,4 @@
-"""What docs/statistics.md claims of intervals, stopping, cap and race: on seeded simulations, and on public data."""
+"""What docs/statistics.md claims of intervals, stopping and cap: on seeded simulations, and on public data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import published_curves
 from lora_tune.search.capping import Incumbent, cap
-from lora_tune.search.contenders import RunSummary
-from lora_tune.search.race_scale import PRIOR_SD, RAW_SD, RaceScale
-from lora_tune.search.race_verdicts import CannotSeparate, Decided
-from lora_tune.search.racing import (
-    RaceSettings,
-    RunMore,
-    next_action,
-)
 
 TARGET = perturbed.TARGET
 EARLY = 0.6
@@ -100,22 +92,6 @@ def test_a_run_as_good_as_the_incumbent_is_capped_no_more_often_than_the_risk(ri
         capped += any(look.stop for look in looks)
     chance = 2 * math.sqrt(risk * (1 - risk) * len(curves))
     assert capped <= risk * len(curves) + chance
-
-
-@pytest.mark.parametrize(("sd", "prior"), [(0.047, PRIOR_SD), (0.068, RAW_SD)])
-def test_a_race_of_equals_names_a_winner_no_more_often_than_its_confidence_allows(sd: float, prior: float) -> None:
-    wrong, runs, races = 0, 0, 800
-    rng, settings = np.random.default_rng(7), RaceSettings(confidence=0.9, scale=RaceScale(prior_sd=prior))
-    for _ in range(races):
-        results: dict[str, list[RunSummary]] = {"a": [], "b": []}
-        while isinstance(action := next_action(results, settings), RunMore):
-            (config,) = action.runs
-            results[config].append(RunSummary(1800 * math.exp(rng.normal(0, sd))))
-        assert isinstance(action, Decided | CannotSeparate)
-        wrong += isinstance(action, Decided)
-        runs += sum(map(len, results.values()))
-    assert wrong <= 0.1 * races
-    assert runs < 0.8 * 20 * races, "and costs less than ten runs each"
 
 
 @pytest.mark.public_data

@@ -18,7 +18,7 @@ from lora_tune.base.redact import redact
 from lora_tune.cli import export, report
 from lora_tune.cli.again import again, typed
 from lora_tune.cli.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
-from lora_tune.cli.confirm.race import SEEDS_OFFSET, TOP, Race, contenders, introduction, race_settings, with_runs
+from lora_tune.cli.confirm.race import SEEDS_OFFSET, TOP, Race, contenders, introduction, race_settings, with_seeds
 from lora_tune.cli.confirm.submission import check, run_text, say_checks, write_results
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.cli.options import Review, guarded, load_review, output_option, storage_option, study_option
@@ -31,9 +31,9 @@ from lora_tune.controller.driver import proposal
 from lora_tune.controller.runtime import DrivePlan, Environment, at_work, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.review.replicates import Replicate, replicates
+from lora_tune.search.comparison import ComparisonRules
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.racing import RaceSettings
 from lora_tune.store import Changes
 from lora_tune.store.leases import take_lease
 from lora_tune.store.locate import open_store
@@ -57,7 +57,7 @@ class Options:
     paths: SweepPaths
     storage: str | None
     field: tuple[Trial, ...]
-    settings: RaceSettings
+    settings: ComparisonRules
     per_job: int
 
 
@@ -74,8 +74,7 @@ USUAL_RUNS = 10
 @click.option(
     "--seeds",
     type=click.IntRange(1),
-    help="runs by which the chosen one is scored, and most of each (of three or more contenders one may have twice as "
-    "many) [those of a submission, else 10]",
+    help="runs by which the chosen one is scored, and most of each [those of a submission, else 10]",
 )
 @click.option(
     "--confidence",
@@ -184,7 +183,7 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
         lease = take_lease(store, study.name, clock.now())
         race = Race(
             review.study, options.field, options.settings, lambda: driving.sweep,
-            per_job=options.per_job, together=study.budget.parallel > 1, say=watcher.line,
+            per_job=options.per_job, say=watcher.line,
         )  # fmt: skip
         # What the sweep prepared serves its replicates.
         with (
@@ -242,8 +241,7 @@ def _hand_over(
         if written is not None:
             click.echo(f"config   {near(written.path)}\nreport   {near(review.paths.report)}")
         if verdict.more_runs:
-            needed = verdict.runs + verdict.more_runs
-            click.echo(f"go on    {with_runs(review.study, options.settings, len(options.field), needed)}")
+            click.echo(f"go on    {with_seeds(review.study, len(options.field), verdict.seeds)}")
     else:
         click.echo(json.dumps({"event": "confirmation", **json.loads(text)}))
     return errors.EXIT_NOTHING_REACHED if verdict.chosen is None else errors.EXIT_DONE

@@ -12,11 +12,9 @@ from lora_tune.config.study import Study
 from lora_tune.review.describe import parameters_text
 from lora_tune.review.replicates import Replicate, missed, name_of, results
 from lora_tune.review.summary import objective_words
-from lora_tune.search.contenders import means
+from lora_tune.search.comparison import CannotSeparate, ComparisonPlan, Decided, means
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.race_verdicts import CannotSeparate, Decided
-from lora_tune.search.racing import RacePlan
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
@@ -65,7 +63,7 @@ class Confirmation:
     """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
     no run has a result. node_hours: of all replicates, failed ones included. identical: what all runs of the chosen one
     measured, where they differ by nothing: then a seed changes nothing in them. more_runs: that would separate the
-    leaders; 0 where they are, or where their means are equal."""
+    leaders, 0 where they are or where their means are equal; seeds: of each, then."""
 
     sentence: str
     decided: bool
@@ -76,6 +74,7 @@ class Confirmation:
     node_hours: float
     identical: float | None = None
     more_runs: int = 0
+    seeds: int = 0
 
 
 def _identical(own: Sequence[Replicate]) -> float | None:
@@ -84,7 +83,11 @@ def _identical(own: Sequence[Replicate]) -> float | None:
 
 
 def confirmation(
-    study: Study, race: StudyRecords, field: Sequence[Trial], runs: Mapping[int, Sequence[Replicate]], plan: RacePlan
+    study: Study,
+    race: StudyRecords,
+    field: Sequence[Trial],
+    runs: Mapping[int, Sequence[Replicate]],
+    plan: ComparisonPlan,
 ) -> Confirmation | None:
     """What the finished race says; None while it has no verdict."""
     if plan.verdict is None:
@@ -106,6 +109,7 @@ def confirmation(
         scored=scored(study, trial, own, plan.wanted[name], mean[name]) if reached and timed else None,
         identical=_identical(own),
         more_runs=verdict.more_runs if isinstance(verdict, CannotSeparate) else 0,
+        seeds=verdict.seeds if isinstance(verdict, CannotSeparate) else 0,
         runs=sum(p.runs for p in places),
         node_hours=race.node_hours(max((a.ended_at or 0.0 for a in race.attempts.values()), default=0.0)),
     )

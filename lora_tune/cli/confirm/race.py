@@ -6,10 +6,8 @@ and search stay what they are. Where a race stands follows from its records alon
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import InputError, SetupError
@@ -20,9 +18,9 @@ from lora_tune.logs.run import Eval
 from lora_tune.review.describe import parameters_text, race_words
 from lora_tune.review.replicates import name_of, replicates, results
 from lora_tune.review.summary import ranked
+from lora_tune.search.comparison import ComparisonPlan, ComparisonRules, plan
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale
-from lora_tune.search.racing import RacePlan, RaceSettings, plan
 from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
@@ -45,14 +43,14 @@ FEWEST = 3
 
 def race_settings(
     study: Study, field: int, seeds: int, *, per_job: int, confidence: float, scale: RaceScale
-) -> RaceSettings:
-    """How ``field`` configurations race over at most ``seeds`` runs each. per_job: seeds that one job can run.
+) -> ComparisonRules:
+    """How ``field`` configurations are compared by at most ``seeds`` runs each. per_job: seeds that one job can run.
 
     Where trials share a job, as many run between two looks as have room at one time: runs side by side cost less than
-    a job that waits for the next look. The limits know how many come before the first.
+    a job that waits for the next look.
     """
     at_once = study.budget.parallel // field if study.site.slots is not None else 1
-    return RaceSettings(
+    return ComparisonRules(
         confidence=confidence,
         fewest=min(max(FEWEST, at_once), seeds),
         most=seeds,
@@ -80,31 +78,29 @@ def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
 class Race:
     """Proposes replicates to the driver, as a sampler proposes trials. It remembers nothing that the records do not.
 
-    study: of the sweep. records: the race's sweep as it is now. per_job: seeds that one job can run. together:
-    whether several configurations may run at one time.
-    say: told where the race stands whenever as many runs have ended as there are configurations.
+    study: of the sweep. records: the race's sweep as it is now. per_job: seeds that one job can run. say: told where
+    the race stands whenever as many runs have ended as there are configurations.
     """
 
     def __init__(
         self,
         study: Study,
         field: Sequence[Trial],
-        settings: RaceSettings,
+        settings: ComparisonRules,
         records: Callable[[], StudyRecords],
         *,
         per_job: int,
-        together: bool,
         say: Callable[[str], None],
     ) -> None:
         self._study, self._field, self._settings, self._records = study, field, settings, records
-        self._per_job, self._together, self._say = per_job, together, say
+        self._per_job, self._say = per_job, say
         self._failed: Counter[int] = Counter()
         self._told = 0
 
-    def standing(self) -> RacePlan:
+    def standing(self) -> ComparisonPlan:
         """Where the race stands."""
         runs = results(replicates(self._records()), [t.number for t in self._field])
-        return plan(runs, self._settings, together=self._together)
+        return plan(runs, self._settings)
 
     def ask(self) -> Asked | str:
         """The next job, or why there is none. Raises SetupError where the machine fails the same runs."""
@@ -153,19 +149,17 @@ class Race:
             self._say("so far: " + "; ".join(race_words(self._study, own)))
 
 
-def introduction(study: Study, field: Sequence[Trial], settings: RaceSettings) -> str:
+def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules) -> str:
     """Who races, one line each."""
     text = objective_of(study).text
     lines = [f"{name_of(t.number):>10}  {text(t.objective)} in one run: {parameters_text(t)}" for t in field]
-    least, most = settings.fewest * len(field), settings.total(len(field))
+    least, most = min(settings.fewest, settings.most) * len(field), settings.most * len(field)
     runs = f"{least} to {most} runs" if least < most else counted(most, "runs")
-    runs += f", at most {settings.longest(len(field))} of one configuration"
+    runs += f", equally many of each, at most {settings.most}"
     return "\n".join([*lines, f"{runs}; the sweep's own run of each, picked as the luckiest, is not counted"])
 
 
-def with_runs(study: Study, settings: RaceSettings, configurations: int, runs: int) -> str:
-    """The line that confirms with as many seeds as so many configurations need to have ``runs`` runs together."""
-    enough = range(settings.most, max(settings.most, runs) + 1)
-    seeds = enough[bisect_left(enough, runs, key=lambda most: replace(settings, most=most).total(configurations))]
+def with_seeds(study: Study, configurations: int, seeds: int) -> str:
+    """The line that confirms so many configurations with ``seeds`` runs of each."""
     top = [] if configurations == TOP else ["--top", str(configurations)]
     return again("confirm", study.name, *top, "--seeds", str(seeds), *typed("confidence", "parallel", "launcher"))
