@@ -103,7 +103,7 @@ def seconds(sampler: BaseSampler, trials: list[FrozenTrial]) -> tuple[float, str
 
 
 def main() -> None:
-    from lora_tune.mlperf.registry import LORA, find_benchmark
+    from lora_tune.mlperf.benchmark import LORA, find_benchmark
 
     find_benchmark(LORA).reference(8)  # MLPerf's checker and scipy.stats are imported once a process, not by an ask
     optuna.logging.set_verbosity(optuna.logging.ERROR)

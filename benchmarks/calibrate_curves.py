@@ -27,8 +27,8 @@ from lora_tune.curves.points import first_reached, points
 from lora_tune.curves.stall import highest_pair
 from lora_tune.curves.timing import Schedule
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf.published_curves import CALIBRATION, envelope
-from lora_tune.mlperf.registry import LORA, find_benchmark
+from lora_tune.mlperf.benchmark import LORA, find_benchmark
+from lora_tune.mlperf.convergence import CALIBRATION, envelope
 
 GOOD = 1.2
 NOISE_BINS = (-0.75, -0.5, -0.3, -0.15, 0.0, 0.15)

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lora_tune.mlperf.submission import read_submission
-from lora_tune.mlperf.verdict import sentences
+from lora_tune.mlperf.submission import read_submission, sentences
 from lora_tune_recipes import packed_data
 from tests.recipes.served import Served, interpreter, served
 

@@ -30,13 +30,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lora_tune.base.errors import LoraTuneError
-from lora_tune.base.hostlist import MOST
+from lora_tune.base.host import MOST
 from lora_tune.config.study import parse_study
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.slurm import parse
 from lora_tune.logs.failures import FailureScanner, diagnose, redact
+from lora_tune.logs.lines import make_reader
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import LogReader
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.implementation import sourced

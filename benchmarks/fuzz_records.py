@@ -35,11 +35,11 @@ from lora_tune.launchers import local
 from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.launchers.job_records import alive, describe, read_records
 from lora_tune.launchers.job_runner import command_record, read_command
-from lora_tune.launchers.simulated import courses
+from lora_tune.launchers.simulated import launcher
 from lora_tune.launchers.simulated import launcher as simulated
 from lora_tune.launchers.slurm import launcher as slurm
-from lora_tune.logs import arrival_times
-from lora_tune.store import SaveCount, buffer, rows
+from lora_tune.logs import arrival
+from lora_tune.store import SaveCount, outage, records
 from lora_tune.store.records import Attempt, StudyRecords, Trial
 from lora_tune.workloads.base import Job
 
@@ -89,7 +89,7 @@ class Room:
             Trial(number=0, seed=1, tuned={}, parameters={}),
             Attempt(trial=0, number=0, job_name="j", folder="f"),
         )
-        unsaved = [{"token": 3, "trial": rows.to_json(trial)}, {"token": 3, "attempt": rows.to_json(attempt)}]
+        unsaved = [{"token": 3, "trial": records.to_json(trial)}, {"token": 3, "attempt": records.to_json(attempt)}]
         virtual = {"name": "s", "folder": "f", "log": "l", "minutes": 1, "wanted": 1, "submitted_at": 1.0}
         study = next(file for file in sorted(STUDIES.glob("*.toml"))).read_bytes()
         return {
@@ -144,7 +144,7 @@ class Room:
             SaveCount(_Saved(), "s", self.paths.saved).refuse_older()  # type: ignore[arg-type]
 
     def unsaved(self) -> None:
-        token, _, damaged_lines = buffer.read(self.paths.unsaved)
+        token, _, damaged_lines = outage.read(self.paths.unsaved)
         assert token >= 0 or damaged_lines >= 0
 
     def study(self) -> None:
@@ -152,11 +152,11 @@ class Room:
             parse_study(self.paths.study.read_bytes().decode(errors="replace"), self.paths.study)
 
     def arrivals(self) -> None:
-        ends = [row.end for row in arrival_times._read(self.times)]
+        ends = [row.end for row in arrival._read(self.times)]
         assert ends == sorted(set(ends))
 
     def virtual_job(self) -> None:
-        courses.record_of(simulated.read_json(self.simulated).content)
+        launcher.record_of(simulated.read_json(self.simulated).content)
 
 
 class _Saved:

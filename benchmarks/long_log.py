@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.looks import ReadBudget
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.follower import LogFollower, ReadBudget
+from lora_tune.logs.lines import make_reader
 
 LINES = 8000
 """Lines of one block, about half a megabyte; the log is blocks one after another, each with its own steps."""

@@ -21,9 +21,9 @@ from pathlib import Path
 from mlperf_logging.compliance_checker.mlp_parser import parse_file
 
 from lora_tune.logs.failures import FailureScanner
+from lora_tune.logs.follower import LogTail
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader, RunLog
-from lora_tune.logs.tail import LogTail
 from lora_tune.mlperf.rulesets import rulesets
 
 

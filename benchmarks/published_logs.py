@@ -17,7 +17,7 @@ from statistics import mean, stdev
 from benchmarks.public_runs import folder
 from benchmarks.statistics.by_benchmark import read
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf.registry import LORA
+from lora_tune.mlperf.benchmark import LORA
 from lora_tune.mlperf.rulesets import benchmarks_of, rulesets
 
 OUTPUT = Path(__file__).resolve().parent.parent / "lora_tune" / "search" / "data"

@@ -37,7 +37,7 @@ from benchmarks.ask import default, history
 from benchmarks.gpu.packed_sweep import CPU, STUDY
 from benchmarks.laboratory.problems import PUBLISHED_H100, h100_wide
 from lora_tune.config.study import Study, parse_study
-from lora_tune.mlperf.registry import LORA, find_benchmark
+from lora_tune.mlperf.benchmark import LORA, find_benchmark
 from lora_tune.search.session import Asked, Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial, TrialState, Verdict

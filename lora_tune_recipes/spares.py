@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lora_tune.base.process import send_signal
+from lora_tune.base.host import send_signal
 from lora_tune_recipes.hand_over import TrialRequest, receive, rehearsed_beside, send
 
 PR_SET_PDEATHSIG = 1

@@ -12,7 +12,7 @@ from typing import TextIO
 from mlperf_logging import mllog
 from mlperf_logging.mllog import constants
 
-from lora_tune.base.identity import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
+from lora_tune.base.paths import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
 from lora_tune.mlperf.disclosures import disclosures
 from lora_tune_recipes.settings import Settings
 

@@ -37,7 +37,7 @@ from types import FrameType
 from typing import Any
 
 from lora_tune.base.errors import LoraTuneError, SetupError
-from lora_tune.base.process import send_signal
+from lora_tune.base.host import send_signal
 from lora_tune_recipes.hand_over import HEADER, TrialRequest, receive
 from lora_tune_recipes.spares import Spare, Spares, become, leave_worker, overlap
 

@@ -19,8 +19,8 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.base.kinds import OBJECTIVES, on_this_machine
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.registry import OBJECTIVES, on_this_machine
 from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader

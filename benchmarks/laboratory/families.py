@@ -18,8 +18,7 @@ from lora_tune.launchers.simulated import convergence
 from lora_tune.launchers.simulated.convergence import SiteEffect
 from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.launchers.simulated.machine import Degrees, Machine
-from lora_tune.launchers.simulated.run_log import RunOutcome
-from lora_tune.launchers.simulated.simulated_run import SimulatedRun, eval_samples
+from lora_tune.launchers.simulated.simulated_run import RunOutcome, SimulatedRun, eval_samples
 
 Values = Mapping[str, Any]
 

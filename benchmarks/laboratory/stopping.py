@@ -14,7 +14,7 @@ from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
 
 RISK = 0.01
@@ -37,7 +37,7 @@ class Stopper:
         start: it is the one that the search begins with, of which the published curves say nothing.
         """
         batch = self._problem.coordinates.batch(tuned)
-        envelope = published_curves.published(batch) if self._published else None
+        envelope = convergence.published(batch) if self._published else None
         evidence = Evidence(references=self._good[-NEWEST:], rate=RISK, published=None if start else envelope)
         length = self._length(tuned)
         if verdict(evals, self._problem.target, evidence, length=length, kind=batch).stop:
@@ -57,7 +57,7 @@ class Stopper:
         """A run reached the target."""
         batch, length = self._problem.coordinates.batch(tuned), self._length(tuned)
         run = ComparedRun(curve=usable(evals), length=length, kind=batch)
-        envelope = published_curves.published(batch) if self._published else None
+        envelope = convergence.published(batch) if self._published else None
         if envelope is not None and contradicts(run, self._problem.target, envelope, RISK):
             self._published = False
             self._good = [replace(c, free=False) for c in self._good]

@@ -26,8 +26,7 @@ from lora_tune.curves.points import Points, usable
 from lora_tune.curves.stopping import FEWEST
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf.benchmark import Benchmark
-from lora_tune.mlperf.registry import LORA, find_benchmark
+from lora_tune.mlperf.benchmark import LORA, Benchmark, find_benchmark
 
 RATE = 0.01
 MOST = 60

@@ -19,7 +19,7 @@ from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
 from lora_tune import curves
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
 
 SWEEPS = 1000
@@ -39,7 +39,7 @@ class Config:
 
 def main() -> None:
     groups = {s: g for s, g in by_submission(load()).items() if g[0].gbs == 8 and is_good(g)}
-    noise = real_noise(published_curves.published(8).family, [g for s, g in groups.items() if not is_test(s)])
+    noise = real_noise(convergence.published(8).family, [g for s, g in groups.items() if not is_test(s)])
     good = [_config(s, [_clocked(r.run.evals) for r in g]) for s, g in groups.items() if is_test(s)]
     bad = [
         Config(f"bad {i}", [_clocked(run)], float("inf"))
@@ -97,7 +97,7 @@ def _row(risk: float, good: Sequence[Config], bad: Sequence[Config]) -> str:
 def _ended(run: Sequence[Eval], incumbent: Incumbent, risk: float) -> tuple[float, bool]:
     """Seconds that the run used, and whether it was capped: by the clock at any time, by the forecast at an eval."""
     limit = incumbent.upper_quantile(1 - risk / 2)
-    family = published_curves.published(8).family
+    family = convergence.published(8).family
     for i, e in enumerate(run):
         if e.seconds > limit:
             return limit, True

@@ -12,8 +12,8 @@ from benchmarks.public_runs import TARGET, PublicRun, by_submission, fold, is_te
 from lora_tune import curves
 from lora_tune.curves.crossing import Z90
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
-from lora_tune.mlperf.published_curves import CALIBRATION, envelope
+from lora_tune.mlperf import convergence
+from lora_tune.mlperf.convergence import CALIBRATION, envelope
 
 FOLDS = 5
 LARGEST_BIAS, COVERED, FEWEST = 0.005, (0.87, 0.93), 20
@@ -72,7 +72,7 @@ def _cross_fitted(run: PublicRun, folds: Sequence[dict]) -> curves.Crossing:
 def row(name: str, groups: Sequence[Sequence[PublicRun]], estimator: Estimator) -> str:
     """One line of the table: variance, bias and coverage of an estimator over submissions of one batch size."""
     gbs = groups[0][0].gbs
-    reference = published_curves.published(gbs)
+    reference = convergence.published(gbs)
     assert reference is not None
     own, raw, surplus, inside = [], [], [], []
     for group in groups:

@@ -26,7 +26,7 @@ from lora_tune.curves.learn import before_target, learn_family
 from lora_tune.curves.points import Points
 from lora_tune.curves.stall import Envelope, outside
 from lora_tune.curves.timing import Schedule
-from lora_tune.mlperf.registry import LORA
+from lora_tune.mlperf.benchmark import LORA
 from lora_tune.mlperf.rulesets import benchmarks_of, rulesets
 
 FEWEST_RUNS = 5

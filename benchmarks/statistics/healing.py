@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, load
 from lora_tune import curves
-from lora_tune.mlperf.published_curves import crossing_family, published
+from lora_tune.mlperf.convergence import crossing_family, published
 
 STEPS = 350
 """HEALING_ITER of every public FP4 configuration of v5.1."""

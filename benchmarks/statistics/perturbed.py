@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.public_runs import TARGET
 from lora_tune import curves
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 
 MAX_SAMPLES = 8192.0
 SAMPLES = np.arange(1536.0, MAX_SAMPLES + 1, 384)
@@ -66,7 +66,7 @@ BAD: dict[str, Curve] = {"LR too low": too_low, "LR too high": too_high, "stalle
 
 def simulate(shape: Curve, noise: np.ndarray, count: int, seed: int) -> list[list[Eval]]:
     """``count`` runs of a shape, each up to the eval that reaches the target or to the end of training."""
-    family = published_curves.published(8).family
+    family = convergence.published(8).family
     rng = np.random.default_rng(seed)
     return [_run(shape(family, rng), family, noise, rng) for _ in range(count)]
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from benchmarks.public_runs import PublicRun, by_submission, load
 from lora_tune.mlperf.benchmark import read_benchmark
-from lora_tune.mlperf.predict import predict
-from lora_tune.mlperf.score import score
+from lora_tune.mlperf.score import predict, score
 
 KNOWN = (1, 3, 5)
 REPEATS = 5

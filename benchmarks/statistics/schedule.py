@@ -15,7 +15,7 @@ from benchmarks.public_runs import TARGET, by_submission, is_test, load
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import eval_schedule as open_schedule
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.search.grey_box.objective import closed_schedule
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
@@ -28,7 +28,7 @@ STUDY = {
 
 def main() -> None:
     study = Study.model_validate(STUDY)
-    family, rule = published_curves.published(GBS).family, closed_schedule(GBS)
+    family, rule = convergence.published(GBS).family, closed_schedule(GBS)
     groups = {n: g for n, g in by_submission(load()).items() if is_test(n) and g[0].gbs == GBS and len(g) >= 8}
     print(f"{len(groups)} test submissions at GBS {GBS}; seconds a run, mean over the runs that chose nothing")
     for known in (4, 6):

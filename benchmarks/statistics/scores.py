@@ -10,10 +10,9 @@ from pathlib import Path
 from benchmarks.public_runs import TARGET, by_submission, folder, load
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf.registry import LORA, find_benchmark
+from lora_tune.mlperf.benchmark import LORA, find_benchmark
 from lora_tune.mlperf.score import Score, score
-from lora_tune.mlperf.submission import read_submission
-from lora_tune.mlperf.verdict import passes, sentences
+from lora_tune.mlperf.submission import passes, read_submission, sentences
 
 Times = tuple[list[float], list[float]]
 

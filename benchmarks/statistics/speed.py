@@ -11,13 +11,13 @@ from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 
 TARGET = 0.925
 
 
 def main() -> None:
-    published = published_curves.published(8)
+    published = convergence.published(8)
     assert published is not None
     family = published.family
     rng = np.random.default_rng(0)

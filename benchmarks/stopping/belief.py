@@ -27,7 +27,7 @@ from lora_tune.controller.pruning import judge_curve
 from lora_tune.controller.public_runs import contradiction, public_envelope
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.mlperf.published_curves import published
+from lora_tune.mlperf.convergence import published
 from lora_tune.review.stopping import stopping_account
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict

@@ -24,7 +24,7 @@ from lora_tune.curves.credibility import PUBLISHED_STEP
 from lora_tune.curves.overlay import course
 from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf.published_curves import published
+from lora_tune.mlperf.convergence import published
 
 RATES = (0.01, 0.05, 0.1)
 EARLY = 0.6

@@ -15,7 +15,7 @@ from benchmarks.statistics import perturbed
 from lora_tune.curves.overlay import ComparedRun, broke_off, course
 from lora_tune.curves.points import Points
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = {
@@ -99,7 +99,7 @@ def published() -> Table:
     """Published runs at GBS 8 of good submissions; simulated ones that never get there, with the noise of real ones."""
     groups = [g for g in by_submission(load()).values() if g[0].gbs == 8 and is_good(g)]
     good = [_public(r.run.evals, float(r.max_steps * r.gbs)) for g in groups for r in g]
-    family = published_curves.published(8).family
+    family = convergence.published(8).family
     rest = [_residuals(run, family) for run in good]
     noise = np.concatenate(rest)
     noise = noise / noise.std()

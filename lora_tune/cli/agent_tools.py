@@ -19,14 +19,12 @@ from typing import Any
 
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.format import visible
+from lora_tune.base.files import open_regular
 from lora_tune.base.paths import AttemptPaths, near
-from lora_tune.base.redact import redact
-from lora_tune.base.small_files import open_regular
+from lora_tune.base.text import redact, visible
 from lora_tune.cli import ask_tell
 from lora_tune.cli.explain import trial_story
-from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, sweep_paths
-from lora_tune.cli.plan import mark_left, plan_of
+from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
 from lora_tune.cli.standing import Standing, SweepSnapshot
 from lora_tune.cli.tell import as_json as trial_json
 from lora_tune.cli.verdict import arm_verdict, shown

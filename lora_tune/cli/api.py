@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import InputError
 from lora_tune.cli import export
-from lora_tune.cli.options import load_sweep, sweep_paths
-from lora_tune.cli.plan import plan_of, refuse_marks
+from lora_tune.cli.options import load_sweep, plan_of, refuse_marks, sweep_paths
 from lora_tune.cli.python_study import write_study
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.config.tables import Budget
@@ -103,7 +102,7 @@ class Sweep:
         Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
         for what the machine lacks, StudyError for a mark EDIT, SweepBusyError while another driver is at work.
         """
-        from lora_tune.cli.people import people_if_known
+        from lora_tune.cli.options import people_if_known
         from lora_tune.cli.report import write_report
 
         plan, view = self._plan, Quiet() if self._quiet else Plain()

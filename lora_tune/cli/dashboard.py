@@ -19,11 +19,11 @@ import click
 
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError, StoreError
-from lora_tune.base.net import is_loopback
-from lora_tune.cli.again import from_anywhere
+from lora_tune.base.host import is_loopback
 from lora_tune.cli.doors import own_token, refusal, same, visitor
 from lora_tune.cli.options import (
     Review,
+    from_anywhere,
     guarded,
     load_review,
     load_sweep,

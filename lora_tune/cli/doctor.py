@@ -10,8 +10,18 @@ from pathlib import Path
 
 import click
 
-from lora_tune.base.errors import EXIT_SETUP, LoraTuneError, SetupError, StudyError
-from lora_tune.base.findings import Finding, Level, free_space, good, problem, warning
+from lora_tune.base.errors import (
+    EXIT_SETUP,
+    Finding,
+    Level,
+    LoraTuneError,
+    SetupError,
+    StudyError,
+    free_space,
+    good,
+    problem,
+    warning,
+)
 from lora_tune.base.paths import SweepPaths
 from lora_tune.cli.checks import cluster, database, probe
 from lora_tune.cli.options import guarded, output_option, storage_option, study_option, sweep_paths

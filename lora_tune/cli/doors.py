@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.net import is_loopback
+from lora_tune.base.host import is_loopback
 from lora_tune.cli.web_server import Application
 
 SHORTEST_TOKEN = 16

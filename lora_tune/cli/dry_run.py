@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import click
 
 from lora_tune.base import errors
-from lora_tune.base.format import counted
-from lora_tune.base.redact import HIDDEN, redact
-from lora_tune.cli.plan import mark_left
+from lora_tune.base.text import HIDDEN, counted, redact
+from lora_tune.cli.options import mark_left
 from lora_tune.config.checks import range_words
 from lora_tune.config.holding import study_holding
 from lora_tune.config.spent import counts_node_hours

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lora_tune.base.errors import InputError, LoraTuneError
-from lora_tune.base.format import counted, visible
+from lora_tune.base.text import counted, visible
 from lora_tune.cli.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, machine_pace, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
-from lora_tune.review import base_changes
+from lora_tune.review import importance
 from lora_tune.review.advice import Advice, advise
 from lora_tune.review.describe import parameters_text
-from lora_tune.review.failing_values import failing_values
-from lora_tune.review.importance import FEWEST, Knob, cannot_tell, knobs
+from lora_tune.review.importance import FEWEST, Knob, cannot_tell, failing_values, knobs
 from lora_tune.review.stopping import account_words, stopping_account
 from lora_tune.review.summary import (
     ending_word,
@@ -253,7 +252,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_words(account)}")
     best = best_run(study, sweep)
-    for line in base_changes.told(study, sweep, best) if best is not None else ():
+    for line in importance.told(study, sweep, best) if best is not None else ():
         click.echo(visible(f"\n{line}" if line.startswith("trial") else line, keep="\n"))
     click.echo("\nAdvice")
     for a in advice:

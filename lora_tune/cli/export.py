@@ -15,15 +15,14 @@ import click
 
 from lora_tune import __version__
 from lora_tune.base.errors import InputError, NothingReachedError
-from lora_tune.base.format import visible
+from lora_tune.base.host import installed
 from lora_tune.base.paths import near
-from lora_tune.base.versions import installed
-from lora_tune.cli.again import again, python
-from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.base.text import visible
+from lora_tune.cli.options import again, guarded, load_review, output_option, python, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
-from lora_tune.review import base_changes, config_check
+from lora_tune.review import config_check, importance
 from lora_tune.review.intervals import time_interval
 from lora_tune.review.replicates import runs_words
 from lora_tune.review.summary import best_run_words, objective_words, recommended_words, trial_name
@@ -264,7 +263,7 @@ def main(
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
         for change in changes:
             click.echo(visible(change))
-        for line in base_changes.told(review.study, review.sweep, trial) if trial.verdict is not None else ():
+        for line in importance.told(review.study, review.sweep, trial) if trial.verdict is not None else ():
             click.echo(visible(line))
     if check:
         refuse_departed(review.sweep, workload, "the export sources it: put it back")

@@ -15,13 +15,11 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import InputError
-from lora_tune.base.gpus import gpus_of_machine, visible_in
-from lora_tune.base.metric_files import MetricFiles, format_of
+from lora_tune.base.files import MetricFiles, format_of
+from lora_tune.base.host import gpus_of_machine, send_signal, visible_in
 from lora_tune.base.paths import near
-from lora_tune.base.process import send_signal
-from lora_tune.cli.again import called
 from lora_tune.cli.new_study import ScriptFacts, study_text
-from lora_tune.cli.options import guarded
+from lora_tune.cli.options import called, guarded
 from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
 from lora_tune.logs.log_files import LogFile, log_files

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lora_tune.base.errors import EXIT_INTERRUPTED
-from lora_tune.base.terminal import redraws
+from lora_tune.base.text import redraws
 from lora_tune.controller.driver import Driver, Outcome
 from lora_tune.review import screen
 

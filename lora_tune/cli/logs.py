@@ -9,13 +9,12 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
-from lora_tune.base.format import counted, visible
+from lora_tune.base.text import counted, visible
 from lora_tune.cli.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.logs.line_reader import cut
+from lora_tune.logs.lines import TELL_APART, Unmatched, cut
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader, RunLog
-from lora_tune.logs.unmatched import TELL_APART, Unmatched
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Workload
 

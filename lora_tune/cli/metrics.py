@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.net import is_loopback
+from lora_tune.base.host import is_loopback
 from lora_tune.cli.doors import SHORTEST_TOKEN, with_bearer
 from lora_tune.cli.web_server import Application, listen
 from lora_tune.config.study import Study

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from lora_tune.base.format import counted
-from lora_tune.base.gpus import gpus_of_command
+from lora_tune.base.host import gpus_of_command
+from lora_tune.base.text import counted
 from lora_tune.logs.guess import LogGuess
-from lora_tune.logs.unmatched import TELL_APART
+from lora_tune.logs.lines import TELL_APART
 from lora_tune.workloads.proposed_space import SEED, ProposedParameter, place_of, propose, without_value
 from lora_tune.workloads.script_options import Option
 

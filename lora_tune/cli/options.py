@@ -5,24 +5,147 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
+import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from lora_tune import store as stores
-from lora_tune.base.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_SETUP, InputError, LoraTuneError
-from lora_tune.base.kinds import fault
-from lora_tune.base.paths import SweepPaths
-from lora_tune.base.terminal import print_anything
-from lora_tune.cli.again import as_typed, called
-from lora_tune.config.kept_study import with_secrets_of
-from lora_tune.config.study import Study, find_study, known_studies, load_study, parse_study, study_place
+from lora_tune.base.errors import (
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_SETUP,
+    InputError,
+    LoraTuneError,
+    StoreError,
+    StudyError,
+)
+from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.registry import fault
+from lora_tune.base.text import print_anything
+from lora_tune.config.study import (
+    Study,
+    find_study,
+    known_studies,
+    load_study,
+    parse_study,
+    study_place,
+    text_to_keep,
+    with_secrets_of,
+)
+from lora_tune.controller.runtime import DrivePlan
+from lora_tune.controller.signatures import read_key
+from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords
+from lora_tune.workloads import load as load_workload
+
+# Commands as a user pastes them: the same study, output folder and database as the command that prints them.
+
+
+_OPTIONS = (("study_name", "--study"), ("output", "--output"), ("storage", "--storage"))
+_OF_A_STUDY = ("logs",)
+"""Commands that look at a study and at no sweep."""
+
+_HINT = re.compile(r"python -m lora_tune\.(\w+) --study (\S+?)(?=[;,.)]?(?:\s|$))")
+
+
+_NAMED = re.compile(r"(?<![/\w.-])lora-tune (init|sweep|status|export|recipes)\b(?! --study)")
+"""A command without a study, as messages name it."""
+
+
+def python(near: Callable[[Path], str] = near) -> str:
+    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active.
+
+    near: how a path is written.
+    """
+    executable = shutil.which("python")
+    same = executable is not None and Path(executable).absolute() == Path(sys.executable).absolute()
+    return "python" if same else shlex.quote(near(Path(sys.executable)))
+
+
+def called(command: str) -> str:
+    """How a command of ours is called, as the one that runs now was: ``lora-tune status`` or ``python -m ...``."""
+    program = Path(sys.argv[0])
+    if program.name != "lora-tune":
+        return f"{python()} -m lora_tune.{command}"
+    at_hand = shutil.which(program.name)
+    same = at_hand is not None and Path(at_hand).absolute() == program.absolute()
+    return f"{program.name if same else shlex.quote(near(program))} {command}"
+
+
+def again(command: str, study: str, *more: str) -> str:
+    """The line that runs ``command`` on the sweep of the command that runs now.
+
+    A database URL with a password is left out: it came by a variable, which is still set where this is pasted.
+
+    Parameters
+    ----------
+    command : str
+        Such as "status".
+    study : str
+        The study's name, where the command that runs was given none.
+    *more : str
+        Further words.
+    """
+    context = click.get_current_context(silent=True)
+    options = {} if context is None else context.params
+    argv: list[str] = []
+    for name, option in _OPTIONS if command not in _OF_A_STUDY else _OPTIONS[:1]:
+        value = options.get(name) or (study if name == "study_name" else None)
+        if value is not None and not (name == "storage" and stores.has_password(str(value))):
+            argv += [option, str(value)]
+    return " ".join([called(command), *map(shlex.quote, (*argv, *more))])
+
+
+def typed(*names: str) -> list[str]:
+    """The options of these names that were given to the command that runs now, as they are typed."""
+    context = click.get_current_context(silent=True)
+    arguments: list[str] = []
+    for option in [] if context is None else context.command.params:
+        name = option.name or ""
+        if context is not None and name in names and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            arguments += [option.opts[-1], str(context.params[name])]
+    return arguments
+
+
+def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:
+    """The line that runs ``command`` on a sweep whatever the present folder is, for pages that are read later.
+
+    The records know the study, so its name is enough for every command that reviews or steers.
+
+    Parameters
+    ----------
+    command : str
+        Such as "export".
+    *more : str
+        Further words.
+    study : str
+        The study's name.
+    folder : Path
+        The sweep's folder.
+    storage : str, optional
+        The database's URL; where none is given, that of the command that runs now.
+    """
+    context = click.get_current_context(silent=True)
+    url = storage or ({} if context is None else context.params).get("storage")
+    place = ["--storage", str(url)] if url and not stores.has_password(str(url)) else []
+    argv = [f"lora_tune.{command}", "--study", study, "--output", str(folder.absolute()), *place, *more]
+    return f"{python(near=str)} -m {shlex.join(argv)}"
+
+
+def as_typed(text: str) -> str:
+    """A message with the commands in it as :func:`again` gives them: whoever wrote it knew the study's name alone."""
+    text = _HINT.sub(lambda hint: again(hint[1], hint[2]), text)
+    return _NAMED.sub(lambda named: called(named[1]), text)
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -219,3 +342,88 @@ def load_review(study_name: str, output: Path | None, storage: str | None) -> Re
 def storage_name(paths: SweepPaths, storage: str | None) -> str:
     """Where the records lie, for people; without a password."""
     return stores.safe_url(storage) if storage else str(paths.database)
+
+
+# What people asked of a sweep, and what they wrote beside it and its trials, as its report shows them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class People:
+    """What people asked of a sweep, and what they wrote beside it and its trials."""
+
+    requests: Sequence[Request] = ()
+    remarks: Sequence[Remark] = ()
+
+
+NOBODY = People()
+
+
+def people_of(store: stores.Store, name: str) -> People:
+    """What people asked and wrote. Raises StoreError."""
+    written = sorted(stores.Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
+    return People(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
+
+
+def people_if_known(store: stores.Store, name: str) -> People:
+    """The same; nothing where the database is away, which its driver says by itself."""
+    try:
+        return people_of(store, name)
+    except StoreError:
+        return NOBODY
+
+
+# What is driven: a study as its file says it, with what the command line or Python lay over it.
+
+
+_MARK = re.compile(r"^\s*#.*\bEDIT:\s*(?P<what>.*\S)")
+
+
+def mark_left(text: str) -> str:
+    """What to do about the first comment in which ``init`` left ``EDIT`` in a study's text; "" where none is left."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if mark := _MARK.match(line):
+            return f"line {number} still says EDIT: {mark['what']}; decide it, then delete the word EDIT"
+    return ""
+
+
+def refuse_marks(file: Path) -> None:
+    """Raise StudyError where ``init`` left a decision to somebody who has not taken it."""
+    if mark := mark_left(file.read_text(encoding="utf-8")):
+        raise StudyError(file, "", mark)
+
+
+def plan_of(
+    file: Path,
+    from_file: Study,
+    options: Mapping[str, Mapping[str, Any]],
+    output: Path | None = None,
+    signing_key: Path | None = None,
+) -> DrivePlan:
+    """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
+    study = from_file.with_options(options)
+    return DrivePlan(
+        file=file,
+        text=text_to_keep(file.read_text(encoding="utf-8"), from_file, file),
+        study=study,
+        from_file=from_file,
+        options=options,
+        paths=sweep_paths(study.name, output),
+        workload=load_workload(study, file),
+        key=read_key(signing_key) if signing_key else None,
+    )
+
+
+def laid_over(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the command line lays over the study, by section; without what was not given."""
+    laid = {
+        "budget": {
+            "trials": options["trials"],
+            "parallel": options["parallel"],
+            "node_hours": options["budget_node_hours"],
+        },
+        "site": {"launcher": options["launcher"]},
+        "search": {"seed": options["seed"]},
+    }
+    return {
+        part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})
+    }

@@ -19,8 +19,7 @@ from lora_tune.base.paths import near
 from lora_tune.cli.options import guarded
 from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.package import check_description, counted, described_by_logs, template, tree
-from lora_tune.mlperf.submission import Submission, read_submission, result_files
-from lora_tune.mlperf.verdict import sentences
+from lora_tune.mlperf.submission import Submission, read_submission, result_files, sentences
 
 CHECKERS = ("package_checker", "repo_checker")
 """Programs of mlperf_logging that must accept a package, as they ship."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import InputError
-from lora_tune.base.small_files import write_text
+from lora_tune.base.files import write_text
 from lora_tune.review.config_check import toml_text
 
 SECTIONS = ("workload", "space", "objective", "search", "pruning", "budget", "site", "description", "division")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.cli.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files

@@ -16,31 +16,32 @@ from typing import Any
 import click
 
 from lora_tune import __version__
-from lora_tune.base.format import duration
-from lora_tune.base.redact import redact
-from lora_tune.base.versions import installed
-from lora_tune.cli.again import from_anywhere
+from lora_tune.base.host import installed
+from lora_tune.base.text import duration, redact
 from lora_tune.cli.options import (
+    NOBODY,
+    People,
+    from_anywhere,
     guarded,
     load_review,
     output_option,
+    people_of,
     storage_option,
     study_option,
     sweep_paths,
     watch_store,
 )
-from lora_tune.cli.people import NOBODY, People, people_of
 from lora_tune.cli.verdict import shown
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import words
-from lora_tune.review import base_changes
+from lora_tune.review import importance
 from lora_tune.review.advice import advise
 from lora_tune.review.dashboard_notes import tags
 from lora_tune.review.figure_files import page_figures, write_figures
-from lora_tune.review.plots import svg
+from lora_tune.review.importance import scaling
+from lora_tune.review.plots import chart
 from lora_tune.review.report_page import page_file, template, write_page
-from lora_tune.review.scaling import scaling
 from lora_tune.review.stopping import account_words
 from lora_tune.review.summary import (
     Overview,
@@ -118,9 +119,9 @@ def report_html(
         clone=line("steer", "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
         export=line("export"),
         provenance=_provenance(study, sweep, now),
-        style=page_file("report.css") + svg.page_style(),
-        light=svg.LIGHT,
-        dark=svg.DARK,
+        style=page_file("report.css") + chart.page_style(),
+        light=chart.LIGHT,
+        dark=chart.DARK,
         script=script,
         script_hash=digest,
         duration=duration,
@@ -153,7 +154,7 @@ def _against(study: Study, sweep: StudyRecords) -> list[str]:
     believed = recommend(study, sweep)
     if believed is None:
         return []
-    return [line.strip() for line in base_changes.told(study, sweep, believed.shown)]
+    return [line.strip() for line in importance.told(study, sweep, believed.shown)]
 
 
 Card = tuple[str, str, str]

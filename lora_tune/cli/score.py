@@ -13,8 +13,15 @@ import click
 from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.cli.options import guarded
 from lora_tune.mlperf.rulesets import as_ruleset
-from lora_tune.mlperf.submission import Submission, read_submission, result_folders
-from lora_tune.mlperf.verdict import mean_converged, passes, score_interval, sentences
+from lora_tune.mlperf.submission import (
+    Submission,
+    mean_converged,
+    passes,
+    read_submission,
+    result_folders,
+    score_interval,
+    sentences,
+)
 
 HEADINGS = ("folder", "benchmark", "GBS", "files", "converged", "olympic", "factor", "score", "90%", "verdict")
 

@@ -11,13 +11,12 @@ from typing import Any
 
 from lora_tune import store as stores
 from lora_tune.base import errors
-from lora_tune.base.kinds import fault
 from lora_tune.base.paths import SweepPaths
+from lora_tune.base.registry import fault
 from lora_tune.cli import export
 from lora_tune.cli.metrics import Metrics
-from lora_tune.cli.people import people_if_known
-from lora_tune.config.kept_study import with_secrets_of
-from lora_tune.config.study import Study, parse_study
+from lora_tune.cli.options import people_if_known
+from lora_tune.config.study import Study, parse_study, with_secrets_of
 from lora_tune.controller.base_watch import with_base
 from lora_tune.controller.dependencies import Discards, RealClock
 from lora_tune.controller.driver import Driver, Proposer

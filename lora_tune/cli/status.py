@@ -15,9 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lora_tune.base.format import duration, visible
-from lora_tune.cli.again import again
-from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option, watch_store
+from lora_tune.base.text import duration, visible
+from lora_tune.cli.options import again, guarded, load_review, output_option, storage_option, study_option, watch_store
 from lora_tune.cli.standing import Standing, SweepSnapshot, as_json, exit_code, open_trials, standing
 from lora_tune.cli.steer import listed as steering_lines
 from lora_tune.config.spent import spent_name, spent_text
@@ -25,7 +24,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.steering import course
 from lora_tune.review import screen
 from lora_tune.review.describe import parameters_text, price
-from lora_tune.review.scaling import scaling, table
+from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import account_words
 from lora_tune.review.summary import (
     Overview,

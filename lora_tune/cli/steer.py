@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from lora_tune import store as stores
-from lora_tune.base.format import duration, visible
+from lora_tune.base.text import duration, visible
 from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.cli.wishes import wishes
 from lora_tune.controller.steering import course, words

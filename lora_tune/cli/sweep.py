@@ -12,25 +12,27 @@ import click
 
 from lora_tune import store as stores
 from lora_tune.base import errors
-from lora_tune.base.format import counted
 from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.text import counted
 from lora_tune.cli import export
-from lora_tune.cli.again import again, typed
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.cli.logs import check_logs
 from lora_tune.cli.options import (
+    again,
     guarded,
+    laid_over,
     metrics_option,
     output_option,
+    people_if_known,
+    plan_of,
+    refuse_marks,
     signing_key_option,
     storage_option,
     study_option,
+    typed,
 )
-from lora_tune.cli.people import people_if_known
-from lora_tune.cli.plan import laid_over, plan_of, refuse_marks
 from lora_tune.config.checks import closed_violations
-from lora_tune.config.kept_study import secrets_written_in
-from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.config.study import Study, find_study, load_study, secrets_written_in
 from lora_tune.config.tables import replaced_in
 from lora_tune.controller.base_watch import with_base
 from lora_tune.controller.driver import Outcome
@@ -48,7 +50,7 @@ from lora_tune.controller.runtime import (
 )
 from lora_tune.launchers import make_launcher
 from lora_tune.review.describe import parameters_text
-from lora_tune.review.scaling import scaling, table
+from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import promise_words
 from lora_tune.review.summary import recommended_words, score_words, trial_name
 from lora_tune.search.no_effect import no_effect

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from lora_tune.base.errors import InputError
-from lora_tune.base.format import visible
+from lora_tune.base.text import visible
 from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
 from lora_tune.search.campaign import CAMPAIGN_ERROR, ArmState, ArmVerdict, Campaign, campaign

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import StudyError
-from lora_tune.base.kinds import SAMPLERS
-from lora_tune.config.formula import FormulaError
+from lora_tune.base.registry import SAMPLERS
 from lora_tune.config.objective import check_objective
-from lora_tune.config.parameters import Value
-from lora_tune.config.space import SpaceError
-from lora_tune.config.space_checks import check_space
+from lora_tune.config.parameters import FormulaError, Value
+from lora_tune.config.space import SpaceError, check_space
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from lora_tune.base.errors import InputError, StudyError
-from lora_tune.base.kinds import OBJECTIVES, WORKLOADS
-from lora_tune.config.section import Section
+from lora_tune.base.registry import OBJECTIVES, WORKLOADS
+from lora_tune.config.problems import Section
 
 if TYPE_CHECKING:
     from lora_tune.config.study import Study
@@ -69,7 +69,7 @@ class ObjectiveSettings(Section):
     @field_validator("benchmark")
     @classmethod
     def _known_benchmark(cls, name: str | None) -> str | None:
-        from lora_tune.mlperf.registry import check_name
+        from lora_tune.mlperf.benchmark import check_name
 
         return None if name is None else check_name(name)
 
@@ -121,7 +121,7 @@ def named_benchmark(study: Study) -> str | None:
 
 def goal_of(study: Study) -> str:
     """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own, or none."""
-    from lora_tune.mlperf.registry import LORA
+    from lora_tune.mlperf.benchmark import LORA
 
     if not getattr(OBJECTIVES.load(study.objective.score), "has_target", True):
         return ""
@@ -182,7 +182,7 @@ def _wants_target(score: str) -> bool:
 
 def _benchmark_goal(name: str, ruleset: str | None) -> dict[str, Any]:
     """Target and direction of an MLPerf benchmark. Raises ValueError for an unknown one."""
-    from lora_tune.mlperf.registry import find_benchmark
+    from lora_tune.mlperf.benchmark import find_benchmark
     from lora_tune.mlperf.rules import reaching
 
     try:

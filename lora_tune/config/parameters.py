@@ -2,15 +2,113 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
 
-from lora_tune.config.formula import Formula, FormulaError
-from lora_tune.config.layout import LayoutAxes
-from lora_tune.config.section import numbers_are_numbers
+from lora_tune.config.layout import LayoutAxes, parse_layout
+from lora_tune.config.problems import numbers_are_numbers
+
+# Plain arithmetic from a study file, evaluated without executing code.
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "min": min,
+    "max": max,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "round": round,
+    "sqrt": math.sqrt,
+}
+_LIMIT = 500  # characters: a formula is a line, and a parser's stack is finite
+
+
+class FormulaError(ValueError):
+    """A formula that cannot be read or computed; ``name`` is the parameter that it defines."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(problem)
+        self.name = name
+
+
+class Formula:
+    """An arithmetic expression over named values.
+
+    Allowed: numbers, names, ``+ - * / // %``, parentheses, ``min max ceil floor round``. Anything else
+    raises FormulaError on construction. No power operator: a formula's cost stays bounded.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > _LIMIT:
+            raise FormulaError("", f"a formula of {len(text)} characters; at most {_LIMIT} are allowed")
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise FormulaError("", f"{text!r} is not arithmetic: {error}") from error
+        self.names: frozenset[str] = frozenset(self._check(self._tree))
+
+    def _check(self, node: ast.AST) -> set[str]:
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            return set()
+        if isinstance(node, ast.Name):
+            return {node.id}
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return self._check(node.left) | self._check(node.right)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+            return self._check(node.operand)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords and node.args:
+            if node.func.id not in _FUNCTIONS:
+                raise FormulaError("", f"{node.func.id}() is not allowed; use {', '.join(_FUNCTIONS)}")
+            return set().union(*(self._check(a) for a in node.args))
+        raise FormulaError("", f"{self.text!r} holds something other than arithmetic")
+
+    def value(self, name: str, values: Mapping[str, object]) -> int | float:
+        """The result over ``values``. Raises FormulaError (blaming ``name``) on a missing or non-numeric value."""
+        try:
+            result = self._compute(self._tree, name, values)
+        except (ZeroDivisionError, OverflowError, TypeError, ValueError) as error:
+            if isinstance(error, FormulaError):
+                raise
+            raise FormulaError(name, f"{self.text!r} cannot be computed: {error}") from error
+        if not math.isfinite(result):
+            raise FormulaError(name, f"{self.text!r} gives {result}")
+        return result
+
+    def _compute(self, node: ast.AST, name: str, values: Mapping[str, object]) -> int | float:
+        if isinstance(node, ast.Constant):
+            return node.value  # type: ignore[return-value]  # _check admits numbers only
+        if isinstance(node, ast.Name):
+            value = values.get(node.id)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                known = ", ".join(sorted(n for n, v in values.items() if isinstance(v, int | float)))
+                raise FormulaError(name, f"{self.text!r} needs the number {node.id}; known numbers: {known}")
+            return value
+        if isinstance(node, ast.BinOp):
+            left, right = self._compute(node.left, name, values), self._compute(node.right, name, values)
+            return _OPERATORS[type(node.op)](left, right)
+        if isinstance(node, ast.UnaryOp):
+            return _OPERATORS[type(node.op)](self._compute(node.operand, name, values))
+        assert isinstance(node, ast.Call)
+        assert isinstance(node.func, ast.Name)
+        return _FUNCTIONS[node.func.id](*(self._compute(a, name, values) for a in node.args))
+
 
 Value = str | int | float | bool
 
@@ -216,3 +314,179 @@ def _finite(value: float) -> bool:
 def as_parameter(value: Any) -> Any:
     """A bare TOML value as a fixed parameter; a table unchanged."""
     return value if isinstance(value, dict) else {"type": "fixed", "value": value}
+
+
+# Parameters that exist only under a choice of another: ``when = { OPTIMIZER = ["adam", "lamb"] }``.
+#
+# The trial is not given a parameter that does not exist for it, and its record does not hold one. Optuna's space is
+# flat: there an absent parameter is drawn like the others, and whatever was drawn means the same. So models look at
+# it in one place, its middle, and two configurations that differ only in what is absent are one.
+
+
+_TUNED = FloatParameter | IntParameter | CategoricalParameter
+
+Allowed = Mapping[str, tuple[Value, ...]]
+"""The values of each parent under which a parameter exists: all of them must hold."""
+
+
+class ConditionError(ValueError):
+    """A condition that cannot be used; ``key`` is the parameter to blame."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(problem)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Which parameters exist only under others' values.
+
+    of: what each needs, parents before their children. rest: where an absent one is looked at, of those that are
+    tuned. known: values that every trial has alike. layout: the space's layout parameter and its name, if any.
+    """
+
+    of: Mapping[str, Allowed] = field(default_factory=dict)
+    rest: Mapping[str, Value] = field(default_factory=dict)
+    known: Mapping[str, Value] = field(default_factory=dict)
+    layout: tuple[str, LayoutParameter] | None = None
+
+    def absent(self, values: Mapping[str, Any]) -> frozenset[str]:
+        """The parameters that do not exist at ``values``, tuned or resolved ones.
+
+        What ``values`` leave open may be anything, so that nothing is absent for it.
+        """
+        if not self.of:
+            return frozenset()
+        seen = {**self.known, **values, **self._degrees(values)}
+        absent: set[str] = set()
+        for name, allowed in self.of.items():
+            if any(p in absent or (p in seen and not is_one_of(seen[p], a)) for p, a in allowed.items()):
+                absent.add(name)
+        return frozenset(absent)
+
+    def present(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """``values`` without what does not exist at them."""
+        gone = self.absent(values)
+        return {name: value for name, value in values.items() if name not in gone}
+
+    def rested(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``values`` with what does not exist at them in its middle: equal for configurations that are one."""
+        gone = self.absent(values)
+        return {**values, **{n: v for n, v in self.rest.items() if n in gone}} if gone else values
+
+    def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A point of the flat space: as :meth:`rested`, and whatever else is conditional and not said in its middle.
+
+        Nothing stays nothing: a configuration that is no point of the space has no values.
+        """
+        return {**self.rest, **self.rested(values)} if values and self.of else dict(values)
+
+    def agrees(self, values: Mapping[str, Any], point: Mapping[str, Value]) -> bool:
+        """Whether a configuration has all values of a point, but for those that do not exist at it."""
+        gone = self.absent(values)
+        return all(values.get(name) == value if name in values else name in gone for name, value in point.items())
+
+    def words(self, name: str) -> str:
+        """Under which values a parameter exists, for people: "OPTIMIZER = 'adam' or 'lamb' and TP = 2"."""
+        return " and ".join(f"{p} = {' or '.join(map(repr, allowed))}" for p, allowed in self.of[name].items())
+
+    def _degrees(self, values: Mapping[str, Any]) -> Mapping[str, Value]:
+        if self.layout is None or self.layout[0] not in values:
+            return {}
+        return self.layout[1].values(parse_layout(str(values[self.layout[0]])))
+
+
+def conditions_of(parameters: Mapping[str, Parameter]) -> Conditions:
+    """The conditions of a space. Those that need each other are left for :func:`check_conditions` to find."""
+    of = {n: p.when for n, p in parameters.items() if isinstance(p, Conditional) and p.when}
+    if not of:
+        return Conditions()
+    layouts = ((n, p) for n, p in parameters.items() if isinstance(p, LayoutParameter))
+    return Conditions(
+        of={name: of[name] for name in _parents_first(of)},
+        rest={n: middle_of(p) for n in of if isinstance(p := parameters[n], _TUNED)},
+        known={n: p.value for n, p in parameters.items() if isinstance(p, FixedParameter) and n not in of},
+        layout=next(layouts, None),
+    )
+
+
+def _parents_first(of: Mapping[str, Allowed]) -> list[str]:
+    """Names in an order in which each parent stands before its children; those of a circle last."""
+    order: list[str] = []
+    waiting = list(of)
+    while ready := [n for n in waiting if not any(p in waiting for p in of[n])]:
+        order += ready
+        waiting = [n for n in waiting if n not in ready]
+    return [*order, *waiting]
+
+
+def is_one_of(value: object, allowed: Iterable[object]) -> bool:
+    """Whether ``value`` is among ``allowed``; true is not 1."""
+    if isinstance(allowed, range):  # which may be long
+        return type(value) is int and value in allowed
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed)
+
+
+def check_conditions(parameters: Mapping[str, Parameter], layouts: Iterable[Mapping[str, Value]]) -> None:
+    """Raise ConditionError for conditions that name no parent, cannot hold, or need each other.
+
+    layouts: the variables of every layout that the space offers.
+    """
+    conditions = conditions_of(parameters)
+    offered: dict[str, list[Value]] = {}
+    for variables in layouts:
+        for name, value in variables.items():
+            offered.setdefault(name, []).append(value)
+    for name, allowed in conditions.of.items():
+        if name == "NODES":
+            raise ConditionError(name, "every trial has a node count; remove when")
+        for parent, values in allowed.items():
+            _check_parent(name, parent, values, parameters, offered)
+    for name in conditions.of:
+        _check_chain(name, conditions.of)
+
+
+def _check_parent(
+    name: str, parent: str, values: tuple[Value, ...], parameters: Mapping[str, Parameter],
+    offered: Mapping[str, list[Value]],
+) -> None:  # fmt: skip
+    parameter = parameters.get(parent)
+    if parent in offered:
+        possible: Iterable[Value] = dict.fromkeys(offered[parent])
+    elif isinstance(parameter, CategoricalParameter | IntParameter | FixedParameter):
+        possible = choices_of(parameter)
+    else:
+        what = f"is {parameter.type}" if parameter is not None else "is not a parameter of this space"
+        raise ConditionError(
+            name, f"when names {parent}, which {what}; it may name categorical, int and fixed ones and layouts' degrees"
+        )
+    if bad := [v for v in values if not is_one_of(v, possible)]:
+        some = list(itertools.islice(possible, 9))
+        shown = ", ".join(map(repr, some[:8])) + (", ..." if len(some) > 8 else "")
+        raise ConditionError(name, f"when needs {parent} = {bad[0]!r}, which never occurs: it is one of {shown}")
+
+
+def _check_chain(name: str, of: Mapping[str, Allowed]) -> None:
+    """A parameter and all above it: no circle, and values of each parent that satisfy them all."""
+    every: dict[str, tuple[Value, ...]] = {}
+    path, todo = {name}, [name]
+    while todo:
+        for parent, values in of[todo.pop()].items():
+            both = [v for v in every.get(parent, values) if is_one_of(v, values)]
+            if not both:
+                raise ConditionError(name, f"never exists: it and what it needs want different values of {parent}")
+            every[parent] = tuple(both)
+            if parent == name:
+                raise ConditionError(name, f"the conditions of {', '.join(sorted(path))} need each other")
+            if parent in of and parent not in path:
+                path.add(parent)
+                todo.append(parent)
+
+
+def needed(name: str, of: Mapping[str, Allowed]) -> dict[str, tuple[Value, ...]]:
+    """All that must hold for a parameter to exist, its parents' conditions included. The conditions were checked."""
+    allowed: dict[str, tuple[Value, ...]] = {}
+    for parent, values in of.get(name, {}).items():
+        for other, more in (*needed(parent, of).items(), (parent, values)):
+            allowed[other] = tuple(v for v in allowed.get(other, more) if is_one_of(v, more))
+    return allowed

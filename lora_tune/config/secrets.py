@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.base.redact import HIDDEN, names_secret
+from lora_tune.base.text import HIDDEN, names_secret
 
 
 class Secret(BaseModel):

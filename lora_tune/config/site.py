@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from lora_tune.base.hostlist import hostnames
-from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.base.host import hostnames
+from lora_tune.base.registry import LAUNCHERS
 from lora_tune.base.sbatch_options import sbatch_options
+from lora_tune.config.problems import numbers_are_numbers
 from lora_tune.config.secrets import Variables
-from lora_tune.config.section import numbers_are_numbers
 
 
 class Site(Variables):

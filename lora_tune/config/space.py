@@ -11,21 +11,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lora_tune.config.conditions import Conditions, conditions_of
-from lora_tune.config.formula import Formula, FormulaError
-from lora_tune.config.layout import LayoutTable, parse_layout
+from lora_tune.config.layout import LAYOUT_VALUES, LayoutTable, parse_layout
 from lora_tune.config.parameters import (
     SWITCHES,
     CategoricalParameter,
+    ConditionError,
+    Conditions,
     DerivedParameter,
     FixedParameter,
     FloatParameter,
+    Formula,
+    FormulaError,
     IntParameter,
     LayoutParameter,
     Parameter,
     Role,
     TunedParameter,
     Value,
+    check_conditions,
+    conditions_of,
+    needed,
 )
 
 if TYPE_CHECKING:
@@ -184,7 +189,7 @@ class Space:
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
         """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.
 
-        What does not exist at these values (:mod:`lora_tune.config.conditions`) is left out.
+        What does not exist at these values (:mod:`lora_tune.config.parameters`) is left out.
         Real numbers come out as a person would write them (``FloatParameter.written``): the trial runs with those.
         The result of a space with a layout also holds ``GBS`` (global batch size, samples per step).
         Raises FormulaError when a derived value cannot be computed.
@@ -249,3 +254,64 @@ def _derive(
             # To the last bit: MLPerf's checker compares some rates exactly, and 12 digits of them fail.
             values[name] = waiting.pop(name).value(name, {**context, **values})
     return values
+
+
+# Whether trials can be made of a search space at all: names, layouts, node counts, conditions and formulas.
+
+
+def check_space(space: Space) -> None:
+    """Raise SpaceError when no trial could be made of this space."""
+    for name, parameter in space.parameters.items():
+        if not name.isidentifier() or not name.isascii():
+            raise SpaceError(name, f"{name!r} is not a variable name; use letters, digits and _")
+        if isinstance(parameter, LayoutParameter):
+            table = space.layouts(name)
+            if not table.layouts:
+                raise SpaceError(name, f"no layout of {space.gpus} GPUs satisfies {table.why_empty()}")
+            if clash := set(LAYOUT_VALUES) & set(space.parameters):
+                raise SpaceError(min(clash), f"{min(clash)} is set by the layout {name}; remove it here")
+    _check_nodes(space.parameters.get("NODES"))
+    if sum(isinstance(p, LayoutParameter) for p in space.parameters.values()) > 1:
+        raise SpaceError("", "two layout parameters; a trial has one layout, keep one")
+    try:
+        _check_conditions(space)
+        space.lowest()
+    except FormulaError as error:
+        raise SpaceError(error.name, str(error)) from error
+
+
+def _check_conditions(space: Space) -> None:
+    """That each may hold, and that no formula needs what is absent where its own result is not."""
+    layouts = ([p.values(x) for x in space.layouts(n).layouts]
+               for n, p in space.parameters.items() if isinstance(p, LayoutParameter))  # fmt: skip
+    try:
+        check_conditions(space.parameters, next(layouts, []))
+    except ConditionError as error:
+        raise SpaceError(error.key, str(error)) from error
+    conditions = space.conditions
+    for name, parameter in space.parameters.items():
+        if not isinstance(parameter, DerivedParameter):
+            continue
+        own = needed(name, conditions.of)
+        for used in sorted(Formula(parameter.formula).names & conditions.of.keys()):
+            wanted = needed(used, conditions.of)
+            if any(p not in own or not set(own[p]) <= set(values) for p, values in wanted.items()):
+                where = conditions.words(used)
+                raise SpaceError(name, f"its formula needs {used}, which exists only where {where}; give it that when")
+
+
+def _check_nodes(parameter: Parameter | None) -> None:
+    """NODES is what the job asks the cluster for: whole numbers from 1, known before any formula."""
+    offered: tuple[Value, ...]
+    if parameter is None:
+        return
+    if isinstance(parameter, IntParameter):
+        offered = (parameter.low,)
+    elif isinstance(parameter, CategoricalParameter):
+        offered = parameter.choices
+    elif isinstance(parameter, FixedParameter):
+        offered = (parameter.value,)
+    else:
+        raise SpaceError("NODES", f"the node count cannot be {parameter.type}; use int, categorical or a fixed value")
+    if bad := [n for n in offered if isinstance(n, bool) or not isinstance(n, int) or n < 1]:
+        raise SpaceError("NODES", f"{bad[0]!r} is not a node count; use whole numbers from 1")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lora_tune.base.format import duration
-from lora_tune.base.kinds import on_this_machine
+from lora_tune.base.registry import on_this_machine
+from lora_tune.base.text import duration
 from lora_tune.config.study import Study
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
-from lora_tune.base.format import counted, number
-from lora_tune.base.kinds import LOG_READERS, WORKLOADS
+from lora_tune.base.registry import LOG_READERS, WORKLOADS
+from lora_tune.base.text import counted, number
 from lora_tune.config.checks import check_whole
 from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in, named_benchmark
 from lora_tune.config.parameters import Parameter, Value, as_parameter
-from lora_tune.config.problems import first_problem, line_shown
-from lora_tune.config.section import Section
+from lora_tune.config.problems import Section, first_problem, line_shown
+from lora_tune.config.secrets import Secret, without_values, written_in
 from lora_tune.config.site import Site
 from lora_tune.config.space import Space
 from lora_tune.config.tables import CHEAP_TRIALS, DEFAULT_AUDIT, Budget, Pruning, Search, WorkloadTable
@@ -63,7 +63,7 @@ class Study(Section):
 
         Raises InputError for a ruleset that does not have it.
         """
-        from lora_tune.mlperf.registry import LORA, find_benchmark
+        from lora_tune.mlperf.benchmark import LORA, find_benchmark
 
         name = named_benchmark(self)
         if name is None and self.objective.curves != LORA and self.division == "open":
@@ -302,3 +302,36 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
         return {prefix: value}
     inner = ((f"{prefix}.{key}" if prefix else str(key), v) for key, v in value.items())
     return {path: leaf for key, v in inner for path, leaf in _flat(key, v).items()}
+
+
+# The copy of a study that a sweep keeps: its text without the values of secrets, and how these come back.
+
+
+def secrets_written_in(study: Study) -> list[str]:
+    """The keys of secrets whose values stand in the study's text."""
+    return [key for key, _ in written_in(study.model_dump(mode="python"))]
+
+
+def text_to_keep(text: str, study: Study, file: Path) -> str:
+    """A study's text as a sweep keeps it: without the values of secrets. Raises StudyError, see without_values."""
+    return without_values(text, study.model_dump(mode="python"), file)
+
+
+def with_secrets_of(study: Study, file: Path) -> Study:
+    """A study of a kept text with the secrets that its own file has, where that is there."""
+    data = study.model_dump(mode="python")
+    if not file.is_file() or not any(secret.stored_without_value for _, secret in written_in(data)):
+        return study
+    _fill(data, load_study(file).model_dump(mode="python"))
+    return Study.model_validate(data)
+
+
+def _fill(kept: dict[str, Any], whole: dict[str, Any]) -> None:
+    for key, value in kept.items():
+        other = whole.get(key)
+        if key == "secrets" and isinstance(other, dict):
+            for name, source in value.items():
+                if name in other and Secret.model_validate(source).stored_without_value:
+                    value[name] = other[name]
+        elif isinstance(value, dict) and isinstance(other, dict):
+            _fill(value, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lora_tune.base.kinds import LAUNCHERS, LOG_READERS, OBJECTIVES, SAMPLERS, WORKLOADS
+from lora_tune.base.registry import LAUNCHERS, LOG_READERS, OBJECTIVES, SAMPLERS, WORKLOADS
 from lora_tune.config.study import Study
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from lora_tune.base.kinds import SAMPLERS
+from lora_tune.base.registry import SAMPLERS
 from lora_tune.config.parameters import Value
+from lora_tune.config.problems import Section
 from lora_tune.config.secrets import with_secrets_apart
-from lora_tune.config.section import Section
 
 REPLACED = {"portfolio": "auto"}
 """Samplers that are gone, and what they are read as: studies and records of earlier releases name them."""

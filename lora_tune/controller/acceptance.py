@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from lora_tune.base.format import counted
-from lora_tune.base.identity import ATTEMPT_KEY, token_in
+from lora_tune.base.paths import ATTEMPT_KEY, token_in
+from lora_tune.base.text import counted
 from lora_tune.config.objective import goal_of
 from lora_tune.config.study import Study
 from lora_tune.controller.beginnings import begun_above_zero
@@ -20,7 +20,7 @@ from lora_tune.controller.policy import FLUSH, lost_evals
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.mlperf.registry import benchmark_names
+from lora_tune.mlperf.benchmark import benchmark_names
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import Attempt, Trial, Value
 from lora_tune.workloads.record import key_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lora_tune.config.study import Study
-from lora_tune.logs.failure_signatures import FailureKind
+from lora_tune.logs.failures import FailureKind
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 SAME_FAILURES = 3

@@ -13,7 +13,7 @@ from dataclasses import replace
 from lora_tune.config.study import Study
 from lora_tune.controller.conclusion import made
 from lora_tune.launchers.base import JobState
-from lora_tune.logs.failure_signatures import FailureKind
+from lora_tune.logs.failures import FailureKind
 from lora_tune.store.records import Attempt
 from lora_tune.workloads.base import Job
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from lora_tune.base.process import steady
+from lora_tune.base.host import steady
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import Launcher
 from lora_tune.logs.run import Eval

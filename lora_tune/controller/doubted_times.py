@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.config.study import Study
 from lora_tune.controller.beginnings import MISSING_SECONDS
 from lora_tune.controller.evidence import task

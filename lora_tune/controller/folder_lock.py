@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError, SweepBusyError
+from lora_tune.base.files import read_json, text_of, whole_of, write_json
+from lora_tune.base.host import boot, host, place, start_ticks, steady
 from lora_tune.base.paths import near
-from lora_tune.base.process import boot, host, place, start_ticks, steady
-from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
 from lora_tune.store import LEASE_SECONDS
 
 LOOK_SECONDS = 0.5

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lora_tune.base.identity import ATTEMPT_VARIABLE, SWEEP_VARIABLE
-from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.base.small_files import read_json, text_of
+from lora_tune.base.files import read_json, text_of
+from lora_tune.base.paths import ATTEMPT_VARIABLE, SWEEP_VARIABLE, AttemptPaths, SweepPaths
 from lora_tune.launchers.base import Ticket
 from lora_tune.launchers.job_records import foreign
 from lora_tune.logs.run import LogReader

@@ -17,9 +17,8 @@ from lora_tune.controller.pauses import SeenPauses, suspended_words, unplaced
 from lora_tune.controller.shared_jobs import SharedJobs
 from lora_tune.controller.stops import JobStops
 from lora_tune.launchers.base import JobState, JobStatus, Widens
-from lora_tune.logs.arrival_times import LOOK_SECONDS
-from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.looks import ReadBudget
+from lora_tune.logs.arrival import LOOK_SECONDS
+from lora_tune.logs.follower import LogFollower, ReadBudget
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.records import Attempt, StopKind, Trial
 from lora_tune.store.unit_of_work import UnitOfWork

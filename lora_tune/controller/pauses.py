@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from lora_tune import curves
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.config.study import Study
 from lora_tune.controller import queueing
 from lora_tune.controller.pauses import placed

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import LauncherError, RefusedError, SetupError
+from lora_tune.base.files import read_json, text_of, whole_of, write_json
 from lora_tune.base.paths import SweepPaths
-from lora_tune.base.small_files import read_json, text_of, whole_of, write_json
 from lora_tune.controller.conclusion import RETRIED
 from lora_tune.controller.event_file import EventFile
 from lora_tune.controller.refusals import UNKNOWN_SECONDS

@@ -13,7 +13,7 @@ from lora_tune.controller.doomed import MOST, why_doomed
 from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import proposal as proposal_of
 from lora_tune.controller.submissions import Submissions
-from lora_tune.logs.failure_signatures import FailureKind
+from lora_tune.logs.failures import FailureKind
 from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Trial, TrialState

@@ -19,7 +19,7 @@ from lora_tune.curves import Envelope
 from lora_tune.curves.credibility import PUBLISHED_STEP, BesideEnvelope, credibility
 from lora_tune.curves.overlay import course
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.mlperf.precision import FP4
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
@@ -30,7 +30,7 @@ def public_envelope(study: Study, trial: Trial) -> Envelope | None:
     batch = trial.parameters.get("GBS")
     if study.objective.curves == "own" or not isinstance(batch, int | float):
         return None
-    return published_curves.published(batch)
+    return convergence.published(batch)
 
 
 def judging_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:

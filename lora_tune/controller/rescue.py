@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lora_tune import store as stores
 from lora_tune.base.errors import DatabaseChangedError, SetupError
-from lora_tune.base.small_files import sync_folder
+from lora_tune.base.files import sync_folder
 from lora_tune.store import Records
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords

@@ -10,7 +10,7 @@ from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing, pruning
 from lora_tune.logs.run import RunLog, as_number
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.search.objectives import objective_of, objectives_of
 from lora_tune.search.objectives.base import Finished
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
@@ -77,7 +77,7 @@ def _public_family(study: Study, trial: Trial) -> curves.Family | None:
     """The shape of public curves, where the study compares with them and the trial's has it."""
     if pruning.envelope(study, trial) is None:
         return None
-    return published_curves.crossing_family(float(trial.parameters["GBS"]))
+    return convergence.crossing_family(float(trial.parameters["GBS"]))
 
 
 def _valued(study: Study, done: Finished) -> TrialMetrics:

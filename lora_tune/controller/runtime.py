@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from lora_tune import store as stores
 from lora_tune.base import errors
+from lora_tune.base.files import write_text
+from lora_tune.base.host import commit_of
 from lora_tune.base.paths import SweepPaths
-from lora_tune.base.small_files import write_text
-from lora_tune.base.versions import commit_of
 from lora_tune.config.study import Study
 from lora_tune.controller import setup_faults
 from lora_tune.controller.base_watch import refuse_departed, with_base

@@ -14,10 +14,9 @@ from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial
 from lora_tune.controller.conclusion import BELIEVED, OF_SETUP
-from lora_tune.logs.failure_signatures import FailureKind
+from lora_tune.logs.failures import FailureKind
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
-from lora_tune.store.rows import Changes
+from lora_tune.store.records import Attempt, Changes, StopKind, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.workloads.base import Start
 from lora_tune.workloads.starting_point import parameters_at
 

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.config.checks import range_words, within
-from lora_tune.config.conditions import Conditions
-from lora_tune.config.parameters import Value
+from lora_tune.config.parameters import Conditions, Value
 from lora_tune.config.study import Study
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.event_log import EventLog

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lora_tune.base.errors import LauncherError, LimitError, RefusedError
-from lora_tune.base.identity import new_token
-from lora_tune.base.kinds import on_this_machine
-from lora_tune.base.paths import SweepPaths
+from lora_tune.base.paths import SweepPaths, new_token
+from lora_tune.base.registry import on_this_machine
 from lora_tune.config.study import Study
 from lora_tune.controller import base_watch, company, healing, node_faults
 from lora_tune.controller.dependencies import Dependencies

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lora_tune import store as stores
 from lora_tune.base.errors import ForeignFolderError
+from lora_tune.base.files import read_json, text_of, write_json
 from lora_tune.base.paths import SweepPaths, near
-from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.store import Changes, Lease
 from lora_tune.store.records import StudyRecords, TrialState

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
 from lora_tune.curves.conformal import compare
 from lora_tune.curves.credibility import PUBLISHED_STEP, every

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.base.kinds import LAUNCHERS
+from lora_tune.base.registry import LAUNCHERS
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import Launcher, launcher_kind
 from lora_tune.workloads.base import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from lora_tune.base.process import steady
+from lora_tune.base.host import steady
 
 LOOK_SECONDS = 0.25
 STEP_SECONDS = 0.1

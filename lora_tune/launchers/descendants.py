@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator, Set
 from pathlib import Path
 
+from lora_tune.base.files import open_regular
+from lora_tune.base.host import own_line, send_signal
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.process import own_line, send_signal
-from lora_tune.base.small_files import open_regular
 from lora_tune.launchers.cgroups import is_cgroup, own_cgroup
 
 MARK = "LORA_TUNE_JOB_FOLDER"

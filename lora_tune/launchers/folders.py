@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 
 from lora_tune.base.errors import RefusedError
+from lora_tune.base.files import write_text
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_text
 from lora_tune.workloads.base import Job
 
 _OTHERS, _GROUP = stat.S_IWOTH, stat.S_IWGRP

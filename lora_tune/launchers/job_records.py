@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lora_tune.base.files import SmallFile, number_of, read_json, text_of, whole_of
+from lora_tune.base.host import boot, host, start_ticks, steady
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.process import boot, host, start_ticks, steady
-from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, whole_of
 
 Record = TypeVar("Record")
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)

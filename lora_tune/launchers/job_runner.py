@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lora_tune.base.identity import log_head
-from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.process import send_signal, steady
-from lora_tune.base.small_files import create_json, read_json, text_of, write_json
+from lora_tune.base.files import create_json, read_json, text_of, write_json
+from lora_tune.base.host import send_signal, steady
+from lora_tune.base.paths import AttemptPaths, log_head
 from lora_tune.launchers import cgroups, descendants
 from lora_tune.launchers.clock_watch import ClockWatch
 from lora_tune.launchers.job_records import describe, foreign, read_records

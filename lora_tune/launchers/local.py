@@ -10,10 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lora_tune.base.errors import LauncherError, SetupError
-from lora_tune.base.gpus import VISIBLE, device_ids, gpus_of_command, gpus_of_machine, restricted_to, visible_in
+from lora_tune.base.files import create_json, write_json
+from lora_tune.base.host import (
+    VISIBLE,
+    device_ids,
+    gpus_of_command,
+    gpus_of_machine,
+    own_line,
+    restricted_to,
+    send_signal,
+    start_ticks,
+    steady,
+    visible_in,
+)
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.process import own_line, send_signal, start_ticks, steady
-from lora_tune.base.small_files import create_json, write_json
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.descendants import kill_strays

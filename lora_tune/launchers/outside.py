@@ -11,9 +11,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from lora_tune.base.identity import log_head
-from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import create_json, read_json, text_of, write_json, write_text
+from lora_tune.base.files import create_json, read_json, text_of, write_json, write_text
+from lora_tune.base.paths import AttemptPaths, log_head
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.job_records import describe, read_records

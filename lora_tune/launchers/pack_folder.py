@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_tune.base.files import SmallFile, number_of, read_json, text_of, whole_of, write_json
+from lora_tune.base.host import steady
 from lora_tune.base.paths import AttemptPaths, PackPaths
-from lora_tune.base.process import steady
-from lora_tune.base.small_files import SmallFile, number_of, read_json, text_of, whole_of, write_json
 from lora_tune.workloads.base import Job
 
 JSON = ".json"

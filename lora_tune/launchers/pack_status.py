@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_tune.base.files import open_regular
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import open_regular
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState

@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.base.identity import ATTEMPT_VARIABLE
-from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import number_of, read_json, text_of, whole_of, write_json
+from lora_tune.base.files import number_of, read_json, text_of, whole_of, write_json
+from lora_tune.base.paths import ATTEMPT_VARIABLE, AttemptPaths
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
 from lora_tune.launchers.pack_status import KnownPack, telling, trial_status

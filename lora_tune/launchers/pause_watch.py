@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lora_tune.base.process import steady
+from lora_tune.base.host import steady
 from lora_tune.launchers.descendants import descendants
 
 LOOK_SECONDS = 0.25

@@ -3,21 +3,158 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.identity import HEAD_BYTES
-from lora_tune.base.small_files import open_regular
-from lora_tune.logs.arrival_times import Arrivals
+from lora_tune.base.files import open_regular
+from lora_tune.base.paths import HEAD_BYTES
+from lora_tune.logs.arrival import Arrivals
 from lora_tune.logs.failures import FailureScanner
-from lora_tune.logs.line_reader import LineReader
-from lora_tune.logs.looks import due
+from lora_tune.logs.lines import LineReader
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LeavesOutPauses, LogReader, RunLog
-from lora_tune.logs.tail import POLL_BYTES, LogTail
+
+# The edge that follows a growing log file, feeding a :class:`~lora_tune.logs.run.LogReader` from a byte offset.
+
+
+CHUNK_BYTES = 1 << 20
+"""Bytes held at a time."""
+
+POLL_BYTES = 16 << 20
+"""Bytes that one call of :meth:`LogTail.poll` reads at most, so that one noisy trial cannot stall the others."""
+
+SEAM_BYTES = 64
+"""Bytes before the offset that must be the same at the next poll: a file may be truncated and grow again in between."""
+
+
+class LogTail:
+    """Follows one log file, which may not exist yet, vanish, be truncated or be replaced while it is followed.
+
+    path: the log. make_reader: makes a fresh reader of its format; called at once, and again whenever the file
+    starts over: it became shorter than what was read, its last bytes read are others now, or another file took its
+    place. What was read before is forgotten then, since a file that starts over is another attempt's log.
+    A file that has vanished leaves what was read. No file stays open between two polls.
+    """
+
+    def __init__(self, path: Path, make_reader: Callable[[], LogReader]) -> None:
+        self.path = path
+        self.reader = make_reader()
+        self.offset = 0
+        """Bytes read so far from the file that lies there now."""
+        self.size = 0
+        """Its length when it was read last."""
+        self.restarts = 0
+        """How often the file started over."""
+        self._make_reader = make_reader
+        self._identity: tuple[int, int] | None = None
+        self._seam = b""  # the last bytes read
+
+    def poll(self, limit: int = POLL_BYTES) -> int:
+        """Read what is new, ``limit`` and ``POLL_BYTES`` at most, into the reader; tell how many bytes that were.
+
+        A file that is not there is no error: 0. Raises SetupError for one that cannot be read.
+        """
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not stop the driver
+            try:
+                return self._read(file, min(limit, POLL_BYTES))
+            finally:
+                os.close(file)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return 0
+            raise SetupError(
+                f"{self.path}: cannot read this log ({error.strerror}); it must be a file that this user may read"
+            ) from error
+
+    @property
+    def deleted(self) -> bool:
+        """Whether no file is there; asked of a job that is over, which had one, whoever read it then."""
+        return not self.path.exists()
+
+    def _read(self, file: int, limit: int) -> int:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise SetupError(f"{self.path}: this log is not a regular file; remove it, so that the trial can write one")
+        if self._starts_over(file, status):
+            self.reader = self._make_reader()
+            self.offset = 0
+            self.restarts += 1
+            self._seam = b""
+        self._identity, self.size = (status.st_dev, status.st_ino), status.st_size
+        begin, end = self.offset, min(status.st_size, self.offset + limit)
+        while self.offset < end:
+            chunk = os.pread(file, min(CHUNK_BYTES, end - self.offset), self.offset)
+            if not chunk:  # truncated while being read: the next poll starts over
+                break
+            self.reader.feed(chunk)
+            self.offset += len(chunk)
+            self._seam = (self._seam + chunk[-SEAM_BYTES:])[-SEAM_BYTES:]
+        return self.offset - begin
+
+    def _starts_over(self, file: int, status: os.stat_result) -> bool:
+        if self._identity not in (None, (status.st_dev, status.st_ino)):
+            return True
+        if status.st_size == self.offset:  # nothing new: the common case costs no read
+            return False
+        return os.pread(file, len(self._seam), self.offset - len(self._seam)) != self._seam
+
+
+# What looks at logs may cost: how often a run with very many evals is made anew, how much one tick reads.
+
+
+EACH = 1000
+"""Evals up to which a run is looked at each time there is more."""
+
+LATER = 3.0
+"""Seconds (or evals) that pass for each so many evals until a longer run is looked at again."""
+
+
+def due(evals: int, passed: float) -> bool:
+    """Whether a run with so many evals is made of its log, or judged, anew.
+
+    With n thousand evals, 3 n seconds after the last time: one log takes the same share of a processor, however long it
+    is. A curve that nobody gives a clock is looked at after as many evals.
+
+    Parameters
+    ----------
+    evals : int
+        Evals of the run when it was looked at last.
+    passed : float
+        Seconds, or evals, since then. Asked again with none passed, the answer is yes, as it was.
+    """
+    return evals <= EACH or not 0 < passed < LATER * evals / EACH
+
+
+TICK_BYTES = 2 << 20
+"""Bytes that one tick reads of all logs together: half a second of processor where many of them look like failures."""
+
+LEAST_BYTES = 4096
+"""Bytes of each log that a tick may read, however many logs there are."""
+
+STAMPED = 8
+"""How many times as fast logs are read whose records carry time stamps."""
+
+
+class ReadBudget:
+    """The bytes that a tick may read of each of so many logs: an equal share, and what those before it left over."""
+
+    def __init__(self, logs: int) -> None:
+        self._share, self._spare = max(LEAST_BYTES, TICK_BYTES // max(1, logs)), 0
+
+    def allows(self, *, stamped: bool) -> int:
+        """How many bytes of the next log may be read. stamped: its records carry time stamps."""
+        return (self._share + self._spare) * (STAMPED if stamped else 1)
+
+    def spent(self, read: int, *, stamped: bool) -> None:
+        """So many bytes of it were."""
+        cost = -(-read // STAMPED) if stamped else read
+        self._spare = max(0, self._share + self._spare - cost)
 
 
 class _ReaderAndScanner:

@@ -12,22 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lora_tune.logs import decimal_commas, line_batches
-from lora_tune.logs.decimal_commas import with_points
-from lora_tune.logs.line_forms import (
-    EVAL_SCORE,
-    ORDER,
-    NamedNumber,
-    losses,
-    name_score,
-    of_test_set,
-    other_sets,
-    pattern,
-)
-from lora_tune.logs.line_reader import cut, plain
-from lora_tune.logs.line_series import (
+from lora_tune.logs import guess_tables, line_forms
+from lora_tune.logs.guess_tables import (
     Stated,
     advances,
+    columns,
     counting,
     counts_from_zero,
     measures,
@@ -37,8 +26,18 @@ from lora_tune.logs.line_series import (
     stated_in,
     train_pattern,
 )
-from lora_tune.logs.line_tables import columns
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.line_forms import (
+    EVAL_SCORE,
+    ORDER,
+    NamedNumber,
+    losses,
+    name_score,
+    of_test_set,
+    other_sets,
+    pattern,
+    with_points,
+)
+from lora_tune.logs.lines import cut, make_reader, plain
 from lora_tune.logs.run import RunLog, as_number
 from lora_tune.logs.trainer_lines import rows_of
 
@@ -110,7 +109,7 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    if decimal_commas.in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
+    if line_forms.in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
         proved = _proved(replace(guessed, settings={**guessed.settings, "decimal_comma": True}), lines)
         return proved and replace(proved, example=_as_printed(guessed.example, lines))
     return _guess(lines)
@@ -257,7 +256,7 @@ def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 def _batches(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Evals that print their batches."""
-    for reading in line_batches.readings(lines):
+    for reading in guess_tables.readings(lines):
         yield LogGuess(
             settings=reading.settings,
             example=reading.example,
@@ -270,7 +269,7 @@ def _batches(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
-    stated = stated_in(line_batches.without_batches(lines))
+    stated = stated_in(guess_tables.without_batches(lines))
     ranked = measures(stated)
     for whole, name, rows in ranked:
         others = other_sets(name, [other for _, other, _ in ranked])
@@ -312,7 +311,7 @@ def _same_measure(text: str, stated: Stated, name: str) -> bool:
 def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
     """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
     few: list[tuple[int, tuple[dict[str, Any], str, str, bool]]] = []  # what most of these rows do not match
-    averages = [row for row in rows if line_batches.states_average(stated[row][0])] or rows
+    averages = [row for row in rows if guess_tables.states_average(stated[row][0])] or rows
     for unit in ORDER:
         for at in (*averages[:3], *averages[-3:]):
             line, numbers = stated[at]
@@ -320,7 +319,7 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
             place = next((p for p in numbers if p.progress == unit and p.number[:1].isdigit()), None)
             if place is None:
                 continue
-            for between in (*line_batches.average_between(line, place, loss), ".*?", ".*"):
+            for between in (*guess_tables.average_between(line, place, loss), ".*?", ".*"):
                 text = pattern(line, loss, place, between)
                 read = series_of(text, stated)
                 wide = pattern(line, loss, place, between, wide=True)  # of an eval before training, which says more

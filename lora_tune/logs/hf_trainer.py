@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from lora_tune.base.process import steady_epoch
-from lora_tune.logs.line_reader import NUMBER, Clock, LineReader, ReaderKind
+from lora_tune.base.host import steady_epoch
+from lora_tune.logs.lines import NUMBER, Clock, LineReader, ReaderKind
 from lora_tune.logs.run import as_number
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lora_tune.base.process import steady_epoch
-from lora_tune.logs.line_reader import FACTS, FORM, SCALES, Clock, LineReader, ReaderKind, scaled_samples
+from lora_tune.base.host import steady_epoch
+from lora_tune.logs.lines import FACTS, FORM, SCALES, Clock, LineReader, ReaderKind, scaled_samples
 
 
 class JsonLinesReader(LineReader):

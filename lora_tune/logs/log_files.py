@@ -134,3 +134,69 @@ def _unpacked(stream: IO[bytes] | None) -> io.BufferedReader | gzip.GzipFile | i
         return io.BytesIO()
     assert isinstance(stream, io.BufferedReader), "as Path.open and TarFile.extractfile give them"
     return gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP else stream
+
+
+# A finished log played back: the pieces in which a driver would have read it while it grew.
+
+
+TICK_MS = 1000
+"""Between two looks at a log, as the driver's period on a cluster."""
+
+PIECES = 2000
+"""Into which a log without time stamps is cut, at line ends."""
+
+_STAMPED = re.compile(rb'^[^\n]*?:::MLLOG[^\n]{0,80}?"time_ms": ?(\d{10,14})', re.MULTILINE)
+
+
+def ticks(log: bytes) -> Iterator[bytes]:
+    """The log in the pieces in which a driver that looks once a second would have read it.
+
+    By the time stamps of its MLLOG lines; a log without any comes in ``PIECES`` equal parts, cut at line ends.
+    """
+    begin, due = 0, None
+    for line in _STAMPED.finditer(log):
+        stamp = int(line[1])
+        if due is None or stamp >= due:
+            if line.start() > begin:
+                yield log[begin : line.start()]
+            begin, due = line.start(), max(due or 0, stamp + TICK_MS)
+    step = max(1, len(log) // PIECES) if due is None else len(log)
+    while begin < len(log):
+        end = log.find(b"\n", begin + step) + 1 or len(log)
+        yield log[begin:end]
+        begin = end
+
+
+# What a log says of its own configuration in plain text: a resolved YAML config, an environment, a shell's trace.
+#
+# MLLOG announces batch, steps and learning rate, but up to v6.0 not the precision: that a run trains in FP4 and heals
+# stands only in what the training prints beside it.
+
+
+SCANNED_BYTES = 8 << 20
+"""How much of a whole log is searched: configurations are printed at its start."""
+
+_WORDS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size", b"max_steps", b"gbs", b"global_batch_size")
+_SETTING = re.compile(
+    rb"""(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size|max_steps|gbs|global_batch_size)["']?"""
+    rb"""[ \t]{0,4}[:=][ \t]{0,4}["']?(true|false|\d{1,9})(?=[\s"',;}\])])"""
+)
+
+
+def printed_settings(text: bytes) -> dict[bytes, bytes]:
+    """What a piece of a log prints of its precision, CP, steps and batch: the last value of each name, in lower case.
+
+    Any of ``fp4: true``, ``export FP4=True``, ``"healing_iter": 350`` and ``max_steps = 800`` counts; other values
+    (``null``, ``e2m1``) say nothing. A value counts with the character behind it, so that none is cut between pieces.
+    """
+    return {match[1]: match[2] for match in sorted(_each_setting(text.lower()), key=re.Match.start)}
+
+
+def _each_setting(text: bytes) -> Iterator[re.Match[bytes]]:
+    """Words are searched for before the pattern is: that is ten times as fast."""
+    for word in _WORDS:
+        at = text.find(word)
+        while at >= 0:
+            if match := _SETTING.match(text, at):
+                yield match
+            at = text.find(word, at + len(word))

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lora_tune.base.metric_files import MetricFiles
+from lora_tune.base.files import MetricFiles
 
 POLL_SECONDS = 0.5
 

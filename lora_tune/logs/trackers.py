@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.metric_files import TensorBoardFile, fields
+from lora_tune.base.files import TensorBoardFile, fields
 
 Scalar = str | int | float | bool
 Points = tuple[tuple[float, float], ...]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import entry_points
 from typing import Literal
 
+from lora_tune.base.errors import InputError
 from lora_tune.curves.timing import Schedule
-from lora_tune.mlperf import convergence, rules_text
+from lora_tune.mlperf import convergence
+from lora_tune.mlperf import rules as rules_text
 from lora_tune.mlperf.convergence import Reference
-from lora_tune.mlperf.rule_state import Direction
-from lora_tune.mlperf.rules import Metric, Rules, metrics, read_rules
-from lora_tune.mlperf.rules_text import TextRules
-from lora_tune.mlperf.rulesets import as_ruleset, newest_with
+from lora_tune.mlperf.rules import Direction, Metric, Rules, TextRules, metrics, read_rules
+from lora_tune.mlperf.rulesets import as_ruleset, benchmarks_of, newest_with, rulesets, unknown_benchmark
 
 ProgressKey = Literal["samples_count", "epoch_num"]
 _PROGRESS = re.compile(r"'(samples_count|epoch_num)' in v")
@@ -125,3 +126,44 @@ def _runs(name: str, ruleset: str) -> int:
 
     counted = get_result_file_counts("training").get(name)
     return int(counted) if counted else convergence.reference_runs(name, ruleset) // 2
+
+
+# The benchmarks that there are: those of the installed mlperf_logging, and those that other packages bring.
+
+
+GROUP = "lora_tune.benchmarks"
+"""Entry points of a package that brings benchmarks: name -> a callable that takes a ruleset or None for its newest."""
+
+LORA = "llama2_70b_lora"
+"""The benchmark whose public runs this package was calibrated on."""
+
+
+@cache
+def find_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
+    """The benchmark under a ruleset, by default the newest that has it.
+
+    Raises InputError for a name that neither mlperf_logging nor an installed package knows, and for such a ruleset.
+    """
+    if maker := _outside().get(name):
+        return maker(ruleset)
+    if name not in (known := benchmark_names()):
+        raise InputError(unknown_benchmark(name, known))
+    return read_benchmark(name, ruleset)
+
+
+@cache
+def benchmark_names() -> tuple[str, ...]:
+    """Every benchmark that can be named, in any ruleset."""
+    return tuple(sorted({name for r in rulesets() for name in benchmarks_of(r)} | set(_outside())))
+
+
+def check_name(name: str) -> str:
+    """The name itself. Raises ValueError where no benchmark is called so: for the validation of study files."""
+    if name not in (known := benchmark_names()):
+        raise ValueError(unknown_benchmark(name, known))
+    return name
+
+
+@cache
+def _outside() -> dict[str, Callable[[str | None], Benchmark]]:
+    return {point.name: point.load() for point in entry_points(group=GROUP)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -12,9 +15,41 @@ from typing import Any
 
 import yaml
 
-from lora_tune.mlperf.heard import heard
-from lora_tune.mlperf.rule_code import with_code
+from lora_tune.mlperf.rules import with_code
 from lora_tune.mlperf.rulesets import known_to_checkers
+
+# What the package's checkers say: they speak through the root logger.
+
+
+class _Collector(logging.Handler):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage().strip())
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What is said to the root logger meanwhile; its own handlers hear nothing of it, and none is installed.
+
+    Heard too where the caller has switched logging off: the words are part of a verdict.
+    """
+    root, collector = logging.getLogger(), _Collector()
+    before, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
+    root.handlers[:] = [collector]
+    root.setLevel(logging.WARNING)
+    logging.disable(logging.NOTSET)
+    try:
+        yield collector.messages
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = before
+
 
 MARK = ":::MLLOG "
 
@@ -129,3 +164,22 @@ def findings(log: ParsedLog, ruleset: str) -> list[tuple[str, str]]:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, str) and _PLAIN.fullmatch(value) is not None
+
+
+# The verdict of ``mlperf_logging``'s seed checker on the result files of one submission.
+
+
+def seed_complaint(files: Sequence[Path], ruleset: str) -> str:
+    """What the seed checker says first against runs of the closed division; "" when each logs a seed of its own.
+
+    files: the result files in plain text, all in one folder, whose path the words do not name.
+    """
+    from mlperf_logging.package_checker.seed_checker import SeedChecker
+
+    with heard() as messages, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if SeedChecker(known_to_checkers(ruleset)).check_seeds([str(f) for f in files]):
+            return ""
+    lines = "\n".join(messages).replace(f"{files[0].parent}/", "").splitlines()
+    first = lines[0].partition("following errors: ")[2].rstrip(".") or lines[0]
+    return f"{first}; and {len(lines) - 1} more" if len(lines) > 1 else first

@@ -7,16 +7,234 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from types import CodeType
+from typing import Any, Literal
 
 import yaml
 
 from lora_tune.base.errors import InputError
-from lora_tune.mlperf.rule_state import Direction, RuleState, bounds
-from lora_tune.mlperf.rulesets import rules_file
+from lora_tune.curves.timing import Schedule
+from lora_tune.mlperf.rulesets import order, rules_file
+
+# The rules' code, compiled once: the package's checker and this one's readers compile it anew for every record.
+
+
+Mode = Literal["eval", "exec"]
+
+_EXPRESSIONS = frozenset({"CHECK", "FIRST_CHECK", "ATLEAST_ONE_CHECK"})
+_STATEMENTS = frozenset({"PRE", "POST", "CODE"})
+
+
+@cache
+def compiled(text: str, mode: Mode) -> CodeType:
+    """The code of a rule. Raises SyntaxError as ``eval`` and ``exec`` would."""
+    return compile(text.strip(), "<rule>", mode)
+
+
+class _Code(str):
+    """A rule's text, whose ``strip()`` is its code: the checker hands that to ``eval`` and ``exec`` as it is.
+
+    Shown, compared and formatted it is the text, so that complaints quote it.
+    """
+
+    __slots__ = ("_mode",)
+    _mode: Mode
+
+    def __new__(cls, text: str, mode: Mode) -> _Code:
+        code = super().__new__(cls, text)
+        code._mode = mode
+        return code
+
+    def strip(self, chars: str | None = None, /) -> Any:
+        """The code; the text where characters are named."""
+        return compiled(str(self), self._mode) if chars is None else super().strip(chars)
+
+
+def with_code(rules: Any, key: str = "") -> Any:
+    """What a YAML file of rules holds, with the text of each rule replaced by one that compiles once.
+
+    key: the name under which ``rules`` stands. Text that is no Python stays text: the checker says what it lacks.
+    """
+    if isinstance(rules, dict):
+        return {name: with_code(value, name) for name, value in rules.items()}
+    if isinstance(rules, list):
+        return [with_code(value, key) for value in rules]
+    if not isinstance(rules, str) or key not in _EXPRESSIONS | _STATEMENTS:
+        return rules
+    mode: Mode = "eval" if key in _EXPRESSIONS else "exec"
+    try:
+        compiled(rules, mode)
+    except SyntaxError:
+        return rules
+    return _Code(rules, mode)
+
+
+# The expressions of the package's rules: what they state, and what they demand of a record.
+#
+# They are Python over ``v`` (the record) and ``s`` (a state that records leave behind). Those that state a value are
+# read off their syntax tree; what they demand of a value is always asked of the expression itself.
+
+
+Direction = Literal["minimize", "maximize"]
+
+NEIGHBOURS = 8
+"""Floating-point numbers on either side of a formula's value that are tried where the rule compares exactly."""
+
+
+class RuleState:
+    """The names that the rules' code sees, as the checker sets them up."""
+
+    def __init__(self, begin: tuple[str, ...]) -> None:
+        self._names: dict[str, Any] = {"s": {}, "math": math, "is_integer": _is_integer, "enqueue_config": _ignore}
+        for code in begin:
+            self._exec(code, {"loglines": []})
+
+    def run(self, code: str, value: object, metadata: Mapping[str, object] | None = None) -> None:
+        """Let a record with this value leave its traces."""
+        if code:
+            self._exec(code, {"v": {"value": value, "metadata": dict(metadata or {})}})
+
+    def candidates(self, tests: tuple[str, ...]) -> Iterator[object]:
+        """Values that the tests may accept: what they demand, what they name, what records have left, plain ones."""
+        yield from (w for test in tests if (w := self.value(test)) is not None)
+        for test in tests:
+            yield from _constants(test)
+        yield from (1, 0.0, "none")
+        yield from (left for left in self._names["s"].values() if type(left) in (int, float))
+
+    def holds(self, tests: tuple[str, ...], value: object) -> bool:
+        """Whether all tests pass for a record with this value."""
+        try:
+            return all(self._eval(test, {"v": {"value": value, "metadata": {}}}) for test in tests)
+        except _RULES_RAISE:
+            return False
+
+    def samples(self, tests: tuple[str, ...]) -> float | None:
+        """The samples_count that a test asks of the next eval by name: ``samples_count == E``."""
+        return next((self.number(right) for left, right in _equalities(tests) if ast.unparse(left) in _SAMPLES), None)
+
+    def interval(self, tests: tuple[str, ...]) -> float | None:
+        """The grid that a test asks of every eval: E of ``samples_count % E == 0``."""
+        for left, right in _equalities(tests):
+            if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and ast.unparse(left.left) in _SAMPLES:
+                return self.number(left.right) if ast.unparse(right) == "0" else None
+        return None
+
+    def number(self, node: ast.expr) -> float:
+        """The value of an expression over the state. Raises ValueError where it is no number."""
+        try:
+            return float(self._eval(ast.unparse(node), {}))
+        except _RULES_RAISE as error:
+            raise ValueError(f"{ast.unparse(node)} is not a number: {error}") from error
+
+    def value(self, test: str) -> object:
+        """The one value for which a test holds, read off its form; None where it leaves a choice or lacks a name."""
+        wanted, scale = _equation(test)
+        if not wanted:
+            return None
+        try:
+            value = self._eval(wanted, {})
+            return self._exact(test, value / scale) if scale != 1 else value
+        except _RULES_RAISE:
+            return None
+
+    def _exact(self, test: str, value: float) -> object:
+        """The number nearest to ``value`` for which the test holds."""
+        up = down = value
+        for _ in range(NEIGHBOURS):
+            for candidate in (up, down):
+                if self._eval(test, {"v": {"value": candidate}}):
+                    return candidate
+            up, down = math.nextafter(up, math.inf), math.nextafter(down, -math.inf)
+        return value
+
+    def _eval(self, text: str, local: dict[str, Any]) -> Any:
+        return eval(compiled(text, "eval"), self._names, local)  # the installed package's own rules
+
+    def _exec(self, code: str, local: dict[str, Any]) -> None:
+        try:
+            exec(compiled(code, "exec"), self._names, local)
+        except _RULES_RAISE:  # a value of another kind than the rule expects: its test has failed already
+            return
+
+
+_SAMPLES = ("v['metadata']['samples_count']", "int(v['metadata']['samples_count'])")
+
+
+def _equalities(tests: tuple[str, ...]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Both sides of the tests that are one equation."""
+    for test in tests:
+        tree = ast.parse(test.strip() or "None", mode="eval").body
+        if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
+            yield tree.left, tree.comparators[0]
+
+
+_RULES_RAISE = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""What the rules' code raises on values that it does not foresee."""
+
+
+@cache
+def _constants(test: str) -> tuple[object, ...]:
+    """The constants that a test names."""
+    nodes = [node for node in ast.walk(ast.parse(test.strip(), mode="eval")) if isinstance(node, ast.Constant)]
+    return tuple(node.value for node in nodes if node.value not in ("value", "metadata"))
+
+
+@cache
+def _equation(test: str) -> tuple[str, float]:
+    """E and c of a test ``v['value'] == E``, ``v['value'] * c == E`` or ``abs(v['value'] - E) < x``; else "" and 1."""
+    tree = ast.parse(test.strip(), mode="eval").body
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
+        return "", 1.0
+    left, operator, right = tree.left, tree.ops[0], tree.comparators[0]
+    if isinstance(operator, ast.Eq):
+        if _metric_name(left) == "":
+            return ast.unparse(right), 1.0
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mult) and _metric_name(left.left) == "":
+            scale = left.right
+            if isinstance(scale, ast.Constant) and isinstance(scale.value, int | float):
+                return ast.unparse(right), float(scale.value)
+    if isinstance(operator, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
+        inner = left.args[0]
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub) and _metric_name(inner.left) == "":
+            return ast.unparse(inner.right), 1.0
+    return "", 1.0
+
+
+def _is_integer(value: float) -> bool:
+    return abs(round(value) - value) < 1e-5
+
+
+def _ignore(_config: str) -> None:
+    """In place of the checker's queue of further files: those are named by the caller."""
+
+
+def bounds(node: ast.expr, state: RuleState) -> Iterator[tuple[str, Direction, float, bool]]:
+    """The comparisons of a test as (metric, direction, bound, strict): ``v['value'] <= 3.3`` is to be minimised."""
+    if isinstance(node, ast.BoolOp):
+        for part in node.values:
+            yield from bounds(part, state)
+    elif isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
+            below = isinstance(operator, ast.Lt | ast.LtE)
+            strict = isinstance(operator, ast.Lt | ast.Gt)
+            if (name := _metric_name(left)) is not None:
+                yield name, "minimize" if below else "maximize", state.number(right), strict
+            elif (name := _metric_name(right)) is not None:
+                yield name, "maximize" if below else "minimize", state.number(left), strict
+
+
+def _metric_name(node: ast.expr) -> str | None:
+    """ "" for ``v['value']``, "FID" for ``v['value']['FID']``, None for anything else."""
+    text = ast.unparse(node)
+    if text == "v['value']":
+        return ""
+    inner = text.removeprefix("v['value']['").removesuffix("']")
+    return inner if text == f"v['value']['{inner}']" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +391,153 @@ def metrics(rules: Rules) -> tuple[Metric, ...]:
         direction, bound, strict = telling[0]
         reached.append(Metric(name, bound, direction, strict))
     return tuple(reached)
+
+
+# What only the text of MLPerf's training rules states, and mlperf_logging's files do not: a table with its sources.
+#
+# The text is ``training_rules.adoc`` of mlcommons/training_policies, as of 2026-05-14. Where the text and the
+# checkers differ, the rules say that the checkers are right; nothing here repeats what a checker knows.
+
+
+Formula = Callable[[Mapping[str, object]], object]
+"""MLLOG values by key -> what another key must be; None where a value that it needs is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """When evals fall, in the benchmark's unit of progress.
+
+    every: between evals, in whole steps where ``steps`` is true: rounded up to a multiple of the batch size.
+    skipped: evals left out at the start, by batch size.
+    """
+
+    every: Callable[[int], float]
+    skipped: Callable[[int], int] = lambda _batch: 0
+    steps: bool = True
+
+    def schedule(self, batch: int) -> Schedule:
+        """The first eval and the interval at a global batch size."""
+        every = self.every(batch)
+        interval = math.ceil(every / batch) * batch if self.steps else every
+        return Schedule(first_samples=(self.skipped(batch) + 1) * interval, interval_samples=interval)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """Of one benchmark. fixed: MLLOG key -> value. formulas: MLLOG key -> formula. sources: section by key."""
+
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    formulas: Mapping[str, Formula] = field(default_factory=dict)
+    grid: Grid | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The MLLOG keys that the formulas look for."""
+        lookups = _Asked()
+        for formula in self.formulas.values():
+            formula(lookups)
+        return frozenset(lookups.looked_for)
+
+
+class _Asked(Mapping[str, object]):
+    """No values, and a note of each key that was looked for."""
+
+    def __init__(self) -> None:
+        self.looked_for: set[str] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self.looked_for.add(key)
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRule:
+    """One statement of the text: key is an MLLOG key, or "evals". since, until: rulesets, inclusive; "" for any."""
+
+    benchmarks: tuple[str, ...]
+    key: str
+    value: object | None = None
+    formula: Formula | None = None
+    grid: Grid | None = None
+    source: str
+    since: str = ""
+    until: str = ""
+
+    def holds(self, benchmark: str, ruleset: str) -> bool:
+        """Whether the statement is about a benchmark in a ruleset."""
+        if benchmark not in self.benchmarks:
+            return False
+        at = order(ruleset)
+        return (not self.since or at >= order(self.since)) and (not self.until or at <= order(self.until))
+
+
+def _share(of: str, factor: float) -> Formula:
+    def formula(header: Mapping[str, object]) -> object:
+        base = header.get(of)
+        return base * factor if isinstance(base, int | float) else None
+
+    return formula
+
+
+def _steps_405b(steps: int) -> Callable[[Mapping[str, object]], int | None]:
+    """Steps at the reference's 1,152 sequences, equal in sequences at every batch size."""
+
+    def formula(header: Mapping[str, object]) -> int | None:
+        batch = header.get("global_batch_size")
+        return math.ceil(steps * 1152 / batch) if isinstance(batch, int | float) and batch > 0 else None
+
+    return formula
+
+
+HYPERPARAMETERS, EVALS = "Hyperparameters", "Quality measure, evaluation frequency"
+OLD_EVALS = "Deprecated benchmarks quality measure"
+LORA, PRETRAINING = ("llama2_70b_lora",), ("llama31_8b", "gpt_oss_20b")
+
+TABLE = (
+    TextRule(benchmarks=LORA, key="lora_alpha", value=32, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="lora_dropout", value=0.1, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="opt_adamw_weight_decay", value=1e-4, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="opt_gradient_clip_norm", value=0.3, source=HYPERPARAMETERS),
+    # The table says 8196 and "fixed to reference"; the reference trains on sequences of 8,192 tokens.
+    TextRule(benchmarks=LORA, key="max_sequence_length", value=8192, source=HYPERPARAMETERS),
+    TextRule(benchmarks=LORA, key="evals", source=EVALS,
+        grid=Grid(lambda _gbs: 384, lambda gbs: math.floor(0.125 * gbs + 2))),
+    TextRule(benchmarks=PRETRAINING, key="opt_end_learning_rate", source=HYPERPARAMETERS,
+        formula=_share("opt_base_learning_rate", 0.1)),
+    TextRule(benchmarks=PRETRAINING, key="evals", source=EVALS, grid=Grid(lambda _gbs: 12_288)),
+    TextRule(benchmarks=("llama31_405b",), key="opt_end_learning_rate", value=8e-7, source=HYPERPARAMETERS),
+    TextRule(benchmarks=("llama31_405b",), key="opt_learning_rate_warmup_steps", source=HYPERPARAMETERS,
+        formula=_steps_405b(8_000)),
+    TextRule(benchmarks=("llama31_405b",), key="evals", source="v5.0 specific rules", until="5.0.0",
+        grid=Grid(lambda _gbs: 46_080)),
+    TextRule(benchmarks=("llama31_405b",), key="evals", source=EVALS, since="5.1.0",
+        grid=Grid(lambda _gbs: 18_432, lambda gbs: math.floor(0.0026 * gbs + 12))),
+    # The checker has one equation for two keys: GBS = prompts x 16 generations.
+    TextRule(benchmarks=("qwen35_397b_grpo",), key="num_prompts_per_step", source="closed_qwen35_397b_grpo.yaml",
+        formula=_share("global_batch_size", 1 / 16)),
+    TextRule(benchmarks=("deepseekv3_671b",), key="evals", source=EVALS, grid=Grid(lambda gbs: gbs)),
+    TextRule(benchmarks=("bert",), key="evals", source=OLD_EVALS,
+        grid=Grid(lambda gbs: math.floor(0.05 * (230.23 * gbs + 3_000_000) / 25_000) * 25_000, steps=False)),
+    TextRule(benchmarks=("retinanet",), key="evals", source=OLD_EVALS,
+         grid=Grid(lambda _gbs: 1, steps=False)),
+    TextRule(benchmarks=("rgat", "dlrm_dcnv2"), key="evals", source=OLD_EVALS,
+         grid=Grid(lambda _gbs: 0.05, steps=False)),
+)  # fmt: skip
+
+
+def of(benchmark: str, ruleset: str) -> TextRules:
+    """The statements about a benchmark in a ruleset, gathered."""
+    rows = [row for row in TABLE if row.holds(benchmark, ruleset)]
+    return TextRules(
+        fixed={row.key: row.value for row in rows if row.value is not None},
+        formulas={row.key: row.formula for row in rows if row.formula is not None},
+        grid=next((row.grid for row in rows if row.grid is not None), None),
+        sources={row.key: row.source for row in rows},
+    )

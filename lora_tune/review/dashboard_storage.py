@@ -23,7 +23,7 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.base.redact import redact
+from lora_tune.base.text import redact
 from lora_tune.config.study import Study
 from lora_tune.review import notes
 from lora_tune.review.dashboard_belief import BeliefBesideRequests

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lora_tune.base.format import visible
+from lora_tune.base.text import visible
 from lora_tune.config.study import Study
 from lora_tune.review import replicates as raced
 from lora_tune.search import comparison

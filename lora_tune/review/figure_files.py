@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
-from lora_tune.review.plots import charts, svg
+from lora_tune.review.plots import chart as svg
+from lora_tune.review.plots import charts
 from lora_tune.store.records import StudyRecords
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from operator import eq, ge, le
 
-from lora_tune.base.format import visible
+from lora_tune.base.text import visible
 from lora_tune.config.study import Study
+from lora_tune.controller.base_watch import base_trial
 from lora_tune.review.summary import ranked
+from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.scatter import scatter_of
-from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
+from lora_tune.workloads.base_config import Difference, differences
+from lora_tune.workloads.config_file import value_text
 
 CHANCE = 0.05
 """Of naming a parameter where none matters."""
@@ -105,3 +112,252 @@ def _where(best: Sequence[Trial], name: str) -> str:
     counts = {v: values.count(v) for v in dict.fromkeys(values)}
     most = sorted(counts, key=lambda v: -counts[v])[:2]
     return ", ".join(f"{visible(v)} ({counts[v]} of {len(values)})" for v in most)
+
+
+# What more nodes bring: the best throughput that a sweep measured on each number of nodes.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScaling:
+    """The best on one node count. efficiency: samples/s a GPU, relative to the smallest node count that was measured.
+
+    Above 1 where more GPUs leave each more memory for a better micro batch. stopped: the best was stopped early, so
+    its speed is an estimate.
+    """
+
+    nodes: int
+    gpus: int
+    samples_per_second: float
+    efficiency: float
+    trial: int
+    stopped: bool = False
+
+
+def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
+    """One entry a node count with a measured speed, by nodes; empty where the node count does not vary."""
+    space = study.search_space
+    if not space.varies_nodes:
+        return []
+    best: dict[int, tuple[bool, float, int]] = {}
+    for trial in sweep.trials.values():
+        speed = trial.metrics.samples_per_second
+        if speed:
+            nodes = space.node_count(trial.parameters)
+            # A finished measurement counts more than an estimate.
+            measured = (trial.verdict == "reached", float(speed), trial.number)
+            best[nodes] = max(best.get(nodes, measured), measured)
+    rows: list[NodeScaling] = []
+    for nodes, (finished, speed, number) in sorted(best.items()):
+        gpus = max(1, nodes * max(1, study.site.gpus_per_node))
+        base = rows[0].samples_per_second / rows[0].gpus if rows else speed / gpus
+        rows.append(NodeScaling(nodes, gpus, speed, speed / gpus / base, number, stopped=not finished))
+    return rows
+
+
+def table(study: Study, rows: Sequence[NodeScaling]) -> str:
+    """The rows as aligned text, a line each under a heading; "" for none."""
+    if not rows:
+        return ""
+    lines = [f"{'nodes':>8}{'GPUs':>8}{f'{study.progress_unit}/s':>12}{'per GPU':>10}   trial"]
+    for row in rows:
+        note = ", stopped early" if row.stopped else ""
+        lines.append(
+            f"{row.nodes:>8}{row.gpus:>8}{row.samples_per_second:>12.4g}{row.efficiency:>9.0%}   {row.trial}{note}"
+        )
+    return "\n".join(lines)
+
+
+# What a trial changes against the machine's own config, and what each change is worth.
+
+
+APART = ("GBS", "NODES")
+"""Values of a record that are no variables: they follow from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What one change is worth with all others in place.
+
+    share: of the time to the target that it saves. sd: its standard deviation.
+    """
+
+    name: str
+    share: float
+    sd: float
+
+    def __str__(self) -> str:
+        return f"saves {100 * self.share:.1f}% ± {100 * self.sd:.1f}%"
+
+
+def changes(base: Trial, trial: Trial) -> list[Difference]:
+    """The variables that ``trial`` sets otherwise than the base, by name."""
+    before, after = (
+        {n: value_text(v) for n, v in t.parameters.items() if n not in APART and n in trial.parameters}
+        for t in (base, trial)
+    )
+    return differences(before, after)
+
+
+def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list[Worth]:
+    """Each tuned parameter that ``trial`` changes, by what undoing it alone would cost; the dearest first.
+
+    As the search's model expects it after all trials, with its doubt: single runs are too noisy to tell one change from
+    another. Empty where the sampler has no such model, or the base is no point of the space.
+    """
+    names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
+    if not names or not objective_of(study).timed:
+        return []
+    from lora_tune.search.abilities import Compares
+    from lora_tune.search.recorded import in_memory
+    from lora_tune.search.samplers import sampler_of
+
+    sampler = sampler_of(study, sweep)
+    if not isinstance(sampler, Compares):
+        return []
+    whole = study.search_space.conditions.complete(trial.tuned)
+    undone = [{**whole, n: base.tuned[n]} for n in names]
+    compared = sampler.compared(in_memory(study, sweep, sampler), whole, undone)
+    costs = [Worth(n, c.share, c.sd) for n, c in zip(names, compared, strict=False)]
+    return sorted(costs, key=lambda worth: -worth.share)
+
+
+def told(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
+    """The same in lines: how the trial did against the base, and each change with its worth where that is known."""
+    base = base_trial(sweep)
+    if base is None:
+        return
+    if trial.number == base.number:
+        yield f"trial {base.number} is {base.metrics.base} as it stands: nothing that was tried is better"
+        return
+    name, changed = base.metrics.base, changes(base, trial)
+    yield f"trial {trial.number} against {name} (trial {base.number}): {_measured(study, base, trial)}"
+    worth = {w.name: w for w in worths(study, sweep, base, trial)}
+    layout = next((n for n, p in study.space.items() if p.type == "layout"), "")
+    for change in changed:
+        known = worth.get(change.name)
+        yield f"{change}" + (f"   {known}" if known else "")
+    if layout in worth:
+        yield f"  the layout as a whole {worth[layout]}"
+    if worth:
+        yield "  (each with the other changes in place, as the search's model expects it)"
+    elif len(changed) > 1:
+        yield "  (what each of them is worth is not shown by this sweep)"
+
+
+def _measured(study: Study, base: Trial, trial: Trial) -> str:
+    before, after = (t.metrics.objective for t in (base, trial))
+    if not before or not after:
+        ended = base if not before else trial
+        return f"no comparison, trial {ended.number} {ended.verdict or ended.state}: {ended.sentence}"
+    objective = objective_of(study)
+    return f"{objective.text(after)} against {objective.text(before)}, {100 * (after / before - 1):+.1f}%"
+
+
+# Values of a knob at which trials do not reach the target, counted: which no importance can show.
+
+
+FAILS = (Verdict.CENSORED, Verdict.PRUNED, Verdict.INFEASIBLE, Verdict.FAILED)
+"""Ends without a result. One that was capped, or ended by a person, says nothing of whether it would have had one."""
+
+FAILURE_CHANCE = 0.01
+"""The chance, over all values that are looked at, of such a table where a knob has nothing to do with it."""
+
+MOST_SHARE = 0.34
+"""The share of trials with a result at such a value, at most, relative to that of the others."""
+
+FEWEST_FAILURES = 3
+"""Failures at a value before it is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingValue:
+    """A value, or a side of a number, at which trials fail. at: ``RANK=4``. good, all: trials with a result there, and
+    all. others_good, others: the same elsewhere. chance: of such a table by luck. trials: that failed there."""
+
+    at: str
+    name: str
+    good: int
+    all: int
+    others_good: int
+    others: int
+    chance: float
+    trials: tuple[int, ...] = ()
+
+    def sentence(self, study: Study) -> str:
+        """For people."""
+        what = "reached the target" if objective_of(study).has_target else "measured a value"
+        never = "never" if not self.good else "seldom"
+        return f"{self.at} {never} {what}: {self.good} of {self.all}, others {self.others_good} of {self.others}"
+
+
+def failing_values(sweep: StudyRecords) -> list[FailingValue]:
+    """At most one of each knob, the surest first; [] where failures go with no value. Fisher's exact test, one-sided,
+    times the number of tables that were looked at."""
+    ended = [t for t in sweep.trials.values() if t.tuned and not t.probe and (_good(t) or t.verdict in FAILS)]
+    tables = [_table(name, at, holds, ended) for name in _names(ended) for at, holds in _splits(name, ended)]
+    sure: dict[str, FailingValue] = {}
+    for table in sorted(tables, key=lambda t: t.chance):
+        rare = table.good * table.others <= MOST_SHARE * table.others_good * table.all
+        likely = min(1.0, table.chance * len(tables))
+        if rare and table.all - table.good >= FEWEST_FAILURES and likely <= FAILURE_CHANCE:
+            sure.setdefault(table.name, replace(table, chance=likely))
+    return list(_of_their_own(sure.values()))
+
+
+def explained(values: list[FailingValue]) -> frozenset[int]:
+    """Trials whose failure goes with a value other than a learning rate's: their curves say nothing of the rest."""
+    rates = ("LR", "learning_rate", "lr")
+    return frozenset(number for value in values if value.name not in rates for number in value.trials)
+
+
+def _good(trial: Trial) -> bool:
+    return trial.verdict is Verdict.REACHED
+
+
+def _names(ended: list[Trial]) -> list[str]:
+    return list(dict.fromkeys(name for trial in ended for name in trial.tuned))
+
+
+Split = tuple[str, Callable[[Value], bool]]
+
+
+def _splits(name: str, ended: list[Trial]) -> Iterator[Split]:
+    """Each value, and for numbers the sides of each gap between two neighbours, ten at most."""
+    values = list(dict.fromkeys(t.tuned[name] for t in ended if name in t.tuned))
+    if len(values) < 2:
+        return
+    numbers = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    if len(values) <= 12:
+        for value in values:
+            yield f"{name}={visible(_text(value))}", partial(eq, value)
+    if len(numbers) == len(values) and len(numbers) > 2:
+        gaps = list(pairwise(numbers))
+        for low, high in gaps[:: 1 + (len(gaps) - 1) // 10]:
+            yield f"{name} of {_text(low)} or less", partial(ge, low)
+            yield f"{name} of {_text(high)} or more", partial(le, high)
+
+
+def _text(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _table(name: str, at: str, holds: Callable[[Value], bool], ended: list[Trial]) -> FailingValue:
+    from scipy.stats import hypergeom
+
+    here = [t for t in ended if name in t.tuned and holds(t.tuned[name])]
+    good, every = sum(map(_good, here)), sum(map(_good, ended))
+    chance = float(hypergeom.cdf(good, len(ended), every, len(here))) if here else 1.0
+    failed = tuple(t.number for t in here if not _good(t))
+    return FailingValue(
+        at=at, name=name, good=good, all=len(here), others_good=every - good, others=len(ended) - len(here),
+        chance=chance, trials=failed,
+    )  # fmt: skip
+
+
+def _of_their_own(surest: Iterable[FailingValue]) -> Iterator[FailingValue]:
+    """Those that explain failures which a surer one does not."""
+    known: set[int] = set()
+    for value in surest:
+        if len(set(value.trials) - known) >= FEWEST_FAILURES:
+            yield value
+            known.update(value.trials)

@@ -14,19 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from lora_tune.base.errors import InputError
-from lora_tune.config.formula import FormulaError
+from lora_tune.config.parameters import FormulaError
 from lora_tune.config.study import Study
 from lora_tune.controller import conclusion, policy, pruning, results
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
-from lora_tune.logs.announced import Announced
 from lora_tune.logs.failures import FailureScanner, diagnose
-from lora_tune.logs.looks import due
+from lora_tune.logs.follower import due
+from lora_tune.logs.log_files import SCANNED_BYTES, printed_settings, ticks
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.playback import ticks
-from lora_tune.logs.printed_config import SCANNED_BYTES, printed_settings
-from lora_tune.logs.run import Eval, LogReader, RunLog
-from lora_tune.mlperf.registry import find_benchmark
+from lora_tune.logs.run import Announced, Eval, LogReader, RunLog
+from lora_tune.mlperf.benchmark import find_benchmark
 from lora_tune.mlperf.rules import reaching
 from lora_tune.review.intervals import time_interval
 from lora_tune.search.objectives import objective_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from lora_tune.base.format import about, counted, duration, visible
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.text import about, counted, duration, visible
 from lora_tune.config.spent import counts_node_hours, spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.review.describe import parameters_text

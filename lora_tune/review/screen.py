@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lora_tune import curves
-from lora_tune.base.format import duration, number, sparkline, visible
+from lora_tune.base.text import duration, number, sparkline, visible
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.config.checks import range_words
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, words
 from lora_tune.review.describe import parameters_text
-from lora_tune.review.plots import svg
+from lora_tune.review.plots import chart
 from lora_tune.review.report_page import page_file, template
 from lora_tune.review.trial_rows import state_of, value_text
 from lora_tune.store.port import Request
@@ -93,9 +93,9 @@ def steer_html(
             for r in reversed(requests)
         ],
         token=token,
-        style=page_file("report.css") + page_file("steer.css") + svg.page_style(),
-        light=svg.LIGHT,
-        dark=svg.DARK,
+        style=page_file("report.css") + page_file("steer.css") + chart.page_style(),
+        light=chart.LIGHT,
+        dark=chart.DARK,
     )
     return page
 

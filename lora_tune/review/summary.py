@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.controller.results import estimate_words

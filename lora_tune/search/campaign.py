@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.config.study import Study
 from lora_tune.curves.evalues import TwoSamples, interval, log_evidence, two_samples
 from lora_tune.search.race_scale import RaceScale, scale_of

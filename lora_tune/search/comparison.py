@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.search.race_scale import TIMES, RaceScale
 
 LAST_LOOK = 0.8

@@ -19,7 +19,7 @@ from lora_tune.curves.conformal import needed, supported
 from lora_tune.curves.credibility import BesideEnvelope, credibility
 from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.stopping import FEWEST, Evidence, in_rising_words, verdict
-from lora_tune.logs.looks import EACH, due
+from lora_tune.logs.follower import EACH, due
 from lora_tune.logs.run import Eval
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lora_tune.base.format import counted, number
+from lora_tune.base.text import counted, number
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.search.no_effect import no_effect
@@ -22,7 +22,7 @@ from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial, Value
 
 if TYPE_CHECKING:
-    from lora_tune.mlperf.predict import Prediction
+    from lora_tune.mlperf.score import Prediction
 
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
@@ -122,7 +122,7 @@ def chance_to_pass(study: Study, sweep: StudyRecords, config: Recommended | None
     runs = [(t.seconds, t.samples) for t in _runs_of(sweep, config.trial) if t.seconds and t.samples]
     if not isinstance(batch, int) or not runs:
         return None
-    from lora_tune.mlperf.predict import predict
+    from lora_tune.mlperf.score import predict
 
     own = math.fsum(t.objective for t in _runs_of(sweep, config.trial)) / len(runs)
     luck = config.objective / own if own > 0 and objective_of(study).timed else 1.0

@@ -20,8 +20,8 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from lora_tune.base.whole_steps import steps_of_one, whole_step
-from lora_tune.config.conditions import Conditions
+from lora_tune.base.text import steps_of_one, whole_step
+from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.failures import is_refusal
 from lora_tune.logs.run import Eval

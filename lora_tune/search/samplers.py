@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.kinds import SAMPLERS
+from lora_tune.base.registry import SAMPLERS
 from lora_tune.config.study import Study
 from lora_tune.search.objectives import objective_of
 

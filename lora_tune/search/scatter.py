@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.config.study import Study
 from lora_tune.search.race_scale import scale_of, seed_spread
 from lora_tune.store.records import StudyRecords, Trial

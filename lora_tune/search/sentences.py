@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.search.advantage import Advantage
 
 TO_BE_SURE = "short run of a layout that would replace the one of today, to see that it lives"

@@ -16,7 +16,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.config.conditions import Conditions
+from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.search.abilities import KnowsGain, Plans

@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
-from lora_tune.config.conditions import Conditions
+from lora_tune.config.parameters import Conditions
 from lora_tune.search import fits_in_memory
 from lora_tune.search.fits_in_memory import Peaks
 from lora_tune.search.grey_box import memory

@@ -10,15 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from lora_tune.store.port import LEASE_SECONDS, Held, Lease, Records, Registered
-from lora_tune.store.rows import Changes
+from lora_tune.store.records import Changes
 
 if TYPE_CHECKING:
-    from lora_tune.store.buffer import BufferedStore
     from lora_tune.store.database import Store
     from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
-    from lora_tune.store.remarks import Remarks
-    from lora_tune.store.requests import Requests
-    from lora_tune.store.save_count import SaveCount
+    from lora_tune.store.outage import BufferedStore, SaveCount
+    from lora_tune.store.requests import Remarks, Requests
     from lora_tune.store.schema import SCHEMA_VERSION
 
 __all__ = [
@@ -43,11 +41,11 @@ __all__ = [
 ]
 
 _WHEN_ASKED_FOR = {
-    "BufferedStore": "buffer",
-    "Remarks": "remarks",
+    "BufferedStore": "outage",
+    "Remarks": "requests",
     "Requests": "requests",
     "SCHEMA_VERSION": "schema",
-    "SaveCount": "save_count",
+    "SaveCount": "outage",
     "Store": "database",
     **dict.fromkeys(("full_url", "has_password", "safe_url", "server_version", "sqlite_url", "tune_sqlite"), "engine"),
 }

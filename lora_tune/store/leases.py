@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.base.process import host, place, start_ticks
+from lora_tune.base.host import host, place, start_ticks
 from lora_tune.store import LEASE_SECONDS, Held, Lease
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError
-from lora_tune.store import rows, schema
+from lora_tune.store import records as rows
+from lora_tune.store import schema
 from lora_tune.store.database import Store
 from lora_tune.store.engine import safe_url, sqlite_url
 from lora_tune.store.port import Lease, Request

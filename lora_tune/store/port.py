@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lora_tune.store.records import StudyRecords
-from lora_tune.store.rows import Changes
+from lora_tune.store.records import Changes, StudyRecords
 
 LEASE_SECONDS = 20.0
 """A lease that was not renewed for this long may be taken by another host."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.base.identity import new_token
+from lora_tune.base.paths import new_token
 from lora_tune.store.port import LEASE_SECONDS
 
 SCHEMA_VERSION = 6

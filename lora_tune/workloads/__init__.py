@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lora_tune.base.errors import InputError, StudyError
-from lora_tune.base.kinds import WORKLOADS
+from lora_tune.base.registry import WORKLOADS
 from lora_tune.config.problems import first_problem
 from lora_tune.config.study import Study
 from lora_tune.workloads.base import Workload

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from lora_tune.base.findings import Finding
+from lora_tune.base.errors import Finding
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.redact import HIDDEN, names_secret, redact
+from lora_tune.base.text import HIDDEN, names_secret, redact
 from lora_tune.workloads.base import Value
 from lora_tune.workloads.config_file import source_lines
 from lora_tune.workloads.sandbox import Sourced, source_files

@@ -15,14 +15,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.base.gpus import gpus_of_command, gpus_of_machine, visible_in
-from lora_tune.base.kinds import LOG_READERS, on_this_machine
+from lora_tune.base.host import gpus_of_command, gpus_of_machine, visible_in
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.registry import LOG_READERS, on_this_machine
 from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.secrets import Variables
 from lora_tune.config.study import Study
-from lora_tune.logs.line_reader import SCALES
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.lines import SCALES, make_reader
 from lora_tune.logs.run import LogReader
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
 from lora_tune.workloads.command_words import one_word, script_of, shell_variable, shell_words

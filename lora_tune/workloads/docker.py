@@ -16,8 +16,8 @@ from pathlib import Path
 from pydantic import Field
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.base.kinds import on_this_machine
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.registry import on_this_machine
 from lora_tune.config.study import Study
 from lora_tune.workloads import mlperf_checks, mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, some_proposal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import Study
-from lora_tune.logs.line_reader import LineReader
+from lora_tune.logs.lines import LineReader
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 

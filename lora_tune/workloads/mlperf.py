@@ -13,16 +13,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lora_tune.base.errors import InputError, LoraTuneError, StudyError
-from lora_tune.base.findings import Finding
+from lora_tune.base.errors import Finding, InputError, LoraTuneError, StudyError
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.config.layout import config_file_name
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
-from lora_tune.mlperf.benchmark import Benchmark
+from lora_tune.mlperf.benchmark import Benchmark, find_benchmark
 from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
-from lora_tune.mlperf.registry import find_benchmark
 from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export, mlperf_findings
 from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Value
 from lora_tune.workloads.base_config import equal

@@ -13,8 +13,8 @@ from lora_tune.config.holding import holding
 from lora_tune.config.objective import goal_of
 from lora_tune.config.parameters import FloatParameter, IntParameter
 from lora_tune.config.space import Space
+from lora_tune.mlperf.benchmark import benchmark_names
 from lora_tune.mlperf.knobs import as_value
-from lora_tune.mlperf.registry import benchmark_names
 from lora_tune.workloads import mlperf_evals
 from lora_tune.workloads.base import Start, some_proposal
 from lora_tune.workloads.base_config import BaseConfig, computed_from, equal, fitting_configs

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import InputError
-from lora_tune.base.redact import redact
+from lora_tune.base.text import redact
 from lora_tune.workloads.base import Export, Proposal, Value
 from lora_tune.workloads.config_file import render, source_lines
 from lora_tune.workloads.places import ALSO

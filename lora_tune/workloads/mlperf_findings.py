@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lora_tune.base.errors import LoraTuneError
-from lora_tune.base.findings import Finding, free_space, good, problem, warning
+from lora_tune.base.errors import Finding, LoraTuneError, free_space, good, problem, warning
 from lora_tune.base.paths import SweepPaths
-from lora_tune.mlperf.registry import LORA
+from lora_tune.mlperf.benchmark import LORA
 from lora_tune.workloads.base import PYXIS, some_proposal
 from lora_tune.workloads.mlperf_checks import about_base, other_benchmark, other_scripts, same_machine
 from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from lora_tune.mlperf.registry import LORA, check_name
+from lora_tune.mlperf.benchmark import LORA, check_name
 
 
 class MlperfSettings(BaseModel):

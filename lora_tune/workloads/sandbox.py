@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.process import send_signal
+from lora_tune.base.host import send_signal
 
 SECONDS = 20.0
 """How long sourcing may take."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.base.findings import Finding, good, problem, warning
+from lora_tune.base.errors import Finding, good, problem, warning
 
 GB = 1e9
 MODEL_GB = 130

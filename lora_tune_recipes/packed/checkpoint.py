@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from lora_tune.base.identity import ATTEMPT_KEY, SWEEP_KEY
-from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.paths import ATTEMPT_KEY, SWEEP_KEY, AttemptPaths
 from lora_tune.launchers.pack_folder import PackRequest
 from lora_tune_recipes.packed.group import Rows
 

@@ -8,9 +8,9 @@ import time
 from typing import TextIO
 
 from lora_tune.base.errors import LoraTuneError
-from lora_tune.base.identity import ATTEMPT_VARIABLE, SWEEP_VARIABLE
-from lora_tune.base.process import steady
-from lora_tune.base.small_files import create_json, write_json
+from lora_tune.base.files import create_json, write_json
+from lora_tune.base.host import steady
+from lora_tune.base.paths import ATTEMPT_VARIABLE, SWEEP_VARIABLE
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackRequest
 from lora_tune_recipes.packed import checkpoint

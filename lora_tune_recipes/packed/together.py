@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lora_tune.base.errors import InputError
-from lora_tune.base.small_files import read_json, write_json
+from lora_tune.base.files import read_json, write_json
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune_recipes.knobs import Knobs
 

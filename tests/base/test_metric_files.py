@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.base.metric_files import MetricFiles, TableFile, TensorBoardFile
+from lora_tune.base.files import MetricFiles, TableFile, TensorBoardFile
 from lora_tune.logs import relay
 
 

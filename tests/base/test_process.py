@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lora_tune
-from lora_tune.base.process import own_line, send_signal
+from lora_tune.base.host import own_line, send_signal
 
 SIGNALLING = {"kill", "killpg"}
 
@@ -43,13 +43,13 @@ def test_everything_that_signals_by_number_does_so_by_the_one_function() -> None
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in SIGNALLING and ast.unparse(node.value) == "os"
     ]
-    assert {name.partition(":")[0] for name in direct} == {"process.py"}, direct
+    assert {name.partition(":")[0] for name in direct} == {"host.py"}, direct
 
 
 def test_the_own_line_has_parents_and_leaders_of_their_groups_and_no_child() -> None:
     line = own_line()
     assert {os.getpid(), os.getppid(), os.getpgrp()} - {0} <= line
-    program = "from lora_tune.base.process import own_line; print(*own_line())"
+    program = "from lora_tune.base.host import own_line; print(*own_line())"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert os.getpid() in set(map(int, child.stdout.split()))
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.base.small_files import LARGEST, create_json, parse, read_json, write_json
+from lora_tune.base.files import LARGEST, create_json, parse, read_json, write_json
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

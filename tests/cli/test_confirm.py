@@ -21,8 +21,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.format import duration
 from lora_tune.base.paths import SweepPaths
+from lora_tune.base.text import duration
 from lora_tune.cli import export, status
 from lora_tune.cli.confirm import main
 from lora_tune.cli.confirm.command import replicate_study

@@ -23,7 +23,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from optuna.artifacts.exceptions import ArtifactNotFound
 
-from lora_tune.base.net import is_loopback
+from lora_tune.base.host import is_loopback
 from lora_tune.base.paths import SweepPaths
 from lora_tune.cli import dashboard
 from lora_tune.cli.options import Review, load_sweep

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.base.errors import LauncherError
-from lora_tune.base.findings import Finding, Level, free_space
+from lora_tune.base.errors import Finding, LauncherError, Level, free_space
 from lora_tune.cli.checks import cluster, database, probe
 from lora_tune.cli.doctor import main
 from lora_tune.config.site import Site
@@ -199,7 +198,7 @@ def test_sudo_calls_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 OWN_WORKLOAD = """
-from lora_tune.base.findings import problem
+from lora_tune.base.errors import problem
 from lora_tune.workloads.command import CommandWorkload
 
 class Licensed(CommandWorkload):

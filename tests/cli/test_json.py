@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lora_tune import Sweep
 from lora_tune.__main__ import main
-from lora_tune.base.versions import commit_of
+from lora_tune.base.host import commit_of
 from tests.cli.test_ask_tell import STUDY
 
 

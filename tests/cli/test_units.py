@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.__main__ import main
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.review import notes
 from lora_tune.review.plots import charts
 from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, STUDY, stored, study_of, sweep_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.config.formula import Formula, FormulaError
+from lora_tune.config.parameters import Formula, FormulaError
 
 
 @pytest.mark.parametrize(

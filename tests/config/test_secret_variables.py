@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import RefusedError, StudyError
 from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.base.redact import names_secret
+from lora_tune.base.text import names_secret
 from lora_tune.cli import sweep
-from lora_tune.config.kept_study import secrets_written_in, text_to_keep, with_secrets_of
-from lora_tune.config.study import parse_study
+from lora_tune.config.study import parse_study, secrets_written_in, text_to_keep, with_secrets_of
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.secret_values import SOURCING, file_in_memory

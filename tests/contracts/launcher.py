@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.files import write_json
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_json
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.launchers.job_runner import command_record
 from lora_tune.workloads.base import Job, Resources

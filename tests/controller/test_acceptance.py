@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.base.identity import log_head
+from lora_tune.base.paths import log_head
 from lora_tune.cli.ingest import read_logs
 from lora_tune.config.study import parse_study
 from lora_tune.controller.acceptance import impossible_times, other_log, why_untrue

@@ -17,7 +17,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import healing, pruning, results
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.mlperf.precision import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.grey_box.features import Coordinates
@@ -55,7 +55,7 @@ def fp4_run(losses: tuple[float, ...], *, healed_pace: float = 3.6) -> RunLog:
 def fp8_run(seed: int) -> RunLog:
     """A run of the public GBS 8 shape at 2.2 samples/s."""
     rng = np.random.default_rng(seed)
-    family = published_curves.published(8).family
+    family = convergence.published(8).family
     samples = 1536.0 + 384 * np.arange(8)
     loss = family.loss_at(samples) + rng.normal(0, family.seed) + rng.normal(0, 1, 8) * family.noise_at(samples)
     evals = [Eval(s, v, s / 2.2) for s, v in zip(samples, loss, strict=True)]
@@ -174,7 +174,7 @@ class TestWhatItCosts:
     @pytest.mark.parametrize("declared", [0.0, HEALING])
     def test_the_estimate_is_the_raw_stop_declared_or_not(self, losses: tuple[float, ...], declared: float) -> None:
         run = fp4_run(losses)
-        found = curves.estimate(run, TARGET, family=published_curves.published(8).family, healing=declared)
+        found = curves.estimate(run, TARGET, family=convergence.published(8).family, healing=declared)
         assert found.by_stop
         assert found.samples == run.evals[-1].samples - 192
         assert found.low < found.samples < found.high
@@ -205,7 +205,7 @@ class TestWhatItCosts:
         late = replace(run, evals=tuple(e._replace(seconds=e.seconds + 100) for e in run.evals))
         found = [
             curves.clock_seconds(
-                curves.estimate(r, TARGET, family=published_curves.published(8).family),
+                curves.estimate(r, TARGET, family=convergence.published(8).family),
                 curves.Timing(2.2, 0.0),
                 curves.Schedule(1536, 384),
             )
@@ -217,7 +217,7 @@ class TestWhatItCosts:
         evals = fp4_run(FP4_RUNS[0]).evals[:4]
         rival = Incumbent("trial 1", (430.0, 431.0, 429.0, 430.0, 432.0))
         timing = curves.Timing(7.7, 9.4)
-        family = published_curves.published(8).family
+        family = convergence.published(8).family
         told = cap(evals, timing, rival, 390.0, 0.1, target=TARGET, family=family, healing=HEALING)
         assert not told.stop
         assert cap(evals, timing, rival, 390.0, 0.1, target=TARGET, family=family).stop

@@ -11,7 +11,7 @@ import numpy as np
 from lora_tune.config.study import Study
 from lora_tune.controller import evidence, policy, pruning, public_runs
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.review.stopping import account_words, stopping_account
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
@@ -119,7 +119,7 @@ def test_a_good_run_says_nothing_of_the_public_runs_at_another_batch() -> None:
     other = replace(running(1, BEGAN + 200), parameters={"GBS": 16, "MAX_STEPS": 512})
     bad = [0.99] * 8
     assert judged(usual, other, *bad) == ""
-    there = published_curves.published(16)
+    there = convergence.published(16)
     assert there is not None
     among = [float(there.family.loss_at(np.array(1536 + 384.0 * i))) for i in range(10)]
     confirmed = sweep_of((running(0), USUAL), (other, [loss for loss in among if loss > 0.925] + [0.924]))
@@ -128,7 +128,7 @@ def test_a_good_run_says_nothing_of_the_public_runs_at_another_batch() -> None:
 
 
 def test_a_good_run_at_the_edge_of_the_public_ones_neither_begins_nor_ends_the_belief_in_them() -> None:
-    found = published_curves.published(8)
+    found = convergence.published(8)
     assert found is not None
     unit = float(np.hypot(found.family.noise_at(np.array(1920.0)), found.family.spread))
     excess = (found.threshold(0.1) + found.threshold(0.01)) / 2
@@ -140,7 +140,7 @@ def test_a_good_run_at_the_edge_of_the_public_ones_neither_begins_nor_ends_the_b
 
 def lying(excess: float, evals: int = 4) -> list[float]:
     """Losses so far above the public runs' median curve, in units of what good runs scatter."""
-    found = published_curves.published(8)
+    found = convergence.published(8)
     assert found is not None
     at = np.array([1536 + 384.0 * i for i in range(evals)])
     unit = np.hypot(found.family.noise_at(at), found.family.spread)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lora_tune.cli.status import main as status
 from lora_tune.cli.steer import main as steer
-from lora_tune.config.conditions import Conditions
+from lora_tune.config.parameters import Conditions
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
 from lora_tune.controller.steering import SteeredStudy, course, have_run

@@ -239,7 +239,7 @@ def test_a_sweep_that_somebody_begins_at_this_moment_is_no_foreign_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the records and the look at the folder another process has written both."""
-    from lora_tune.cli.plan import plan_of
+    from lora_tune.cli.options import plan_of
     from lora_tune.config.study import load_study
     from lora_tune.controller import runtime
     from lora_tune.store.leases import take_lease

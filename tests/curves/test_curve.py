@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lora_tune import curves
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 
 TARGET = 0.925
 GBS_8 = curves.log_linear(
@@ -115,14 +115,14 @@ def test_predicted_seconds_adds_training_and_evals() -> None:
 
 
 def test_the_published_shape_is_there_for_the_batch_sizes_of_the_public_runs() -> None:
-    assert published_curves.published(4) is None
-    assert published_curves.published(256) is None
-    assert published_curves.published(8).family.samples_at(TARGET) == pytest.approx(2980, rel=0.01)
-    assert published_curves.published(128).family.samples_at(TARGET) == pytest.approx(11000, rel=0.02)
+    assert convergence.published(4) is None
+    assert convergence.published(256) is None
+    assert convergence.published(8).family.samples_at(TARGET) == pytest.approx(2980, rel=0.01)
+    assert convergence.published(128).family.samples_at(TARGET) == pytest.approx(11000, rel=0.02)
 
 
 def test_a_stricter_false_prune_rate_needs_a_larger_excess() -> None:
-    envelope = published_curves.published(8)
+    envelope = convergence.published(8)
     assert envelope.threshold(0.01) > envelope.threshold(0.1)
     assert envelope.threshold(1e-9) == envelope.thresholds[-1][1]
     assert envelope.rate_of(envelope.threshold(0.05)) == pytest.approx(0.05)
@@ -130,7 +130,7 @@ def test_a_stricter_false_prune_rate_needs_a_larger_excess() -> None:
 
 def test_a_run_that_leaves_its_family_is_estimated_without_it() -> None:
     healed = run_of(0.961, 0.958, 0.955, 0.952, 0.934, 0.9235)
-    found = curves.estimate(healed, TARGET, family=published_curves.published(8).family)
+    found = curves.estimate(healed, TARGET, family=convergence.published(8).family)
     assert "fixed shape" not in found.method
     assert 3072 <= found.samples <= 3456
 
@@ -206,7 +206,7 @@ def test_two_runs_teach_no_shape() -> None:
 @settings(deadline=None)
 @given(anything)
 def test_no_sequence_of_evals_breaks_a_forecast(evals: list[Eval]) -> None:
-    for reference in (None, published_curves.published(8)):
+    for reference in (None, convergence.published(8)):
         ahead = curves.forecast(evals, TARGET, family=None if reference is None else reference.family)
         assert all(0 <= c <= 1 for c in ahead.chance)
 
@@ -231,7 +231,7 @@ def test_thousands_of_evals_are_thinned_without_losing_the_crossing() -> None:
 def test_the_shipped_calibration_is_what_the_script_makes_of_the_public_runs(public_data: Path) -> None:
     from benchmarks.calibrate_curves import calibrate
     from benchmarks.public_runs import is_test, load
-    from lora_tune.mlperf.published_curves import CALIBRATION
+    from lora_tune.mlperf.convergence import CALIBRATION
 
     shipped = json.loads(CALIBRATION.read_text())
     made = calibrate([r for r in load(public_data) if not is_test(r.submission)])
@@ -243,7 +243,7 @@ def test_on_runs_it_never_saw_the_estimate_halves_the_variance_of_the_stop(publi
     from benchmarks.calibrate_curves import is_good
     from benchmarks.public_runs import by_submission, is_test, load
 
-    family = published_curves.published(8).family
+    family = convergence.published(8).family
     own, raw = [], []
     for submission, group in by_submission(load(public_data)).items():
         if is_test(submission) and group[0].gbs == 8 and is_good(group):

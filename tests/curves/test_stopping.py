@@ -15,7 +15,7 @@ from lora_tune.curves.overlay import ComparedRun, course
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 
 TARGET, END = 0.925, 8192.0
 NOTHING = Evidence()
@@ -103,7 +103,7 @@ def test_arithmetic_knows_nothing_of_a_fall_before_the_first_evals_of_good_runs(
 
 
 def test_public_runs_are_numbers_from_their_first_evals_on() -> None:
-    published = Evidence(published=published_curves.published(8))
+    published = Evidence(published=convergence.published(8))
     never = [Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)]
     assert [verdict(never[:n], TARGET, published, length=END).stop for n in range(1, 4)] == [False, True, True]
     late = course([*never, Eval(3072.0, 0.924, 0)], length=END)
@@ -188,7 +188,7 @@ def test_sentences_count_in_what_the_log_counts_in() -> None:
     assert " steps to go, in which" in hopeless.sentence
     stalled = verdict(run_of(*[0.97] * 9), TARGET, Evidence(references=GOOD, unit="epochs"), length=END)
     assert " epochs; more than any of them" in stalled.sentence
-    published = Evidence(published=published_curves.published(8), unit="steps")
+    published = Evidence(published=convergence.published(8), unit="steps")
     blank = verdict([Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)], TARGET, published, length=END)
     assert "no number by 2688 steps" in blank.sentence
 
@@ -207,7 +207,7 @@ def test_a_run_at_its_target_or_its_end_is_never_stopped() -> None:
 
 def test_the_published_envelope_is_silent_while_the_precision_may_still_change() -> None:
     healing = [Eval(1536 + 384.0 * i, v, i) for i, v in enumerate((0.961, 0.957, 0.952, 0.949, 0.9257))]
-    published = Evidence(published=published_curves.published(8))
+    published = Evidence(published=convergence.published(8))
     assert verdict(healing[:4], TARGET, published, length=END).stop
     wary = replace(published, published_from=3190.0)
     assert not any(verdict(healing[:n], TARGET, wary, length=END).stop for n in range(1, 6))
@@ -217,7 +217,7 @@ def test_the_published_envelope_is_silent_while_the_precision_may_still_change()
 
 def test_a_good_run_of_this_study_overrules_the_published_envelope() -> None:
     slow = [Eval(1536 + 384.0 * i, v, i) for i, v in enumerate((0.96, 0.955, 0.95, 0.945, 0.94, 0.935, 0.93, 0.924))]
-    published = Evidence(published=published_curves.published(8))
+    published = Evidence(published=convergence.published(8))
     assert verdict(slow[:4], TARGET, published, length=END).stop
     envelope = published.published
     assert envelope is not None
@@ -227,7 +227,7 @@ def test_a_good_run_of_this_study_overrules_the_published_envelope() -> None:
 
 def test_an_envelope_moves_to_where_the_good_runs_of_a_study_lie() -> None:
     """One that needs 15% more samples lies among the public runs and above most of them."""
-    envelope = published_curves.published(8)
+    envelope = convergence.published(8)
     assert envelope is not None
     assert envelope.limit(0.05) == envelope.threshold(0.05)
     above = [1.0, 2.0, 1.5, 1.5]
@@ -238,7 +238,7 @@ def test_an_envelope_moves_to_where_the_good_runs_of_a_study_lie() -> None:
 
 
 def test_good_runs_confirm_an_envelope_when_they_surely_lie_among_its() -> None:
-    envelope = published_curves.published(8)
+    envelope = convergence.published(8)
     assert envelope is not None
     told = {count: confirms([2.5] * count, envelope) for count in (0, 1, 2, 8)}
     assert told == {0: False, 1: False, 2: False, 8: True}, "one good run may be luck"
@@ -251,7 +251,7 @@ def evals_from(*losses: float) -> list[Eval]:
 
 
 def test_only_a_good_run_that_lay_outside_of_an_envelope_contradicts_it() -> None:
-    envelope = published_curves.published(8)
+    envelope = convergence.published(8)
     assert envelope is not None
     late = reference(evals_from(*[0.96] * 8, 0.924))
     assert contradicts(late, TARGET, envelope, 0.01)
@@ -265,7 +265,7 @@ def test_only_a_good_run_that_lay_outside_of_an_envelope_contradicts_it() -> Non
 
 def test_a_study_that_lets_many_good_runs_be_stopped_gives_up_the_envelope_no_sooner() -> None:
     """One good run in five lies outside of an envelope at 20%, whatever it was calibrated on."""
-    envelope = published_curves.published(8)
+    envelope = convergence.published(8)
     assert envelope is not None
     unit = float(np.hypot(envelope.family.noise_at(np.array(1920.0)), envelope.family.spread))
     between = (envelope.threshold(0.2) + envelope.threshold(0.01)) / 2
@@ -283,7 +283,7 @@ def test_no_sequence_of_evals_breaks_the_rule(evals: list[Eval], others: list[li
     references = (*(ComparedRun(curve=usable(e), length=end) for e in others), *GOOD)
     for evidence in (
         Evidence(references=references),
-        Evidence(published=published_curves.published(8), references=references),
+        Evidence(published=convergence.published(8), references=references),
     ):
         found = verdict(evals, TARGET, evidence, length=end)
         assert found.stop == bool(found.sentence)

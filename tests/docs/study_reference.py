@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from lora_tune.base.kinds import WORKLOADS
+from lora_tune.base.registry import WORKLOADS
 from lora_tune.config import parameters, tables
 from lora_tune.config.objective import ObjectiveSettings
 from lora_tune.config.site import Site

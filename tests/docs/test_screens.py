@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from lora_tune.cli import report, status
-from lora_tune.cli.people import People
+from lora_tune.cli.options import People
 from lora_tune.review import screen
 from lora_tune.store.port import Request
 from tests.browser import Browser

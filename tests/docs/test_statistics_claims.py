@@ -16,12 +16,12 @@ from lora_tune.curves.overlay import ComparedRun
 from lora_tune.curves.points import usable
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
 
 TARGET = perturbed.TARGET
 EARLY = 0.6
-PUBLISHED = published_curves.published(8)
+PUBLISHED = convergence.published(8)
 NOISE = np.random.default_rng(5).normal(0, 1, 4000)
 
 
@@ -126,7 +126,7 @@ def test_on_public_runs_that_it_never_saw_the_envelope_keeps_its_rate_and_catche
     for submission, group in by_submission(load(public_data)).items():
         if is_test(submission):
             published, length = (
-                Evidence(published=published_curves.published(group[0].gbs)),
+                Evidence(published=convergence.published(group[0].gbs)),
                 group[0].max_steps * group[0].gbs,
             )
             stops = [stopped_at(r.run.evals, published, length) for r in group]

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.kinds import LAUNCHERS, SAMPLERS
-from lora_tune.base.registry import Registry
+from lora_tune.base.registry import LAUNCHERS, SAMPLERS, Registry
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.lines import make_reader
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.samplers import make_sampler
 from lora_tune.workloads import load as load_workload
@@ -61,7 +60,7 @@ def lowest(study, old_runs):
 '''
 
 READER = '''
-from lora_tune.logs.line_reader import LineReader
+from lora_tune.logs.lines import LineReader
 
 
 class Percent(LineReader):

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from lora_tune.base.small_files import create_json, write_json
+from lora_tune.base.files import create_json, write_json
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackFolder, PackRequest
 from lora_tune_recipes.packed import side_by_side

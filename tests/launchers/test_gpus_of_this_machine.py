@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.base.gpus import gpus_of_command, gpus_of_machine
+from lora_tune.base.host import gpus_of_command, gpus_of_machine
 from lora_tune.cli.init import main as init
 from lora_tune.config.study import Study, parse_study
 from lora_tune.launchers import make_launcher

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lora_tune.base.files import parse
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import parse
 from lora_tune.launchers import job_records
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.job_records import alive, describe, read_records

@@ -19,8 +19,7 @@ from pydantic import SecretStr
 from submitit import LocalExecutor
 
 from lora_tune.base.errors import LauncherError, SetupError
-from lora_tune.base.identity import without_head
-from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.paths import AttemptPaths, without_head
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher
@@ -136,7 +135,7 @@ def test_a_trial_that_names_its_driver_as_itself_is_ended_in_the_drivers_place(
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from lora_tune.base.paths import AttemptPaths\n"
-        "from lora_tune.base.small_files import write_json\n"
+        "from lora_tune.base.files import write_json\n"
         "from lora_tune.launchers.base import Ticket\n"
         "from lora_tune.launchers.job_records import describe\n"
         "from lora_tune.launchers.local import LocalLauncher\n"

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import InputError, LauncherError
+from lora_tune.base.files import write_json
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_json
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers import make_launcher

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base.files import write_json
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_json
 from lora_tune.launchers import pause_watch
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.job_records import read_pauses

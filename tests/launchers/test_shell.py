@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.redact import names_secret
+from lora_tune.base.text import names_secret
 from lora_tune.cli.sweep import main as sweep
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.slurm.launcher import SlurmLauncher

@@ -14,9 +14,8 @@ from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import load_study
 from lora_tune.launchers.base import JobState, Ticket
-from lora_tune.launchers.simulated.courses import Cluster
 from lora_tune.launchers.simulated.h100 import function as h100
-from lora_tune.launchers.simulated.launcher import SimulatedLauncher, of_study
+from lora_tune.launchers.simulated.launcher import Cluster, SimulatedLauncher, of_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.samplers import make_sampler
 from lora_tune.workloads import load

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import LauncherError, SetupError
-from lora_tune.base.identity import without_head
-from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import create_json, read_json
+from lora_tune.base.files import create_json, read_json
+from lora_tune.base.paths import AttemptPaths, without_head
 from lora_tune.config.secrets import Secret
 from lora_tune.config.site import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits

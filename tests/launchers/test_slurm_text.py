@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.base.hostlist import hostnames
+from lora_tune.base.host import hostnames
 from lora_tune.launchers.base import JobState, Waits
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask

@@ -14,15 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.launchers.base import JobState
-from lora_tune.logs import failure_evidence as evidence
+from lora_tune.logs import failures as evidence
 from lora_tune.logs import failures as module
-from lora_tune.logs.failure_evidence import most_telling
-from lora_tune.logs.failure_signatures import SIGNATURES
-from lora_tune.logs.failures import Diagnosis, FailureKind, FailureScanner, diagnose, redact
+from lora_tune.logs.failures import SIGNATURES, Diagnosis, FailureKind, FailureScanner, diagnose, most_telling, redact
 from lora_tune.logs.guess import guess
+from lora_tune.logs.lines import looks_like_an_eval
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.logs.unmatched import looks_like_an_eval
 from tests import prologs
 
 FAILURES = [

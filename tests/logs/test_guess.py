@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lora_tune.cli.new_study import ScriptFacts, study_text
 from lora_tune.logs.guess import guess
 from lora_tune.logs.line_forms import losses, positions
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.lines import make_reader
 
 KERAS = "".join(
     f"Epoch {epoch}/3\n\x1b[1m 1/10\x1b[0m \x1b[32m━\x1b[0m 0s 9ms/step - loss: 2.30\r"

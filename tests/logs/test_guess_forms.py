@@ -6,7 +6,7 @@ import pytest
 
 from lora_tune.cli.new_study import ScriptFacts, study_text
 from lora_tune.logs.guess import guess
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.lines import make_reader
 
 EVALS = [(10, 1.234), (20, 0.975), (30, 0.863)]
 BY_EPOCH = [(1, 1.234), (2, 0.975), (3, 0.863)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.looks import EACH, LATER
+from lora_tune.logs.follower import EACH, LATER, LogFollower
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 from lora_tune.logs.run_builder import RunBuilder

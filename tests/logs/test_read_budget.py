@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.logs import looks, unseen
-from lora_tune.logs.follower import LogFollower
+from lora_tune.logs import arrival, follower
+from lora_tune.logs.follower import LEAST_BYTES, STAMPED, TICK_BYTES, LogFollower, ReadBudget
 from lora_tune.logs.jsonl import JsonLinesReader
-from lora_tune.logs.looks import LEAST_BYTES, STAMPED, TICK_BYTES, ReadBudget
 from lora_tune.store.records import Verdict
 from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, Script, command_study, curve_script
@@ -56,11 +55,11 @@ def test_a_log_of_4_gb_is_read_a_little_at_each_look(
     os.truncate(log, FOUR_GB)
     clock.now += 3600.0  # nobody had looked
     followed = LogFollower(log, lambda: Counting(clock), clock.now, begun=begun)
-    assert counted() <= unseen.SCANNED_BYTES + unseen.WINDOWS
+    assert counted() <= arrival.SCANNED_BYTES + arrival.WINDOWS
     for _ in range(4):
         clock.now += 5.0
         assert followed.poll(clock.now, drain=True, limit=limit) == limit
-        assert counted() <= limit + unseen.SCANNED_BYTES + unseen.WINDOWS
+        assert counted() <= limit + arrival.SCANNED_BYTES + arrival.WINDOWS
     assert followed.unread == FOUR_GB - 4 * limit
     assert len(followed.run().evals) == 3
 
@@ -102,17 +101,17 @@ def test_windows_of_a_long_stretch_tell_when_its_lines_came(
     log = tmp_path / "job.log"
     log.write_bytes(trained(header, count))
     size = log.stat().st_size
-    whole = unseen.pieces(log, 0, size, lambda: Counting(Clock()))
+    whole = arrival.log_pieces(log, 0, size, lambda: Counting(Clock()))
     counted()
-    monkeypatch.setattr(unseen, "SCANNED_BYTES", 64 << 10)
-    sampled = unseen.pieces(log, 0, size, lambda: Counting(Clock()))
-    assert counted() <= (64 << 10) + unseen.WINDOWS
+    monkeypatch.setattr(arrival, "SCANNED_BYTES", 64 << 10)
+    sampled = arrival.log_pieces(log, 0, size, lambda: Counting(Clock()))
+    assert counted() <= (64 << 10) + arrival.WINDOWS
     assert sampled[-1].end == size
     assert all(a.end < b.end and a.share <= b.share for a, b in pairwise(sampled))
     assert max(abs(share_at(sampled, at) - share_at(whole, at)) for at in range(0, size, size // 500)) < 0.05
 
 
-def share_at(pieces: list[unseen.LogPiece], at: int) -> float:
+def share_at(pieces: list[arrival.LogPiece], at: int) -> float:
     return next(piece.share for piece in pieces if piece.end > at)
 
 
@@ -153,7 +152,7 @@ def test_a_trial_is_concluded_when_its_log_is_read_to_the_end(tmp_path: Path, mo
     """Over several ticks, in which the cluster forgets the job; the driver looks at others meanwhile."""
     sweeps = []
     for number, limit in enumerate((TICK_BYTES, 8192)):
-        monkeypatch.setattr(looks, "TICK_BYTES", limit)
+        monkeypatch.setattr(follower, "TICK_BYTES", limit)
         (tmp_path / str(number)).mkdir()
         cluster = Forgets(FakeClock(), chatty)
         there = House(tmp_path / str(number), cluster, command_study(trials=3, parallel=2, attempts=1))
@@ -169,9 +168,9 @@ def test_a_reader_that_is_fed_windows_sees_whole_lines(tmp_path: Path, monkeypat
     """What a window cuts off may state another number than the line: step 12 of step 1234."""
     log = tmp_path / "job.log"
     log.write_bytes(trained(0, 3000))
-    monkeypatch.setattr(unseen, "SCANNED_BYTES", 4096)
+    monkeypatch.setattr(arrival, "SCANNED_BYTES", 4096)
     text, size = log.read_bytes(), log.stat().st_size
-    found = list(unseen._lines(log, 0, size))
+    found = list(arrival._lines(log, 0, size))
     assert len(found) < 100
     assert all(text[at : at + len(line)] == line and line.endswith(b"\n") for at, line in found)
     assert all(at == 0 or text[at - 1 : at] == b"\n" for at, _ in found)

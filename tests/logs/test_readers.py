@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.logs import line_reader, regex
+from lora_tune.logs import lines as line_reader
+from lora_tune.logs import regex
+from lora_tune.logs.lines import make_reader
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.readers import make_reader
 from lora_tune.logs.run import LogReader, RunLog
 
 

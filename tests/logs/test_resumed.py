@@ -13,8 +13,8 @@ from lora_tune.controller import results
 from lora_tune.controller.acceptance import why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.hf_trainer import HfTrainerReader
-from lora_tune.logs.resumed import says_resumed
 from lora_tune.logs.run import RunLog
+from lora_tune.logs.run_builder import says_resumed
 from lora_tune.store.records import Attempt, Trial
 
 STUDY = parse_study(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import SetupError
-from lora_tune.logs import tail as logtail
+from lora_tune.logs import follower as logtail
+from lora_tune.logs.follower import LogTail
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
-from lora_tune.logs.tail import LogTail
 
 EVAL = b':::MLLOG {"time_ms": %d, "key": "eval_accuracy", "value": %f, "metadata": {"samples_count": %d}}\n'
 

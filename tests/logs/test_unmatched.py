@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.line_reader import LineReader
-from lora_tune.logs.readers import make_reader
+from lora_tune.logs.lines import ENOUGH_LINES, LineReader, Unmatched, looks_like_an_eval, make_reader, suggest
 from lora_tune.logs.run import RunLog
-from lora_tune.logs.unmatched import ENOUGH_LINES, Unmatched, looks_like_an_eval, suggest
 
 EVALS = [
     ("step 300 loss 0.5196", {"step": "300", "loss": "0.5196"}),

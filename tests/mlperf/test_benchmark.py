@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
-from lora_tune.mlperf import registry
+from lora_tune.mlperf import benchmark as registry
 from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
 from lora_tune.mlperf.header import log_lines
 from lora_tune.mlperf.log_check import complaints, parse

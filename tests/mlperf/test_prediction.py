@@ -15,8 +15,7 @@ from lora_tune.cli.sweep import main, summary
 from lora_tune.config.study import parse_study
 from lora_tune.controller.driver import Outcome
 from lora_tune.mlperf.benchmark import read_benchmark
-from lora_tune.mlperf.predict import predict
-from lora_tune.mlperf.score import olympic_mean, score
+from lora_tune.mlperf.score import olympic_mean, predict, score
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 

@@ -15,7 +15,7 @@ from lora_tune.base.errors import StudyError
 from lora_tune.cli.sweep import main
 from lora_tune.config.study import parse_study
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.mlperf.registry import benchmark_names, find_benchmark
+from lora_tune.mlperf.benchmark import benchmark_names, find_benchmark
 from lora_tune.mlperf.rulesets import order, rulesets_with
 from lora_tune.review.summary import objective_words
 from lora_tune.store import Store, sqlite_url

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
+from lora_tune.base.files import write_json
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import write_json
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.logs.mllog import MllogReader

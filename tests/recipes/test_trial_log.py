@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from lora_tune.base.identity import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
+from lora_tune.base.paths import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
 from lora_tune.logs.mllog import MllogReader
 from lora_tune_recipes.trial_log import TrialLog
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.review.scaling import scaling
+from lora_tune.review.importance import scaling
 from lora_tune.store.records import Verdict
 from tests.cluster import Cluster
 from tests.recipes_e2e.rig import Rig

@@ -8,7 +8,7 @@ import pytest
 
 from lora_tune.cli.report import report_html
 from lora_tune.config.study import Study
-from lora_tune.review import base_changes
+from lora_tune.review import importance
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from tests.builders import STUDY, study_of, sweep_of
@@ -28,11 +28,11 @@ def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[StudyRecords,
 def test_each_change_is_told_with_its_worth_where_the_search_has_a_model(sampler: str) -> None:
     study = study_of(f'{STUDY}[search]\nsampler = "{sampler}"\n')
     sweep, best = with_base(study)
-    first, *others = base_changes.told(study, sweep, best)
+    first, *others = importance.told(study, sweep, best)
     assert first.startswith(f"trial {best.number} against config_x.sh (trial 0): ")
     assert first.endswith("%")
     changed = {n for n in best.tuned if best.tuned[n] != sweep.trials[0].tuned[n]}
-    assert {w.name for w in base_changes.worths(study, sweep, sweep.trials[0], best)} == changed
+    assert {w.name for w in importance.worths(study, sweep, sweep.trials[0], best)} == changed
     assert any("LR: " in line and "saves " in line and "±" in line for line in others)
 
 
@@ -48,7 +48,7 @@ def test_the_report_shows_it_and_escapes_names() -> None:
 def test_without_a_model_the_changes_are_listed_and_nothing_is_claimed() -> None:
     study = study_of(STUDY + '[search]\nsampler = "random"\n')
     sweep, best = with_base(study)
-    lines = list(base_changes.told(study, sweep, best))
+    lines = list(importance.told(study, sweep, best))
     assert not any("saves" in line for line in lines)
     assert lines[-1] == "  (what each of them is worth is not shown by this sweep)"
 
@@ -59,7 +59,7 @@ def test_a_base_that_never_reached_the_target_is_no_comparison() -> None:
     failed = replace(
         sweep.trials[0], verdict=Verdict.FAILED, sentence="it broke", metrics=TrialMetrics(base="config_x.sh")
     )
-    (first, *_) = base_changes.told(study, replace(sweep, trials={**sweep.trials, 0: failed}), best)
+    (first, *_) = importance.told(study, replace(sweep, trials={**sweep.trials, 0: failed}), best)
     assert first.endswith("no comparison, trial 0 failed: it broke")
 
 
@@ -68,11 +68,11 @@ def test_a_sweep_without_one_says_nothing() -> None:
     sweep = sweep_of(study)
     best = sweep.best()
     assert best is not None
-    assert list(base_changes.told(study, sweep, best)) == []
+    assert list(importance.told(study, sweep, best)) == []
 
 
 def test_a_base_that_nothing_beats_is_told_as_such() -> None:
     study = study_of(STUDY)
     sweep, _ = with_base(study)
-    told = list(base_changes.told(study, sweep, sweep.trials[0]))
+    told = list(importance.told(study, sweep, sweep.trials[0]))
     assert told == ["trial 0 is config_x.sh as it stands: nothing that was tried is better"]

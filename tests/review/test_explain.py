@@ -18,8 +18,7 @@ from lora_tune.cli import explain
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review.advice import Advice, advise
-from lora_tune.review.failing_values import failing_values
-from lora_tune.review.importance import cannot_tell, knobs
+from lora_tune.review.importance import cannot_tell, failing_values, knobs
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of

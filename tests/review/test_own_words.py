@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.base.format import duration
-from lora_tune.cli.again import called
+from lora_tune.base.text import duration
 from lora_tune.cli.confirm.command import main as confirm
 from lora_tune.cli.explain import main as explain
+from lora_tune.cli.options import called
 from lora_tune.cli.report import main as report
 from lora_tune.cli.status import main as status
 from lora_tune.cli.sweep import main as sweep

@@ -20,11 +20,22 @@ from lora_tune.config.study import Study
 from lora_tune.review import plots
 from lora_tune.review.describe import short_layout
 from lora_tune.review.importance import knobs
-from lora_tune.review.plots import curves, parallel, speed, spending, svg
-from lora_tune.review.plots.chart import Axis, Bars, Chart, Lines, Markers, Rule, extent
+from lora_tune.review.plots import chart as svg
+from lora_tune.review.plots import curves, parallel
+from lora_tune.review.plots.chart import (
+    Axis,
+    Bars,
+    Chart,
+    Lines,
+    Markers,
+    Rule,
+    extent,
+    linear_ticks,
+    log_ticks,
+    tick_text,
+    time_unit,
+)
 from lora_tune.review.plots.figures import figure
-from lora_tune.review.plots.ticks import linear_ticks, log_ticks, tick_text
-from lora_tune.review.plots.units import time_unit
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.builders import BEGAN, STUDY, hostile, study_of, sweep_of
 
@@ -53,7 +64,7 @@ def test_every_trial_with_evals_is_one_curve(study: Study, sweep: StudyRecords) 
 
 
 def test_times_add_up_to_the_time_to_target(study: Study, sweep: StudyRecords) -> None:
-    parts = speed.time_parts(study, sweep)
+    parts = curves.time_parts(study, sweep)
     assert parts[0].trial == sweep.best()
     for p in parts:
         assert p.training + p.evals + p.rest == pytest.approx(p.trial.seconds)
@@ -61,7 +72,7 @@ def test_times_add_up_to_the_time_to_target(study: Study, sweep: StudyRecords) -
 
 
 def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: StudyRecords) -> None:
-    found = speed.layout_speeds(study, sweep)
+    found = curves.layout_speeds(study, sweep)
     assert sum(len(x.speeds) for x in found) == sum(
         t.metrics.samples_per_second is not None for t in sweep.trials.values()
     )
@@ -87,7 +98,7 @@ def test_samples_to_target_recovers_the_builder_s_valley() -> None:
 
 
 def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study, sweep: StudyRecords) -> None:
-    bought = spending.purchases(study, sweep)
+    bought = curves.purchases(study, sweep)
     bests = [p.best for p in bought if p.best is not None]
     assert bests == sorted(bests, reverse=True)
     hours = [p.node_hours for p in bought]
@@ -100,12 +111,12 @@ def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study,
 def test_the_job_of_a_trial_whose_record_is_lost_is_drawn_as_failed() -> None:
     whole = sweep_of(study_of(), trials=6)
     lost = replace(whole, trials={n: t for n, t in whole.trials.items() if n != 2})
-    assert {s.colour for s in spending.stays(lost, NOW) if s.trial == 2} == {"bad"}
-    assert spending.timeline(lost, NOW) is not None
+    assert {s.colour for s in curves.stays(lost, NOW) if s.trial == 2} == {"bad"}
+    assert curves.timeline(lost, NOW) is not None
 
 
 def test_stays_on_one_node_never_overlap_within_a_lane(sweep: StudyRecords) -> None:
-    chart = spending.timeline(sweep, NOW)
+    chart = curves.timeline(sweep, NOW)
     assert chart is not None
     lanes: dict[float, list[tuple[float, float]]] = {}
     for mark in chart.marks:
@@ -120,7 +131,7 @@ def test_stays_on_one_node_never_overlap_within_a_lane(sweep: StudyRecords) -> N
 
 def test_a_trial_that_failed_at_first_shows_both_colours(sweep: StudyRecords) -> None:
     again = next(a for a in sweep.attempts.values() if a.failure == "infrastructure")
-    stays = [s for s in spending.stays(sweep, NOW) if s.trial == again.trial]
+    stays = [s for s in curves.stays(sweep, NOW) if s.trial == again.trial]
     assert stays[0].colour == "bad"
     if sweep.trials[again.trial].verdict is Verdict.REACHED:
         assert stays[-1].colour == "good"
@@ -130,7 +141,7 @@ def test_ends_of_trials_have_colours_that_can_be_told_apart(sweep: StudyRecords)
     """Two names of one colour made reached and censored trials look the same."""
     late = next(t for t in sweep.trials.values() if t.verdict is Verdict.PRUNED)
     ended = replace(sweep, trials={**sweep.trials, late.number: replace(late, verdict=Verdict.CENSORED)})
-    shown = {stay.outcome: stay.colour for stay in spending.stays(ended, NOW)}
+    shown = {stay.outcome: stay.colour for stay in curves.stays(ended, NOW)}
     assert {"reached", "censored"} <= shown.keys()
     for theme in (svg.LIGHT, svg.DARK):
         assert len({theme[colour] for colour in shown.values()}) == len(shown)

@@ -17,12 +17,10 @@ from lora_tune.cli.replay import as_object, main
 from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import load_study
 from lora_tune.launchers.simulated.h100 import function as h100
-from lora_tune.logs import looks
-from lora_tune.logs.announced import Announced
+from lora_tune.logs import follower
+from lora_tune.logs.log_files import TICK_MS, printed_settings, ticks
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.playback import TICK_MS, ticks
-from lora_tune.logs.printed_config import printed_settings
-from lora_tune.logs.run import RunLog
+from lora_tune.logs.run import Announced, RunLog
 from lora_tune.review.log_replay import Replay
 from lora_tune.store.records import Verdict
 from tests.recorded import recorded
@@ -314,7 +312,7 @@ class CountingReader(MllogReader):
 
 
 def test_a_log_with_an_eval_at_every_step_is_judged_at_a_share_of_them_and_still_stopped(monkeypatch) -> None:
-    monkeypatch.setattr(looks, "EACH", 50)
+    monkeypatch.setattr(follower, "EACH", 50)
     rows = [("run_start", None, {})]
     rows += [("eval_accuracy", 1.0 if i < 600 else math.nan, {"samples_count": 8 * i}) for i in range(1, 1000)]
     log = "".join(
@@ -324,7 +322,7 @@ def test_a_log_with_an_eval_at_every_step_is_judged_at_a_share_of_them_and_still
     )
     CountingReader.made = 0
     shown = Replay(load_study(STUDIES / "h100.toml"), lambda _: CountingReader()).play(log.encode())
-    assert CountingReader.made < 50 + 50 / looks.LATER * math.log(1000 / 50) + 20, "three seconds for each fifty"
+    assert CountingReader.made < 50 + 50 / follower.LATER * math.log(1000 / 50) + 20, "three seconds for each fifty"
     assert len(shown.run.evals) == 999
     assert [v.kind for v in shown.verdicts] == ["pruned"]
-    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 + looks.LATER * 667 / 50 + 2
+    assert 600 / 0.9 <= shown.verdicts[0].at_seconds <= 600 / 0.9 + follower.LATER * 667 / 50 + 2

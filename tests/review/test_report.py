@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.cli import report
-from lora_tune.cli.people import People
+from lora_tune.cli.options import People
 from lora_tune.config.study import Study
 from lora_tune.review.summary import overview, saved_node_hours
 from lora_tune.review.trial_rows import searched_names, trial_rows, value_text

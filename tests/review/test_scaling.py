@@ -10,7 +10,7 @@ from rich.console import Console
 from lora_tune.cli.report import report_html
 from lora_tune.cli.status import picture
 from lora_tune.config.study import Study, load_study
-from lora_tune.review.scaling import scaling, table
+from lora_tune.review.importance import scaling, table
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from tests.conftest import REPOSITORY

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from lora_tune import curves
 from lora_tune.logs.run import Eval
-from lora_tune.mlperf import published_curves
+from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, Spread, cap, spread_of
 
 TARGET = 0.925
 TIMING = curves.Timing(2.0, 40.0)
 INCUMBENT = Incumbent("trial 7", (1700.0, 1720.0, 1690.0, 1710.0))
-FAMILY = published_curves.published(8).family
+FAMILY = convergence.published(8).family
 
 
 def run(count: int, offset: float = 0.0) -> list[Eval]:

@@ -16,8 +16,8 @@ import optuna
 import pytest
 
 from lora_tune.curves.stall import GO_ON
-from lora_tune.logs.looks import EACH, LATER
-from lora_tune.mlperf import published_curves
+from lora_tune.logs.follower import EACH, LATER
+from lora_tune.mlperf import convergence
 from lora_tune.search import pruner
 from lora_tune.search.pruner import SENTENCE, StallPruner
 
@@ -121,7 +121,7 @@ LEVEL_THEN_DROP = [0.96] * 9 + [0.924]
 
 
 def test_a_published_envelope_judges_once_a_good_trial_has_lain_within_it() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8)))
     for _ in range(2):
         assert run(study, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE
     run(study, [loss(s) for s in SAMPLES])
@@ -131,20 +131,20 @@ def test_a_published_envelope_judges_once_a_good_trial_has_lain_within_it() -> N
 
 def test_an_envelope_of_other_curves_stops_no_good_trial_even_where_the_first_trial_is_bad() -> None:
     """Were they stopped, none would be left to contradict it, and the study would lose every good trial."""
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8)))
     run(study, [1.1] * len(SAMPLES))
     for _ in range(6):
         assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
 
 
 def test_a_first_trial_that_diverges_is_pruned_whatever_the_envelope() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8)))
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8)))
     trial = run(study, [0.96, 0.95, 0.94, *[40.0] * 8])
     assert trial.user_attrs[SENTENCE].startswith("diverged")
 
 
 def test_an_envelope_that_a_good_trial_lay_outside_of_gives_way_to_finished_trials() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=published_curves.published(8), max_steps=8192))
+    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8), max_steps=8192))
     for _ in range(8):
         assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
     trial = run(study, [1.1] * len(SAMPLES))
@@ -153,7 +153,7 @@ def test_an_envelope_that_a_good_trial_lay_outside_of_gives_way_to_finished_tria
 
 def test_trials_that_began_under_an_envelope_that_gave_way_are_no_free_references() -> None:
     """Those of them that got there are the ones that the envelope had let through."""
-    pruner = StallPruner(TARGET, envelope=published_curves.published(8), max_steps=8192)
+    pruner = StallPruner(TARGET, envelope=convergence.published(8), max_steps=8192)
     study = optuna.create_study(pruner=pruner)
     start = study.ask()
     for _ in range(8):

@@ -16,7 +16,7 @@ from scipy.special import betaln
 from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import GreyBox, misleading
 from benchmarks.laboratory.problem import Problem
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter
 from lora_tune.config.space import Space
 from lora_tune.launchers.simulated.h100 import time_to_target

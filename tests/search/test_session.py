@@ -12,7 +12,7 @@ import pytest
 from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler
 from optuna.trial import FrozenTrial
 
-from lora_tune.config.conditions import Conditions
+from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.run import Eval
 from lora_tune.search.optuna_trials import of_trial

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from lora_tune.store import engine, silence
+from lora_tune.store import engine
 
 if __name__ == "__main__":
-    silence.SILENCE_SECONDS = 1.0
+    engine.SILENCE_SECONDS = 1.0
     engine._PATIENCE["connect_timeout"] = "2"
     from lora_tune.cli.sweep import main
 

@@ -10,8 +10,7 @@ import pytest
 from lora_tune.base.errors import RemarkChangedError
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.port import Remark, Request
-from lora_tune.store.remarks import Remarks
-from lora_tune.store.requests import Requests
+from lora_tune.store.requests import Remarks, Requests
 
 
 @pytest.fixture

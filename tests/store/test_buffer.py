@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.logs.run import Eval
 from lora_tune.store import BufferedStore, Changes, Lease, Store, sqlite_url
-from lora_tune.store.buffer import read
+from lora_tune.store.outage import read
 from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
 
 NOW = 1_760_000_000.0

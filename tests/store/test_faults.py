@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import StoreError
-from lora_tune.base.mounts import NETWORK, file_system, mountinfo
+from lora_tune.base.files import NETWORK, file_system, mountinfo
 from lora_tune.logs.run import Eval
 from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.store import Changes, Store, engine, sqlite_url

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.base.process import boot, place
+from lora_tune.base.host import boot, place
 from lora_tune.store import LEASE_SECONDS, BufferedStore, Changes, Held, Store, leases, sqlite_url
 from lora_tune.store.leases import Patience, keeping, take_lease, try_lease, wait_for_lease
 from tests.conftest import REPOSITORY

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import StoreError
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice, RunMetrics, TrialMetrics, as_mapping, from_mapping
-from lora_tune.store.records import Trial
-from lora_tune.store.rows import to_json, trial_from
+from lora_tune.store.records import Trial, to_json, trial_from
 
 numbers = st.none() | st.floats(allow_nan=False)
 measured = st.builds(

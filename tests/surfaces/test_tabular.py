@@ -12,7 +12,7 @@ import pytest
 
 from lora_tune.base.errors import InputError
 from lora_tune.launchers.simulated.machine import MEMORY_SPREAD_GB, Degrees, Machine
-from lora_tune.launchers.simulated.run_log import TEARDOWN_SECONDS
+from lora_tune.launchers.simulated.simulated_run import TEARDOWN_SECONDS
 from lora_tune.launchers.simulated.tabular import TabularSurface, read_table
 
 RATES, STEPS, MINIBS, SEEDS = (1e-4, 1e-3, 1e-2), (100, 200), (4, 8), (1, 2, 3)

@@ -6,8 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 
-from lora_tune.base.errors import LauncherError
-from lora_tune.base.findings import Finding, good, problem, warning
+from lora_tune.base.errors import Finding, LauncherError, good, problem, warning
 from lora_tune.config.site import Site
 from lora_tune.launchers.slurm.launcher import COMMANDS
 from lora_tune.launchers.slurm.parse import NODES, node_rows

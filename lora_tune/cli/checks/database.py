@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 
 from lora_tune import store as stores
-from lora_tune.base.errors import StoreError
-from lora_tune.base.findings import Finding, good, problem
-from lora_tune.base.mounts import NETWORK, file_system, mountinfo
+from lora_tune.base.errors import Finding, StoreError, good, problem
+from lora_tune.base.files import NETWORK, file_system, mountinfo
 
 
 def file(folder: Path, mounts: str | None = None) -> Finding:

@@ -14,15 +14,23 @@ import click
 from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
-from lora_tune.base.redact import redact
+from lora_tune.base.text import redact
 from lora_tune.cli import export, report
-from lora_tune.cli.again import again, typed
 from lora_tune.cli.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
 from lora_tune.cli.confirm.race import SEEDS_OFFSET, TOP, Race, contenders, introduction, race_settings, with_seeds
 from lora_tune.cli.confirm.submission import check, run_text, say_checks, write_results
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
-from lora_tune.cli.options import Review, guarded, load_review, output_option, storage_option, study_option
-from lora_tune.cli.people import people_if_known
+from lora_tune.cli.options import (
+    Review,
+    again,
+    guarded,
+    load_review,
+    output_option,
+    people_if_known,
+    storage_option,
+    study_option,
+    typed,
+)
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
 from lora_tune.controller.base_watch import refuse_departed

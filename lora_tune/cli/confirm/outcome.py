@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lora_tune.base.format import counted, duration
+from lora_tune.base.text import counted, duration
 from lora_tune.config.study import Study
 from lora_tune.review.describe import parameters_text
 from lora_tune.review.replicates import Replicate, missed, name_of, results
@@ -20,7 +20,7 @@ from lora_tune.store.records import StudyRecords, Trial
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.benchmark import Benchmark
-    from lora_tune.mlperf.predict import Prediction
+    from lora_tune.mlperf.score import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ def scored(
 
 def _ahead(benchmark: Benchmark, own: Sequence[Replicate], batch: int) -> Prediction:
     """What a new submission would score, by all runs there are."""
-    from lora_tune.mlperf.predict import predict
+    from lora_tune.mlperf.score import predict
 
     reached = [(r.seconds / 60, r.samples) for r in own if r.seconds is not None and r.samples is not None]
     minutes, samples = [m for m, _ in reached], [s for _, s in reached]

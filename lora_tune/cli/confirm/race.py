@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.format import counted
-from lora_tune.cli.again import again, typed
+from lora_tune.base.text import counted
+from lora_tune.cli.options import again, typed
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.review.describe import parameters_text, race_words

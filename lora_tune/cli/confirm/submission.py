@@ -10,11 +10,10 @@ import click
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.paths import near
-from lora_tune.base.redact import redact
+from lora_tune.base.text import redact
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.mlperf.registry import benchmark_names
-from lora_tune.mlperf.submission import read_submission
-from lora_tune.mlperf.verdict import passes, sentences
+from lora_tune.mlperf.benchmark import benchmark_names
+from lora_tune.mlperf.submission import passes, read_submission, sentences
 from lora_tune.workloads.base import Job
 
 

@@ -15,8 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lora_tune.launchers.simulated.run_log import RunOutcome
-from lora_tune.launchers.simulated.simulated_run import DRAWS, SimulatedRun
+from lora_tune.launchers.simulated.simulated_run import DRAWS, RunOutcome, SimulatedRun
 
 LEVELS: Mapping[str, tuple[object, ...]] = {
     "VBOOST_VALUE": (1, 0),

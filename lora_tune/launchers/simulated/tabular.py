@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from lora_tune.base.errors import InputError
 from lora_tune.launchers.simulated.machine import Degrees, Machine
-from lora_tune.launchers.simulated.run_log import RunOutcome, UndisturbedRun, draw, log_lines, timed
+from lora_tune.launchers.simulated.simulated_run import RunOutcome, UndisturbedRun, draw, log_lines, timed
 
 Array = npt.NDArray[np.float64]
 TABLES = Path(__file__).parent / "tables"

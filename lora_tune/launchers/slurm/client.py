@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.base.process import send_signal
+from lora_tune.base.host import send_signal
 
 ANSWER_SECONDS = 30.0
 """How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""

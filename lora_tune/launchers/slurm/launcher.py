@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lora_tune.base.errors import LauncherError, LimitError, RefusedError, SetupError
-from lora_tune.base.hostlist import hostnames
+from lora_tune.base.files import read_json, text_of, write_json
+from lora_tune.base.host import hostnames
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.small_files import read_json, text_of, write_json
 from lora_tune.config.site import Site
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket

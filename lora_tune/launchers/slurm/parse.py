@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_tune.base.hostlist import NOTHING, hostnames
+from lora_tune.base.host import NOTHING, hostnames
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 
 WHOLE_SECONDS = 2.0

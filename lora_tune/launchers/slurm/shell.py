@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from lora_tune.base.redact import names_secret
+from lora_tune.base.text import names_secret
 
 _SHELL = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "BASH_ENV"),

@@ -11,7 +11,7 @@ from lora_tune.review.advice.base import Advice, listed
 from lora_tune.review.advice.convergence import CONVERGENCE_RULES, overfits
 from lora_tune.review.advice.machine import MACHINE_RULES
 from lora_tune.review.advice.rules import RULES_OF_MLPERF
-from lora_tune.review.failing_values import FailingValue, explained, failing_values
+from lora_tune.review.importance import FailingValue, explained, failing_values
 from lora_tune.store.records import StudyRecords
 
 __all__ = ["Advice", "advise"]

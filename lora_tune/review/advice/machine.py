@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from statistics import median
 
-from lora_tune.base.format import counted, duration
+from lora_tune.base.text import counted, duration
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed

@@ -1,11 +1,11 @@
 """The figures of a sweep. A figure is a data function and a drawing function; the drawing is a :class:`Chart`,
-which :mod:`lora_tune.review.plots.svg` and :mod:`lora_tune.review.plots.figures` turn into SVG and plotly.
+which :mod:`lora_tune.review.plots.chart` and :mod:`lora_tune.review.plots.figures` turn into SVG and plotly.
 """
 
 from __future__ import annotations
 
 from lora_tune.config.study import Study
-from lora_tune.review.plots import curves, parallel, pareto, speed, spending
+from lora_tune.review.plots import curves, parallel, pareto
 from lora_tune.review.plots.chart import Chart
 from lora_tune.store.records import StudyRecords
 
@@ -19,9 +19,9 @@ def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
         "parallel": parallel.parallel_coordinates(study, sweep),
-        "time": speed.time_decomposition(study, sweep),
-        "throughput": speed.throughput(study, sweep),
-        "spending": spending.spending(study, sweep),
-        "timeline": spending.timeline(sweep, now),
+        "time": curves.time_decomposition(study, sweep),
+        "throughput": curves.throughput(study, sweep),
+        "spending": curves.spending(study, sweep),
+        "timeline": curves.timeline(sweep, now),
     }
     return {name: chart for name, chart in drawn.items() if chart is not None}

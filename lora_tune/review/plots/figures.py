@@ -6,10 +6,22 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lora_tune.review.plots.chart import Axis, AxisScale, Band, Bars, Chart, Lines, Mark, Markers, Rule, extent
-from lora_tune.review.plots.marks import escape
-from lora_tune.review.plots.svg import LIGHT
-from lora_tune.review.plots.ticks import log_ticks, tick_text
+from lora_tune.review.plots.chart import (
+    LIGHT,
+    Axis,
+    AxisScale,
+    Band,
+    Bars,
+    Chart,
+    Lines,
+    Mark,
+    Markers,
+    Rule,
+    escape,
+    extent,
+    log_ticks,
+    tick_text,
+)
 
 _SEE_THROUGH = 0.16
 _CLEAR, _ON_BOTH, _GRID = "rgba(0,0,0,0)", "#76808d", "rgba(128,128,128,0.25)"

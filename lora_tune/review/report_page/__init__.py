@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lora_tune.base.format import visible
+from lora_tune.base.text import visible
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lora_tune.config.conditions import Conditions
 from lora_tune.config.layout import parse_layout
+from lora_tune.config.parameters import Conditions
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.grey_box.layout_features import layout_features, layout_labels
 from lora_tune.search.grey_box.unit_range import coder, from_unit, is_ordered

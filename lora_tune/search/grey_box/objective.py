@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lora_tune.curves import Family, Schedule
-from lora_tune.mlperf.benchmark import Benchmark
-from lora_tune.mlperf.published_curves import published
-from lora_tune.mlperf.registry import LORA, find_benchmark
+from lora_tune.mlperf.benchmark import LORA, Benchmark, find_benchmark
+from lora_tune.mlperf.convergence import published
 
 if TYPE_CHECKING:
     from lora_tune.search.grey_box.gaussian import Array  # scipy is loaded when a search begins, not with every command

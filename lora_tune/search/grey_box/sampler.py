@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.config.conditions import Conditions
+from lora_tune.config.parameters import Conditions
 from lora_tune.search.advantage import Advantage
 from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.acquisition import Action, Values, value_actions

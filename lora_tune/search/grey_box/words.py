@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lora_tune.base.format import counted, duration
+from lora_tune.base.text import counted, duration
 from lora_tune.search.grey_box.acquisition import Action
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.recommendation import Recommendation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_tune.base.kinds import OBJECTIVES
+from lora_tune.base.registry import OBJECTIVES
 from lora_tune.config.study import Study
 from lora_tune.search.objectives.base import Objective
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_tune.base.format import duration
+from lora_tune.base.text import duration
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.objectives.base import Finished, Ranking
 from lora_tune.store.records import Trial

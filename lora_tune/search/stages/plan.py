@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.base.format import counted
+from lora_tune.base.text import counted
 from lora_tune.search.stages.screening import EFFECTS, Switch
 
 

@@ -1,19 +1,90 @@
-"""What the readers of line-by-line logs share: lines out of bytes, facts out of fields, and what a reader kind is."""
+"""A log in which a study's reader finds nothing: what its lines look like, and what pattern would read them.
+
+Pure functions of text. A wrong pattern shows in the first minute of the first trial, so it must not cost a second one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lora_tune.base.identity import without_head
-from lora_tune.base.redact import without_escapes
-from lora_tune.logs.announced import MAX_TEXT
-from lora_tune.logs.decimal_commas import with_points
-from lora_tune.logs.resumed import says_resumed
-from lora_tune.logs.run import LogReader, RunLog, as_count, as_number
-from lora_tune.logs.run_builder import RunBuilder
-from lora_tune.logs.unmatched import Unmatched
+from lora_tune.base.host import steady_epoch
+from lora_tune.base.paths import without_head
+from lora_tune.base.registry import LOG_READERS
+from lora_tune.base.text import without_escapes
+from lora_tune.logs.line_forms import in_use, losses, pattern, positions, with_points
+from lora_tune.logs.run import MAX_TEXT, LogReader, RunLog, as_count, as_number
+from lora_tune.logs.run_builder import RunBuilder, says_resumed
+
+ENOUGH_LINES = 50
+"""Lines without a match after which a line that looks like an eval says that the pattern is wrong."""
+
+LONGEST_SHOWN = 1000
+"""Characters of a line that are looked at: they bound the time that one line can take."""
+
+_EVAL_WORD = re.compile(r"(?i)(?<![a-z])(eval|val|valid|validation|test|dev)(?![a-z])|eval_|val_|test_|dev_")
+
+
+def looks_like_an_eval(line: str) -> bool:
+    """Whether a line states a loss and how far the run is."""
+    return bool(losses(line[:LONGEST_SHOWN]) and positions(line[:LONGEST_SHOWN]))
+
+
+def suggest(line: str) -> str:
+    """A pattern for lines like this one, with the groups that a reader of kind regex wants; "" where none is seen."""
+    measures, places = losses(line[:LONGEST_SHOWN]), positions(line[:LONGEST_SHOWN])
+    return pattern(line, measures[0], places[0]) if measures and places else ""
+
+
+TELL_APART = "let the pattern say which it is, by the name of its data set for example"
+"""The remedy where two things are printed in the same words."""
+
+
+@dataclass(slots=True)
+class Unmatched:
+    """Counts the lines of a log until one is understood.
+
+    patterns: what the study searches for, "" for formats without a pattern; it tells whether plain losses are wanted.
+    error: what the format's own code raised last for a line. cut: the last number that a pattern took a part of.
+    """
+
+    patterns: str = ""
+    lines: int = 0
+    likely: str = ""
+    error: str = ""
+    cut: str = ""
+    found: bool = field(default=False)
+
+    def take(self, line: str) -> None:
+        """One line that no setting matched."""
+        self.lines += 1
+        if not looks_like_an_eval(with_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
+            return
+        is_eval = _EVAL_WORD.search(line) is not None
+        if is_eval or (self.patterns and not _EVAL_WORD.search(self.patterns)):
+            self.likely = line.strip()[:200]
+
+    def words(self, *, ended: bool) -> str:
+        """What is wrong and what to write instead; "" while it may only be too early. ended: the job is over."""
+        if self.found or not (ended or (self.lines >= ENOUGH_LINES and self.likely)):
+            return ""
+        lines = "1 line" if self.lines == 1 else f"{self.lines} lines"
+        failed = f" (its reader failed: {self.error})" if self.error else ""
+        failed += f" (its pattern takes only a part of the number {self.cut})" if self.cut else ""
+        counted = f"{lines} read, none matched workload.log{failed}"
+        if not self.likely:
+            return f"{counted}; none of them looks like an eval"
+        comma = in_use([self.likely])
+        pattern = suggest(with_points(self.likely) if comma else self.likely)
+        remedy = f"; try this pattern: {pattern}" if pattern else ""
+        remedy += ", with decimal_comma = true beside it" if comma else ""
+        return f"{counted}; a line that looks like an eval: `{self.likely}`{remedy}"
+
+
+# What the readers of line-by-line logs share: lines out of bytes, facts out of fields, and what a reader kind is.
+
 
 Clock = Callable[[], float]
 
@@ -195,3 +266,56 @@ def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, 
         if number is not None:
             return (number + (1 - first if name != "samples" else 0)) * factor
     return None
+
+
+# Readers of logs that are not MLLOG: prints of Hugging Face's Trainer, JSON lines, and lines of any other form.
+#
+# Most such logs have no time stamps. Then a line is stamped with its *arrival time*: what the reader's ``clock`` says
+# when :meth:`LogReader.feed` is called, so feed them as they grow (the driver polls every second or so; that is also
+# the error). A log that is read again later gets the times of that reading, unless somebody kept the first ones
+# (:mod:`lora_tune.logs.arrival`): only its samples and losses are then worth something. Formats that print
+# seconds themselves do not depend on the clock.
+#
+# Settings of each kind are keyword arguments of :func:`make_reader`; study files name them under ``workload.log``.
+
+
+def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> LogReader:
+    """A reader of a log format by its name, or of ``path/to/file.py:Class``.
+
+    Parameters
+    ----------
+    kind : str
+        ``mllog``, ``hf_trainer``, ``jsonl``, ``regex``, or one that was added.
+    clock : callable
+        Epoch seconds now; see above.
+    **settings
+        The kind's own settings.
+
+    Raises
+    ------
+    ValueError
+        An unknown kind, an unknown setting or a bad value, in words that name it.
+    """
+    LOG_READERS.known(kind)
+    loaded = LOG_READERS.load(kind)
+    reader = loaded if isinstance(loaded, ReaderKind) else ReaderKind(make=loaded)
+    if reader.settings is not None:
+        _check_settings(kind, reader.settings, settings)
+    instance: LogReader = LOG_READERS.make(kind, reader.make, clock=clock, **settings)
+    return instance
+
+
+def _check_settings(kind: str, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for a setting that the kind does not have, or a value of another type."""
+    unknown = sorted(settings.keys() - known.keys())
+    if unknown:
+        allowed = ", ".join(known) or "none"
+        raise ValueError(f"log kind {kind!r} has no setting {unknown[0]!r}; its settings: {allowed}")
+    for name, value in settings.items():
+        wanted = known[name]
+        if wanted is bool:
+            if not isinstance(value, bool):
+                raise ValueError(f"log setting {name!r} is {value!r}; it must be true or false")
+        elif isinstance(value, bool) or not isinstance(value, wanted) or (wanted is not str and value <= 0):
+            expected = "a text" if wanted is str else "a number above 0"
+            raise ValueError(f"log setting {name!r} is {value!r}; it must be {expected}")

@@ -1,8 +1,96 @@
-"""Secrets out of text that is stored or shown: tokens, passwords, keys, in every form in which logs print them."""
+"""Values as people read them: durations, small curves, text that is safe to show."""
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
 import re
+import sys
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last ``width`` finite values as bars, lowest to highest."""
+    shown = [v for v in values if v == v and abs(v) != float("inf")][-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] for v in shown)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people read them; "-" for None."""
+    if seconds is None:
+        return "-"
+    if not 100 <= seconds < float("inf"):
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def visible(text: object, keep: str = "") -> str:
+    """Any text without what a terminal or a page would act on: control and direction characters become spaces.
+
+    keep: characters to leave as they are, such as line ends.
+    """
+    return "".join(c if c.isprintable() or c in keep else " " for c in str(text))
+
+
+def number(value: float) -> str:
+    """A metric's value for people: four decimals where they say something, else five digits."""
+    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.5g}"
+
+
+def counted(count: float, noun: str = "samples") -> str:
+    """A number of things for people: "640 samples", "1 step", "0.5 epochs". noun: in the plural, which ends in s.
+
+    Whole numbers are shown whole, others to six digits.
+    """
+    shown = f"{count:.0f}" if float(count).is_integer() and abs(count) < 1e15 else f"{count:g}"
+    return f"{shown} {noun.removesuffix('s') if count == 1 else noun}"
+
+
+def about(count: float) -> str:
+    """An estimated count for people: whole from 100 on, below that three digits."""
+    return f"{count:.0f}" if count >= 100 else f"{count:.3g}"
+
+
+# What standard output can show: every text is printed in some form, whatever its encoding; dumb terminals.
+
+
+_HANDLER = "lora_tune.plainer"
+_PLAINER = dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)) | {"…": "~", "·": "-", "═": "=", "─": "-", "│": "|"}
+"""One character for one, so that columns stay."""
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """For codecs: characters that the encoding lacks become their nearest plain ones, or a question mark."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAINER.get(character, "?") for character in lacking), error.end
+
+
+codecs.register_error(_HANDLER, _plainer)
+
+
+def print_anything() -> None:
+    """Let standard output and error take every text: under an ASCII or KOI8-R locale a picture must end no sweep."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_HANDLER)
+
+
+def redraws() -> bool:
+    """Whether standard output is a terminal on which a picture can be drawn over the last one."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+# Secrets out of text that is stored or shown: tokens, passwords, keys, in every form in which logs print them.
+
 
 HIDDEN = "***"
 
@@ -87,3 +175,19 @@ def _hide_value(match: re.Match[str]) -> str:
     name, value = match.groups()
     scheme = value.strip("\"'").lower()
     return match[0] if scheme in ("bearer", "basic", "digest", "none", "null", "") else f"{name}{HIDDEN}"
+
+
+# How far a run is as a whole number, for tools that know no other steps: Optuna, MLflow, TensorBoard.
+
+
+def steps_of_one(unit: str) -> int:
+    """Whole steps for one of what a log counts: a thousand for an epoch, of which evals lie parts apart; else 1.
+
+    One scale for all trials of a study, which are compared at equal steps. unit: samples, steps or epochs.
+    """
+    return 1000 if unit == "epochs" else 1
+
+
+def whole_step(progress: float, unit: str) -> int:
+    """The step at which these tools are told of what happened at ``progress``, counted in ``unit``."""
+    return round(progress * steps_of_one(unit))
