@@ -1,10 +1,8 @@
-"""A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost``, ``packed``, ``live`` for one of them.
+"""A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost``, ``live`` for one of them.
 
 cost: processor seconds and seconds of ask + 8 reports + tell, by the sweep's own way and by Optuna's SQLite path with
 its TPE, side by side on copies of the same studies of 100 to 10,000 trials, 8 of them open. Optuna's path is its RDB
 storage as it comes: the median of a few trials each, since ten thousand of them take hours.
-
-packed: the cost of a trial that shares a job (``benchmarks.scale_packed``).
 
 live: the real driver in real time over a study of ``--finished`` trials with 1,000 more open at once, at the pace of
 trials on eight H100 (half an hour each, an eval every three and a half minutes): real SQLite, real log files that
@@ -43,7 +41,6 @@ import numpy as np
 import optuna
 
 from benchmarks import scale_cluster
-from benchmarks.scale_packed import packed
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
 from lora_tune.controller import proposals
@@ -387,7 +384,7 @@ def latencies(cluster: Path, watcher: Watcher, since: float) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    arguments.add_argument("--part", choices=("cost", "live", "packed", "all"), default="all")
+    arguments.add_argument("--part", choices=("cost", "live", "all"), default="all")
     arguments.add_argument("--sizes", nargs="+", type=int, default=[100, 1000, 3000, 10000], help="studies of cost")
     arguments.add_argument("--trials", type=int, default=1000, help="open at once")
     arguments.add_argument("--finished", type=int, default=9000)
@@ -399,8 +396,6 @@ def main() -> None:
     print(machine())
     if options.part in ("cost", "all"):
         costs(options.sizes)
-    if options.part in ("packed", "all"):
-        packed([100, 1000, 3000])
     if options.part in ("live", "all"):
         work = functools.partial(live, options.trials, options.finished, options.minutes, options.sampler)
         if options.profile:

@@ -1,14 +1,8 @@
-"""Many trials asked at once: ``python -m benchmarks.slots [--asked 16,64] [--packed]``, one core, the H100 surface.
+"""What 64 slots of a pack are given at once: ``python -m benchmarks.slots``, one core.
 
-After 0 and after 40 finished trials, prints for each number of asks without a result between them: how many of the
-proposals are different configurations, how often one is repeated (as another seed of it), how many layouts and
-convergence settings they hold, how many are short runs, and the processor seconds of an ask (median, last), for the
-default sampler and for Optuna's TPE in the same run.
-
-``--packed``: the study of ``benchmarks.gpu.packed_sweep`` instead, asked as its driver asks, for the default sampler,
-the grey box and TPE: 64 at once, and 64 more when all of these have ended, with made-up results. All but LR of its
-space are grids with 60 points between them, so beside the configurations it prints the closest pair: the least ratio of
-two learning rates of one such point.
+A study of packed trials, asked as its driver asks, for the default sampler, the grey box and TPE:
+64 at once, and 64 more when all of these have ended, with made-up results. Printed: how many configurations, how many
+of them a hundredth of the learning rate or more apart, and the processor seconds of an ask.
 """
 
 from __future__ import annotations
@@ -21,7 +15,6 @@ import argparse
 import math
 import platform
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -30,50 +23,42 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler, TPESampler
-from optuna.trial import FrozenTrial
 
-from benchmarks.ask import default, history
-from benchmarks.gpu.packed_sweep import CPU, STUDY
-from benchmarks.laboratory.problems import PUBLISHED_H100, h100_wide
 from lora_tune.config.study import Study, parse_study
-from lora_tune.mlperf.benchmark import LORA, find_benchmark
 from lora_tune.search.session import Asked, Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial, TrialState, Verdict
 
 SLOTS = 64
-
-
-def asked_at_once(sampler: BaseSampler, trials: list[FrozenTrial], count: int) -> str:
-    """What ``count`` asks after ``trials`` propose and cost, in words; the published point is enqueued first."""
-    problem = h100_wide(0)
-    study = optuna.create_study(sampler=sampler)
-    study.add_trials(trials)
-    study.enqueue_trial(PUBLISHED_H100)
-    points, kinds, taken = [], [], []
-    for _ in range(count):
-        begin = time.process_time()
-        trial = study.ask(problem.distributions)
-        taken.append(time.process_time() - begin)
-        points.append(trial.params)
-        kinds.append(trial.user_attrs.get("kind", "full"))
-    whole = Counter(tuple(sorted(p.items())) for p in points)
-    settings = {tuple(sorted((n, v) for n, v in p.items() if n != "layout")) for p in points}
-    layouts = {p["layout"] for p in points}
-    return (
-        f"{len(whole)} configurations (one at most {max(whole.values())} times), {len(layouts)} layouts, "
-        f"{len(settings)} settings, {kinds.count('probe')} short runs; an ask {np.median(taken):.2f} s, "
-        f"the last {taken[-1]:.2f} s"
-    )
+STUDY = """
+[workload]
+kind = "peft"
+[site]
+slots = 64
+system = "H200"
+[space]
+LR = { type = "float", low = 1e-4, high = 3e-2, log = true }
+LORA_RANK = { type = "categorical", choices = [8, 16, 32, 64] }
+WARMUP_STEPS = { type = "int", low = 0, high = 40, step = 10 }
+MAX_STEPS = { type = "int", low = 80, high = 160, step = 40 }
+layout = { type = "layout", minibs = [8], mbs = [8] }
+SEQ = 64
+EVAL_SAMPLES = 8
+VAL_CHECK_INTERVAL = 128
+[objective]
+target = 1.9
+[search]
+seed = 1
+[budget]
+trials = 640
+parallel = 64
+trial_minutes = 3
+"""
 
 
 def packed_study(sampler: str) -> Study:
-    """The swept study of ``benchmarks.gpu.packed_sweep``, with this sampler and 64 slots."""
-    text = STUDY.format(
-        **CPU, site=f"slots = {SLOTS}", model="", environment="", trials=10 * SLOTS, parallel=SLOTS
-    ).replace('model = ""\n', "")
-    return parse_study(text, Path("packed.toml")).with_options({"search": {"sampler": sampler}})
+    """The study with this sampler."""
+    return parse_study(STUDY, Path("packed.toml")).with_options({"search": {"sampler": sampler}})
 
 
 def asked(session: Session, count: int) -> tuple[list[Asked], list[float]]:
@@ -136,22 +121,11 @@ def packed(sampler: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--asked", default="16,64", help="asks without a result between them, separated by commas")
-    parser.add_argument("--packed", action="store_true", help="64 of the study of a packed sweep instead")
-    options = parser.parse_args()
-    find_benchmark(LORA).reference(8)  # MLPerf's checker is imported once a process, not by an ask
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     print(f"{date.today()}, {platform.machine()}, one core; load of the machine {os.getloadavg()[0]:.1f}")
-    if options.packed:
-        for name in ("auto", "grey_box", "tpe"):
-            packed(name)
-        return
-    for ended in (0, 40):
-        trials = history(ended)
-        for count in (int(text) for text in options.asked.split(",")):
-            for name, sampler in (("default", default()), ("TPE", TPESampler(seed=1, constant_liar=True))):
-                print(f"after {ended}, {count} at once, {name}: {asked_at_once(sampler, trials, count)}", flush=True)
+    for name in ("auto", "grey_box", "tpe"):
+        packed(name)
 
 
 if __name__ == "__main__":

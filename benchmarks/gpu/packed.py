@@ -4,8 +4,7 @@
     variants   the same of a 1 B model with LoRA, DoRA, and adapters of the embeddings, with and without dropout
     equality   the eval losses of trials in a pack with joins and leaves at random, against the same trials alone,
                beside the differences between two seeds
-    trials     whole trials an hour of the small base: in a pack, one process each, in a warm worker, and K processes
-               of transformers.Trainer with peft side by side
+    trials     whole trials an hour of the small base: in a pack, one process each, in a warm worker
     large      the same of a larger model with random weights: sequences of 512, batches of 4, 60 steps
 
 Every part prints its table; FILE holds the numbers. Speeds are of random weights and random tokens.
@@ -301,18 +300,10 @@ def warm_worker() -> Iterator[dict[str, str]]:
             worker.wait()
 
 
-def side_by_side(common: Knobs, count: int) -> float:
-    """Seconds of ``count`` processes of transformers.Trainer with peft at one time."""
-    began = time.perf_counter()
-    running = [process("benchmarks.plain_trainer", common, i) for i in range(count)]
-    assert [one.wait() for one in running] == [0] * count
-    return time.perf_counter() - began
-
-
-def trials(shape: Shape, common: Knobs, slots: Sequence[int], single: int, processes: int) -> dict[str, float]:
+def trials(shape: Shape, common: Knobs, slots: Sequence[int], single: int) -> dict[str, float]:
     """Trials an hour in each way, and of the peak of a GPU what their training passes are; ``shape``: of their base.
 
-    single: trials one after another. processes: Trainers side by side, 0 for none.
+    single: trials one after another.
     """
     found: dict[str, float] = {}
 
@@ -326,17 +317,15 @@ def trials(shape: Shape, common: Knobs, slots: Sequence[int], single: int, proce
     note("one process each", 3600 / one_at_a_time(common, single))
     with warm_worker() as environment:
         note("warm worker", 3600 / one_at_a_time(common, single + 1, environment))
-    if processes:
-        note(f"{processes} Trainers side by side", 3600 * processes / side_by_side(common, processes))
     return found
 
 
-def large(name: str, slots: Sequence[int], single: int, processes: int) -> dict[str, float]:
+def large(name: str, slots: Sequence[int], single: int) -> dict[str, float]:
     """Trials an hour of a model of shape ``name`` with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         random_llama(SHAPES[name], 1024).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
         torch.cuda.empty_cache()
-        return trials(SHAPES[name], {**LARGE, "MODEL": folder}, slots, single, processes)
+        return trials(SHAPES[name], {**LARGE, "MODEL": folder}, slots, single)
 
 
 def main() -> None:
@@ -353,7 +342,6 @@ def main() -> None:
     parser.add_argument("--large", default="1b", choices=sorted(SHAPES), help="shape of the large part")
     parser.add_argument("--slots", type=int, nargs="+", help="packs of the trials (16 and 64) and large (16) parts")
     parser.add_argument("--single", type=int, default=2, help="trials one after another (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=8, help="Trainers side by side (default %(default)s)")
     options = parser.parse_args()
     made: dict[str, Callable[[], Any]] = {
         "speed": lambda: speed(options.shapes, CASES, {}),
@@ -366,9 +354,8 @@ def main() -> None:
             {**SMALL, "MODEL": options.base},
             options.slots or [16, 64],
             options.single,
-            options.processes,
         ),
-        "large": lambda: large(options.large, options.slots or [16], options.single, options.processes),
+        "large": lambda: large(options.large, options.slots or [16], options.single),
     }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     found: dict[str, Any] = {"device": device, "torch": torch.__version__}

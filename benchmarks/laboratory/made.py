@@ -28,16 +28,6 @@ def exponential(u: Array) -> Array:
     return np.asarray(np.exp(2 * (1 - u)) - 1)
 
 
-def late_drop(u: Array) -> Array:
-    """The same of a curve that stays level and then drops, as losses do where a skill is learned at once."""
-    return np.asarray(1 / (1 + np.exp((u - 0.8) / 0.06)) - 1 / (1 + math.exp(0.2 / 0.06)) - 0.02 * (u - 1))
-
-
-def two_steps(u: Array) -> Array:
-    """The same of a curve with a step decay: a plateau in the middle, and a fall below the target at its end."""
-    return np.asarray(np.where(u < 0.6, 0.5 + np.exp(-u / 0.15), np.maximum(0.5 * (1 - (u - 0.6) / 0.4), -0.3)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Physics:
     """What one configuration is.

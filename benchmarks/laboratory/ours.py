@@ -1,4 +1,4 @@
-"""The grey-box search with this project's own pruning, and its ablations."""
+"""The grey-box search with this project's own pruning, as methods that play a problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from benchmarks.laboratory.ablations import WithoutDecomposition, WithoutReplicates
 from benchmarks.laboratory.arena import Ask, Result
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.stopping import Stopper
@@ -39,11 +38,10 @@ class GreyBox:
         needs: Needs | None = None,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        joint = sampler is WithoutDecomposition
-        normalised = getattr(problem.surface, "score", "") == "mlperf_score" and not joint
+        normalised = getattr(problem.surface, "score", "") == "mlperf_score"
         self._goal = Goal(
             target=problem.target,
-            schedule=closed_schedule if problem.published and not joint else None,
+            schedule=closed_schedule if problem.published else None,
             reference_samples=rcp_mean if normalised else no_reference,
             family=public_family if prior else no_family,
             nodes=problem.nodes,
@@ -184,13 +182,6 @@ METHODS: dict[str, Callable[[Problem, int], GreyBox]] = {
     "ours": ours,
     "ours, physics": lambda p, seed: ours(p, seed, needs=needs(p)),
     "grey box": lambda p, seed: GreyBox(p, seed, prior=published(p)),
-    "grey box, no prior": lambda p, seed: GreyBox(p, seed),
-    "grey box, luckiest run": lambda p, seed: Luckiest(p, seed, prior=published(p)),
-    "tpe, own stopping, luckiest run": ProductTpe,
-    "grey box, no probes": lambda p, seed: GreyBox(p, seed, prior=published(p), probes=False),
-    "grey box, no capping": lambda p, seed: GreyBox(p, seed, prior=published(p), capped=False),
-    "grey box, no replicates": lambda p, seed: GreyBox(p, seed, prior=published(p), sampler=WithoutReplicates),
-    "grey box, no decomposition": lambda p, seed: GreyBox(p, seed, probes=False, sampler=WithoutDecomposition),
     "grey box, misleading prior": lambda p, seed: GreyBox(p, seed, prior=misleading()),
 }
 """Name -> a method for (problem, seed)."""

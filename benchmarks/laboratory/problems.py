@@ -10,9 +10,7 @@ import numpy as np
 from benchmarks.laboratory.problem import Problem
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter, Parameter
 from lora_tune.config.space import Space
-from lora_tune.launchers.simulated.gb200 import function as gb200x72
 from lora_tune.launchers.simulated.h100 import function as h100
-from lora_tune.launchers.simulated.h100 import sixty_four_nodes, time_to_target
 from lora_tune.launchers.simulated.tabular import TabularSurface
 
 
@@ -37,43 +35,6 @@ def h100_wide(variant: int) -> Problem:
     """8x H100, 113 layouts, wide ranges, MLPerf's score."""
     space = Space({**hyperparameters(), "layout": h100_layouts()}, nodes=1, gpus_per_node=8)
     return Problem("h100", h100.variant(variant), space, start=PUBLISHED_H100)
-
-
-def h100_expert(variant: int) -> Problem:
-    """8x H100 as the shipped study searches it: narrow ranges around the published results, layouts of GBS 8."""
-    space = Space(
-        {
-            "LR": FloatParameter(type="float", low=2.5e-4, high=8e-4, log=True),
-            "MAX_STEPS": IntParameter(type="int", low=500, high=1100, step=50),
-            "WARMUP_STEPS": IntParameter(type="int", low=0, high=40, step=10),
-            "layout": LayoutParameter(type="layout", tp=(2, 4, 8), pp=(1, 2), cp=(1, 2, 4), mbs=(1, 2), gbs=(8,)),
-        },
-        nodes=1,
-        gpus_per_node=8,
-    )
-    return Problem("h100_expert", h100.variant(variant), space, start=PUBLISHED_H100)
-
-
-def h100_time(variant: int) -> Problem:
-    """The same, by plain time to target."""
-    space = Space({**hyperparameters(), "layout": h100_layouts()}, nodes=1, gpus_per_node=8)
-    return Problem("h100_time", time_to_target.variant(variant), space, start=PUBLISHED_H100)
-
-
-def h100x64(variant: int) -> Problem:
-    """64 nodes of 8x H100 for every trial."""
-    layouts = LayoutParameter(type="layout", tp=(1, 2, 4, 8), pp=(1, 2), cp=(1, 2, 4, 8), mbs=(1,), gbs=(64, 128))
-    space = Space({**hyperparameters(), "layout": layouts}, nodes=64, gpus_per_node=8)
-    start = {"LR": 5e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "layout": "tp4 pp1 cp2 minibs1 mbs1"}
-    return Problem("h100x64", sixty_four_nodes.variant(variant), space, nodes=64, trial_minutes=20, start=start)
-
-
-def gb200(variant: int) -> Problem:
-    """72 GB200 in 18 nodes for every trial."""
-    layouts = LayoutParameter(type="layout", tp=(1, 2, 4), pp=(1, 2), cp=(1, 2, 4, 8), mbs=(1,), gbs=(9, 18, 36, 72))
-    space = Space({**hyperparameters(), "layout": layouts}, nodes=18, gpus_per_node=4)
-    start = {"LR": 5e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "layout": "tp1 pp1 cp8 minibs1 mbs1"}
-    return Problem("gb200x72", gb200x72.variant(variant), space, nodes=18, trial_minutes=20, start=start)
 
 
 def lora_tiny(variant: int) -> Problem:
@@ -120,10 +81,6 @@ def _table(name: str, surface: TabularSurface) -> Problem:
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "h100": h100_wide,
-    "h100_expert": h100_expert,
-    "h100_time": h100_time,
-    "h100x64": h100x64,
-    "gb200x72": gb200,
     "lora_tiny": lora_tiny,
     "lora_small": lora_small,
 }

@@ -1,6 +1,6 @@
 """``python -m benchmarks.statistics [--part NAME]``: print the figures, all or of one part (``PARTS``).
 
-All but ``comparison`` and ``speed`` need the public MLPerf results (``LORA_TUNE_MLPERF``, or ``../shared/mlperf``).
+All but ``comparison`` and ``coverage`` need the public MLPerf results (``LORA_TUNE_MLPERF``, or ``../shared/mlperf``).
 Everything is seeded; the same data give the same figures.
 """
 
@@ -12,7 +12,7 @@ import importlib
 import platform
 import time
 
-PARTS = ("crossing", "capping", "comparison", "healing", "scores", "prediction", "schedule", "speed", "coverage")
+PARTS = ("crossing", "capping", "comparison", "healing", "prediction", "schedule", "coverage")
 
 
 def main() -> None:

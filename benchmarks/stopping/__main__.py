@@ -1,9 +1,9 @@
 """``python -m benchmarks.stopping``: good runs stopped and bad runs caught, by rule, table and count of references.
 
-For each table, references are drawn from its good runs; other good and bad runs are judged with them. Intervals are 90%
-bootstrap intervals over the draws of references, which all runs judged with one draw share. Used: the share of their
-training that bad runs had when they were stopped (1 where they were not). Optuna's pruners see as many finished bad
-runs as good ones. Published runs need the public MLPerf results (``LORA_TUNE_MLPERF``).
+For each table, references are drawn from its good runs; other good and bad runs are judged with them. Intervals are
+90% bootstrap intervals over the draws of references, which all runs judged with one draw share. Used: the share of
+their training that bad runs had when they were stopped (1 where they were not). Published runs need the public MLPerf
+results (``LORA_TUNE_MLPERF``).
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import math
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import optuna
 
 from benchmarks.public_runs import folder
-from benchmarks.stopping import belief, envelope, fp4, fresh, grown, metrics, moving, strange, sweeps, unseen
-from benchmarks.stopping.rules import PEERS, Rule, as_it_was, in_study, ours, ours_supports
+from benchmarks.stopping import belief, envelope, fp4, fresh, metrics, sweeps, unseen
+from benchmarks.stopping.rules import Rule, ours, ours_supports
 from benchmarks.stopping.shapes import all_shapes
 from benchmarks.stopping.tables import Table, Whole, published, recorded
 from lora_tune.curves.conformal import allowed
@@ -32,14 +30,12 @@ from lora_tune.curves.overlay import ComparedRun
 RATES = (0.01, 0.05, 0.1)
 REFERENCES = (0, 3, 8, 20, 50)
 GOOD_EACH, BAD_EACH = 20, 10
-PEER_EACH = 5
 WITHOUT_TABLES: dict[str, Callable[[], None]] = {
-    "belief": belief.main, "envelope": envelope.main, "fp4": fp4.main, "fresh": fresh.main, "grown": grown.main,
-    "metrics": metrics.main, "moving": moving.main, "strange": strange.main, "sweeps": sweeps.main,
+    "belief": belief.main, "envelope": envelope.main, "fp4": fp4.main, "fresh": fresh.main,
+    "metrics": metrics.main, "sweeps": sweeps.main,
     "unseen": unseen.main,
 }  # fmt: skip
-PARTS = (*WITHOUT_TABLES, "ours", "peers")
-PEER_REFERENCES = 20
+PARTS = (*WITHOUT_TABLES, "ours")
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,6 @@ def main() -> None:
     parser.add_argument("--table", action="append", help="only tables whose names begin so; may be given again")
     parser.add_argument("--references", type=int, action="append", help="only so many references; may be given again")
     options = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.simplefilter("ignore")  # experimental pruners
     print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, no GPU")
     tables = [*recorded(), *([published()] if (folder() / "runs.jsonl.gz").is_file() else []), *all_shapes()]
     if options.table:
@@ -73,10 +67,8 @@ def main() -> None:
         begin = time.perf_counter()
         if part in WITHOUT_TABLES:
             WITHOUT_TABLES[part]()
-        elif part == "ours":
-            our_table(tables, options.draws, options.references or REFERENCES)
         else:
-            peer_table(tables, options.draws)
+            our_table(tables, options.draws, options.references or REFERENCES)
         print(f"({part}: {time.perf_counter() - begin:.0f} s)", flush=True)
 
 
@@ -87,48 +79,27 @@ def our_table(tables: Sequence[Table], draws: int, counts: Sequence[int]) -> Non
     for table in tables:
         for count in (n for n in counts if n < len(table.good)):
             for rate in sorted({allowed(rate, count): rate for rate in reversed(RATES)}.values()):
-                found = score(table, count, draws, lambda t, refs, _, rate=rate: ours(t, refs, rate))
+                found = score(table, count, draws, lambda t, refs, rate=rate: ours(t, refs, rate))
                 stated = ", ".join(f"{r:.0%}" for r in RATES if allowed(r, count) == allowed(rate, count))
                 kept = ours_supports(count, rate)
                 print(f"| {table.name} | {count} | {stated} | {kept:.1%} | {cells(found)} |", flush=True)
-
-
-def peer_table(tables: Sequence[Table], draws: int) -> None:
-    """All rules with the same references, at a stated 5% where a rule takes one."""
-    print(f"\n{PEER_REFERENCES} references (tiny PEFT: 8), stated 5%\n")
-    print("| table | rule | good stopped | bad caught | used |\n|---|---|---|---|---|")
-    makes: dict[str, Callable[[Table, Sequence[ComparedRun], Sequence[ComparedRun]], Rule]] = {
-        "this rule": lambda t, refs, _: ours(t, refs, 0.05),
-        "as it was": lambda t, refs, _: as_it_was(t, refs, 0.05),
-        **{
-            name: lambda t, refs, bad, make=make: in_study(make, [*refs, *bad], t.target)  # type: ignore[misc]
-            for name, make in PEERS.items()
-        },
-    }
-    for table in tables:
-        count = PEER_REFERENCES if len(table.good) > 2 * PEER_REFERENCES else 8
-        for name, make in makes.items():
-            found = score(table, count, max(4, draws // 4), make, PEER_EACH)
-            print(f"| {table.name} | {name} | {cells(found)} |", flush=True)
 
 
 def score(
     table: Table,
     count: int,
     draws: int,
-    make: Callable[[Table, Sequence[ComparedRun], Sequence[ComparedRun]], Rule],
-    each: int = GOOD_EACH,
+    make: Callable[[Table, Sequence[ComparedRun]], Rule],
 ) -> Score:
-    """Judge runs with ``draws`` draws of ``count`` references. make: the rule, of (table, references, finished bad)."""
+    """Judge runs with ``draws`` draws of ``count`` references. make: the rule, of (table, references)."""
     rng = np.random.default_rng([count, draws])
     rows = []
     for _ in range(draws):
         order, bad = rng.permutation(len(table.good)), rng.permutation(len(table.bad))
         references = [table.good[i] for i in order[:count]]
-        finished = [table.bad[i] for i in bad[BAD_EACH:][:count]]
-        rule = _or_diverged(make(table, references, finished))
-        killed = [rule(table.good[i]) is not None for i in order[count : count + each]]
-        stops = [(rule(run), run) for run in (table.bad[i] for i in bad[: min(each, BAD_EACH)])]
+        rule = _or_diverged(make(table, references))
+        killed = [rule(table.good[i]) is not None for i in order[count : count + GOOD_EACH]]
+        stops = [(rule(run), run) for run in (table.bad[i] for i in bad[:BAD_EACH])]
         used = [1.0 if at is None else at / (run.length or at) for at, run in stops]
         rows.append((np.mean(killed), np.mean([at is not None for at, _ in stops]), np.mean(used)))
     killed_by, caught_by, used_by = np.array(rows).T

@@ -23,9 +23,6 @@ NEWEST = 300
 """Finished trials that stand for all that are not good; a study of no more than these is looked at whole.
 
 From 241 trials on TPE counts 25 as good, however many follow, so that older ones only blur what they are held against.
-Against all trials, 20 seeds each (``python -m benchmarks.long_studies``, 2026-11-21): excess of the trial that looked
-best 3.2% instead of 4.3% after 900 trials of the simulated 8 x H100 (median; lower in 10 seeds, higher in 7), 0.0034
-instead of 0.0041 after 1,500 trials in a bent valley of integers (9, 11); the later proposals were better in both.
 """
 GOOD = 25
 """Trials that TPE counts as good, at most."""

@@ -168,7 +168,7 @@ def _communication(knobs: Knobs, layout: ProcessLayout, *, te_ops: bool) -> Comm
     sharded = knobs.switch("USE_DISTRIBUTED_OPTIMIZER", default=True)
     reduce_early = knobs.switch("DDP_OVERLAP_GRAD_REDUCE", default=True)
     # Parameters are waited for in hooks of the modules that use them, and fused operations call no module. Measured on
-    # two H200 (benchmarks.gpu.bridge_layouts): a small Llama at DP=2 or CP=2 ends 0.08 higher, in bf16 and in FP8.
+    # two H200 (2026-11-23): a small Llama at DP=2 or CP=2 ends 0.08 higher, in bf16 and in FP8.
     unhooked = te_ops and layout.dp * layout.cp > 1
     gather_late = knobs.switch("DDP_OVERLAP_PARAM_GATHER", default=sharded and reduce_early and not unhooked)
     if gather_late and not (sharded and reduce_early):
@@ -217,7 +217,7 @@ def _speed(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> BridgeSpeed:
     if offloaded and (graph or layout.pp > 1):
         raise InputError("CPU_OFFLOADING=1: allowed is 0 with MCORE_CUDA_GRAPH=1 or PP above 1")
     if graph and layout.dp * layout.cp > 1:
-        # Measured on two H200 (benchmarks.gpu.bridge_layouts): a small Llama at DP=2 ends 0.046 higher than without.
+        # Measured on two H200 (2026-11-23): a small Llama at DP=2 ends 0.046 higher than without.
         raise InputError(
             f"MCORE_CUDA_GRAPH=1: allowed is 0 where DP={layout.dp} CP={layout.cp} ranks share gradients; two of them"
             " were seen to learn worse with it"

@@ -58,7 +58,7 @@ def _speed(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> NemoSpeed:
             "TP_COMM_OVERLAP=1: allowed is 0 unless TP is at least 2 and SP=1; NeMo would switch it off silently"
         )
     if overlap and not fp8:
-        # Measured on two H200 (benchmarks.gpu.overlap): eval losses of a small Llama end 0.12 higher, and differ by
+        # Measured on two H200 (2026-11-21): eval losses of a small Llama end 0.12 higher, and differ by
         # 0.004 at most in FP8. NeMo's settings for LoRA send some products through FP8 buffers.
         raise InputError(
             "TP_COMM_OVERLAP=1: allowed is 0 with FP8=0; in bf16 the model was seen to learn worse with it"
