@@ -259,7 +259,7 @@ def swept(walk: Walk, kill_after: int) -> str:
         )
         end = time.monotonic() + SECONDS
         while first.poll() is None and walk.ended() < kill_after and time.monotonic() < end:
-            time.sleep(0.3)
+            time.sleep(1.5)
         alive = first.poll() is None
         if alive:
             os.kill(first.pid, signal.SIGKILL)
@@ -346,8 +346,8 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", help="trees whose round/submitter/folder/config holds this text; several times"
     )
-    parser.add_argument("--trials", type=int, default=14, help="of each sweep [14]")
-    parser.add_argument("--kill-after", type=int, default=5, help="trials that have ended when the sweep is killed [5]")
+    parser.add_argument("--trials", type=int, default=10, help="of each sweep [10]")
+    parser.add_argument("--kill-after", type=int, default=3, help="trials that have ended when the sweep is killed [3]")
     parser.add_argument("--list", action="store_true", help="only name the trees")
     arguments = parser.parse_args()
     found = {f"{tree.round}/{tree.submitter}/{tree.name}/{tree.config.name}": tree for tree in trees(arguments.folder)}

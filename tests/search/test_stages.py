@@ -163,6 +163,16 @@ def test_another_arithmetic_is_never_decided_for_before_a_run_has_reached_the_ta
     assert decision(*base, missed, running).decided() == UNCHANGED
 
 
+def test_one_lucky_run_keeps_no_arithmetic_two_runs_may() -> None:
+    base = runs(0.02, 0.03, 0.02, changes=UNCHANGED.changes)
+    far = ArithmeticChoice(changes=FASTER.changes, ln_seconds=-0.2)
+    for known, kept in ((runs(-0.1), UNCHANGED), (runs(-0.1, 0.0), far)):
+        of_all = Arithmetic(options=(UNCHANGED, far), runs=(*base, *known), expected=REFERENCE, reference=REFERENCE)
+        assert of_all.decided() == kept
+        of_all.next_run()
+        assert of_all.decided() == kept  # asking what to run next changes nothing
+
+
 def test_runs_decide_by_what_it_costs_in_samples_beside_what_it_saves() -> None:
     base = runs(0.0, 0.01, changes=UNCHANGED.changes)
     assert decision(*base, *runs(-0.02, 0.01, 0.0)).decided() == FASTER
@@ -172,7 +182,7 @@ def test_runs_decide_by_what_it_costs_in_samples_beside_what_it_saves() -> None:
 def test_what_costs_samples_is_told_from_what_runs_beside_it_does_not() -> None:
     both, dear, cheap = frozenset({0, 1}), frozenset({0}), frozenset({1})
     options = (UNCHANGED, *(ArithmeticChoice(changes=c, ln_seconds=-0.04 * len(c)) for c in (dear, cheap, both)))
-    known = (*runs(0.0, 0.02, changes=UNCHANGED.changes), *runs(0.15, 0.16, changes=both), *runs(0.0, changes=cheap))
+    known = (*runs(0.0, 0.02, changes=UNCHANGED.changes), *runs(0.15, 0.16, changes=both), *runs(0.0, 0.0, changes=cheap))
     decided = Arithmetic(options=options, runs=known, expected=REFERENCE, reference=REFERENCE).decided()
     assert decided.changes == cheap
 
@@ -186,11 +196,12 @@ def test_fewer_samples_than_the_bases_are_luck_and_no_reason_for_another_arithme
     assert known.decided() == UNCHANGED
 
 
-def test_a_second_run_beside_one_under_way_is_worth_less_so_that_slots_try_different_things() -> None:
+def test_beside_a_pair_of_runs_under_way_another_is_worth_less_so_that_slots_try_different_things() -> None:
     two = (UNCHANGED, FASTER, ArithmeticChoice(changes=frozenset({1}), ln_seconds=-0.038))
     known = Arithmetic(options=two, runs=(), expected=REFERENCE, reference=REFERENCE)
     first, _ = known.next_run()
-    second, _ = known.with_run(WholeRun(changes=first.changes)).next_run()
+    pair = known.with_run(WholeRun(changes=first.changes)).with_run(WholeRun(changes=first.changes))
+    second, _ = pair.next_run()
     assert first.changes != second.changes
 
 

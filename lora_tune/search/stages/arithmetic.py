@@ -4,8 +4,8 @@ ln(samples to the target) of a whole run is the base's plus what each changed ar
 speaking of, some cost: a belief is a mixture over which do, normal in each part, so that one dear run clears others.
 Samples below the reference are taken back by the score, so only those above it count, and none that are fewer than the
 base's. The next whole run is the one that improves what would be decided after it most, the knowledge gradient
-(Frazier, Powell and Dayanik 2008, doi:10.1137/070693424). Nothing is decided for an arithmetic that no whole run has
-brought to the target.
+(Frazier, Powell and Dayanik 2008, doi:10.1137/070693424). Nothing is decided for an arithmetic that fewer than two
+whole runs have brought to the target: one may be lucky.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ MISSED = 0.1
 """What a run that did not reach the target lacked, in ln(samples) beyond its end, at least; also its sd."""
 SURE = 0.8
 """Chance that another arithmetic pays, from which on it is kept."""
+KEPT_AFTER = 2
+"""Whole runs that must have reached the target with a changed arithmetic before it is kept."""
 DRAWS = 128
 OUTCOMES = 5
 """Draws of a belief, and outcomes of a run that are looked ahead to."""
-AHEAD = (1, 3, 8)
+AHEAD = (1, 2, 4, 8)
 """Runs that are looked ahead to at once: one noisy run alone seldom changes a decision."""
 
 
@@ -107,15 +109,15 @@ class Arithmetic:
         return mean * float(ndtr(mean / sd)) + sd * math.exp(-0.5 * (mean / sd) ** 2) / math.sqrt(2 * math.pi)
 
     @cached_property
-    def _reached(self) -> Changes:
-        """The switches with which a run has reached the target."""
-        return frozenset(at for r in self.runs if math.isfinite(r.ln_samples) and not r.missed for at in r.changes)
+    def _reached(self) -> Counter[int]:
+        """With how many runs each switch has reached the target."""
+        return Counter(at for r in self.runs if math.isfinite(r.ln_samples) and not r.missed for at in r.changes)
 
     def decided(self) -> ArithmeticChoice:
         """The option to hand over."""
         return self.options[self._decide(self._belief, self._reached)[0]]
 
-    def _decide(self, belief: _Belief, reached: Changes) -> tuple[int, float]:
+    def _decide(self, belief: _Belief, reached: Counter[int]) -> tuple[int, float]:
         """The number of the best option that may be handed over, and its expected ln(score) less the first's."""
         rows = np.array([self._row(o.changes) for o in self.options])
         saved = np.array([o.ln_seconds for o in self.options])
@@ -128,9 +130,8 @@ class Arithmetic:
             apart = score - score[:, :1]
             means += part.weight * apart.mean(axis=0)
             sure += part.weight * (apart < 0).mean(axis=0)
-        allowed = [
-            at for at, o in enumerate(self.options) if not o.changes or (o.changes <= reached and sure[at] >= SURE)
-        ]
+        kept = [all(reached[at] >= KEPT_AFTER for at in o.changes) for o in self.options]
+        allowed = [at for at, o in enumerate(self.options) if not o.changes or (kept[at] and sure[at] >= SURE)]
         best = min(allowed, key=lambda at: means[at])
         return best, float(means[best])
 
@@ -145,7 +146,7 @@ class Arithmetic:
             if not math.isfinite(run.ln_samples):
                 row = self._row(run.changes)
                 belief = _after(belief, row, _mean(belief, row), self.run_sd)
-                reached |= run.changes
+                reached = reached + Counter(run.changes)
         now = self._decide(belief, reached)[1]
         under_way = Counter(r.changes for r in self.runs if not math.isfinite(r.ln_samples))
         gains = [
@@ -156,8 +157,9 @@ class Arithmetic:
         best = int(np.argmax(gains))
         return self.options[best], gains[best]
 
-    def _gain(self, belief: _Belief, reached: Changes, option: ArithmeticChoice, now: float, runs: int) -> float:
+    def _gain(self, belief: _Belief, reached: Counter[int], option: ArithmeticChoice, now: float, runs: int) -> float:
         row, noise = self._row(option.changes), self.run_sd / math.sqrt(runs)
+        reached = reached + Counter({at: runs for at in option.changes})
         after, weights = 0.0, 0.0
         for part in belief:
             if part.weight < 5 * LEAST_WEIGHT:
@@ -165,7 +167,7 @@ class Arithmetic:
             spread = math.sqrt(float(row @ part.covariance @ row) + noise**2)
             for outcome in _quantiles(OUTCOMES):
                 then = _after(belief, row, float(row @ part.mean) + spread * outcome, noise)
-                after += part.weight / OUTCOMES * self._decide(then, reached | option.changes)[1]
+                after += part.weight / OUTCOMES * self._decide(then, reached)[1]
             weights += part.weight
         return now - after / weights
 
