@@ -56,6 +56,8 @@ class Proposals:
         self._may_ask, self._save, self._fixed_at = may_ask, save, fixed_at
         self.unfilled = False
         """Whether slots were left free for want of time alone."""
+        self._in_a_row = 0
+        """Proposals that must fail, since the last one that was run: over ticks, as one may have time for few."""
 
     def refill(self, study: Study, interrupted: Callable[[], bool]) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs.
@@ -68,7 +70,7 @@ class Proposals:
         clock, sweep = self._dependencies.clock, self._work.sweep
         idle = no_effect(study, sweep)
         self._events.trouble("effect", idle.sentence if idle else "", kind=" ".join(idle.names) if idle else "")
-        until, doomed = clock.now() + FILL_SECONDS, 0
+        until = clock.now() + FILL_SECONDS
         while not interrupted() and self._submissions.refused is None and clock.now() <= until:
             if reason := budgets.may_propose(study, sweep, clock.monotonic_now()):
                 return reason
@@ -79,10 +81,11 @@ class Proposals:
                 return proposal
             trial = self._new_trial(study, proposal)
             if sentence := self._doomed(trial):
-                doomed += 1
-                if doomed >= MOST:
-                    return f"the last {doomed} proposals would all fail: {sentence}"
+                self._in_a_row += 1
+                if self._in_a_row >= MOST:
+                    return f"the last {self._in_a_row} proposals would all fail: {sentence}"
                 continue
+            self._in_a_row = 0
             self._work.put_trial(trial)
             self._submissions.submit(trial)
         self.unfilled = self._submissions.refused is None

@@ -244,6 +244,7 @@ class Session:
         """A proposal of which no trial is made, since it must fail: the sampler takes it for one that cannot run."""
         trial = self._trial_id(number)
         self._storage.set_trial_user_attr(trial, "refused", True)
+        self._storage.set_trial_user_attr(trial, "verdict", Verdict.INFEASIBLE.value)
         optuna.Trial(self._study, trial).set_constraint(INFEASIBLE, 1.0)
         self._study.tell(number, state=TrialState.PRUNED)
 

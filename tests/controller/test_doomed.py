@@ -9,6 +9,7 @@ import pytest
 
 from lora_tune.controller.doomed import why_doomed
 from lora_tune.controller.jobs import proposal as proposal_of
+from lora_tune.controller.proposals import FILL_SECONDS
 from lora_tune.store.records import Attempt, StudyRecords, Trial
 from lora_tune.workloads.base import Proposal
 from tests.controller.test_driver import House
@@ -86,11 +87,15 @@ class ByRate(Evaluating):
         return (2.0, 1.0) if float(proposal.parameters["LR"]) < 1e-3 else (1.0, 2.0)
 
 
-def swept(tmp_path: Path, workload: type[Evaluating], **budget: Any) -> tuple[StudyRecords, str]:
+def swept(
+    tmp_path: Path, workload: type[Evaluating], clock: FakeClock | None = None, **budget: Any
+) -> tuple[StudyRecords, str]:
     def script(environment: Any, start: float) -> Script:
         return curve_script(environment, start)
 
-    home = House(tmp_path, FakeCluster(FakeClock(), script), command_study(**{"trials": 6, "parallel": 2, **budget}))
+    home = House(
+        tmp_path, FakeCluster(clock or FakeClock(), script), command_study(**{"trials": 6, "parallel": 2, **budget})
+    )
     plain = home.driver()._dependencies
     driver = home.driver(workload=workload(plain.workload))
     outcome = driver.run()
@@ -113,3 +118,19 @@ def test_a_space_without_any_run_that_can_end_well_ends_the_sweep_with_the_reaso
     sweep, reason = swept(tmp_path, Never)
     assert "proposals would all fail: its first eval would come after 1152 samples" in reason
     assert not sweep.trials
+
+
+class SlowNever(Never):
+    """As slow to ask as a search whose model takes longer than a tick has."""
+
+    clock = FakeClock()
+
+    def first_eval(self, proposal: Proposal) -> tuple[float, float]:
+        self.clock.sleep(2 * FILL_SECONDS)
+        return super().first_eval(proposal)
+
+
+def test_the_sweep_ends_also_where_a_tick_has_time_for_one_such_proposal_only(tmp_path: Path) -> None:
+    SlowNever.clock = FakeClock()
+    _, reason = swept(tmp_path, SlowNever, clock=SlowNever.clock)
+    assert "proposals would all fail" in reason

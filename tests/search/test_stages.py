@@ -19,6 +19,7 @@ from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.launchers.simulated.h100 import with_switches
 from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.samplers import make_sampler
+from lora_tune.search.session import Session
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
 from lora_tune.search.stages.sampler import StagesSampler
 from lora_tune.search.stages.screening import Screening, Setting, Switch, SwitchReading
@@ -182,7 +183,11 @@ def test_runs_decide_by_what_it_costs_in_samples_beside_what_it_saves() -> None:
 def test_what_costs_samples_is_told_from_what_runs_beside_it_does_not() -> None:
     both, dear, cheap = frozenset({0, 1}), frozenset({0}), frozenset({1})
     options = (UNCHANGED, *(ArithmeticChoice(changes=c, ln_seconds=-0.04 * len(c)) for c in (dear, cheap, both)))
-    known = (*runs(0.0, 0.02, changes=UNCHANGED.changes), *runs(0.15, 0.16, changes=both), *runs(0.0, 0.0, changes=cheap))
+    known = (
+        *runs(0.0, 0.02, changes=UNCHANGED.changes),
+        *runs(0.15, 0.16, changes=both),
+        *runs(0.0, 0.0, changes=cheap),
+    )
     decided = Arithmetic(options=options, runs=known, expected=REFERENCE, reference=REFERENCE).decided()
     assert decided.changes == cheap
 
@@ -299,6 +304,18 @@ def test_the_published_point_is_run_whole_then_probes_change_several_switches_on
     assert tried >= {("VBOOST_VALUE", 0), ("NUM_WORKERS", 4), ("NUM_WORKERS", 2), ("FP8_ACT", 1)}
     assert "the base again, for the scatter of probes" in probes[0].user_attrs["why"]
     assert any(p.user_attrs["why"].count("=") > 1 for p in probes)
+
+
+def test_what_is_not_run_since_it_must_fail_is_not_proposed_for_ever() -> None:
+    """Proposals follow from the trials alone, so a discarded one must leave something in them."""
+    session = Session(switched())
+    proposals = []
+    for _ in range(6):
+        asked = session.ask()
+        assert not isinstance(asked, str)
+        proposals.append((tuple(sorted(asked.tuned.items())), asked.probe))
+        session.discard(asked.number)
+    assert len(set(proposals)) > 2
 
 
 def test_arithmetic_is_recommended_only_once_a_whole_run_has_confirmed_it() -> None:

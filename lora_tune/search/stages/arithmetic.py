@@ -159,7 +159,7 @@ class Arithmetic:
 
     def _gain(self, belief: _Belief, reached: Counter[int], option: ArithmeticChoice, now: float, runs: int) -> float:
         row, noise = self._row(option.changes), self.run_sd / math.sqrt(runs)
-        reached = reached + Counter({at: runs for at in option.changes})
+        reached = reached + Counter(dict.fromkeys(option.changes, runs))
         after, weights = 0.0, 0.0
         for part in belief:
             if part.weight < 5 * LEAST_WEIGHT:
