@@ -5,11 +5,15 @@ Sweeps of deterministic workloads run one after another, in turn
 - on the Slurm test cluster, every other one with its records in PostgreSQL and every third one on a small file system
   that can be full (``tests/chaos/faults.py``);
 - on this machine with time stamps in the trials' logs, and on this machine without: on an ext4 disk of their own whose
-  power can be cut, so that what was not synced is gone (``tests/chaos/local_faults.py``, ``tests/chaos/power.py``).
+  power can be cut, so that what was not synced is gone (``tests/chaos/local_faults.py``, ``tests/chaos/power.py``);
+- on the Slurm test cluster as a user without rights, with trials that really take their time: their programs start
+  again, go on from checkpoints, stand still and are held up, clocks are slewed, jobs are renamed and partitions hidden
+  (``tests/chaos/timed_faults.py``).
 
 Faults strike at random moments. After each sweep: no trial lost, none run twice, no process or job left behind, nothing
-wrong. On Slurm: node-hours as Slurm accounts them, and the results, hence the ranking, of an undisturbed sweep. On this
-machine: every number recomputed from the run that made it, by its own ledger and a clock that nobody sets, and the
+wrong. With the stand-in on Slurm: node-hours as Slurm accounts them, and the results, hence the ranking, of an
+undisturbed sweep.
+Elsewhere: every number recomputed from the run that made it, by its own ledger and a clock that nobody sets, and the
 exported configuration is that of the best. Each fault is drawn from the seed and its own number, and written down as it
 happens; ``--only`` takes some kinds out of all. Exits 1 when something is wrong, and says what.
 """
@@ -32,15 +36,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import faults, local_faults, power
+from tests.chaos import faults, local_faults, power, timed_faults
 from tests.chaos.local_room import LocalRoom
 from tests.chaos.room import Room
+from tests.chaos.timed_room import TimedRoom
 from tests.cluster import Cluster
 from tests.cluster.cluster import missing
 from tests.postgres import Postgres
 from tests.postgres import missing as postgres_missing
 
 TRIALS = 10
+PLACES = ("slurm", "timed", "local")
 FAULTS_PER_SWEEP = 30
 """At most: a sweep that is struck for ever never ends, and says nothing of its end."""
 QUIET_SECONDS = 300.0
@@ -134,13 +140,42 @@ def on_this_machine(stamps: bool, trials: int, kinds: set[str]) -> Place:
     return Place(name="local", make=make)
 
 
+OF_TIME: Mapping[str, Callable[[Any, random.Random], str]] = {
+    **timed_faults.TRIAL_FAULTS,
+    **timed_faults.CLUSTER_FAULTS,
+    **{
+        f.__name__: f
+        for f in (
+            faults.kill_driver, faults.kill_job, faults.restart_slurmd, faults.restart_controller, faults.rename_job,
+            faults.comment_job, faults.suspend_job,
+        )
+    },
+}  # fmt: skip
+
+
+def timed(cluster: Cluster, trials: int, kinds: set[str]) -> Place:
+    """Sweeps on the test cluster whose trials really take their time."""
+    chosen = {name: fault for name, fault in OF_TIME.items() if name in kinds}
+
+    def make(place: Path, number: int) -> Sweep:
+        cluster.clear()
+        room = TimedRoom(place, cluster, trials, stamps=number % 3 != 2, seed=number)
+        where = f"Slurm, uid {room.user}, logs {'with' if room.stamps else 'without'} time stamps"
+        return Sweep(room=room, where=where, faults=chosen, losses=room.losses)
+
+    return Place(name="timed", make=make)
+
+
 @contextlib.contextmanager
 def places(folder: Path, wanted: set[str], trials: int, kinds: set[str]) -> Iterator[list[Place]]:
     """Where sweeps run in turn."""
     found = []
     with contextlib.ExitStack() as stack:
-        if "slurm" in wanted and kinds & set(faults.FAULTS):
-            cluster = stack.enter_context(Cluster(folder / "cluster"))
+        on_a_cluster = wanted & {"slurm", "timed"}
+        cluster = stack.enter_context(Cluster(folder / "cluster")) if on_a_cluster else None
+        if cluster and "timed" in wanted and kinds & set(OF_TIME):
+            found.append(timed(cluster, trials, kinds))
+        if cluster and "slurm" in wanted and kinds & set(faults.FAULTS):
             database = stack.enter_context(Postgres()) if postgres_missing() == "" else None
             found.append(on_slurm(cluster, database, folder, trials, kinds))
         if "local" in wanted and kinds & set(local_faults.FAULTS):
@@ -160,16 +195,17 @@ def judged(sweep: Sweep, seed: int, first: int, most: int, journal: Path) -> lis
 
 
 def main() -> int:
-    every = sorted({*faults.FAULTS, *local_faults.FAULTS})
+    every = sorted({*faults.FAULTS, *local_faults.FAULTS, *OF_TIME})
     arguments = argparse.ArgumentParser(description="faults on running sweeps")
     arguments.add_argument("--faults", type=int, default=200)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--trials", type=int, default=TRIALS, help="of one sweep")
     arguments.add_argument("--minutes", type=float, default=120.0, help="begin no further sweep after so long")
     arguments.add_argument("--only", nargs="*", choices=every, help="these kinds of fault")
-    arguments.add_argument("--places", nargs="*", choices=("slurm", "local"), default=("slurm", "local"))
+    arguments.add_argument("--places", nargs="*", choices=PLACES, default=PLACES)
     options = arguments.parse_args()
-    for place, reason in (("slurm", missing(accounting=False)), ("local", power.missing())):
+    no_cluster = missing(accounting=False)
+    for place, reason in (("slurm", no_cluster), ("timed", no_cluster or power.missing()), ("local", power.missing())):
         if place in options.places and reason:
             print(f"{place}: {reason}")
             return 3

@@ -48,7 +48,42 @@ def points(count: int) -> list[dict[str, Any]]:
     ]
 
 
-class Room(House):
+class SlurmJobs:
+    """The jobs of a sweep on the test cluster, whatever names they have."""
+
+    cluster: Cluster
+    name: str
+    _first_names: dict[str, str]
+
+    def _rows(self, form: str) -> list[list[str]]:
+        """Columns of squeue, the name first, of this study's jobs; ended ones included."""
+        epoch = {"SLURM_TIME_FORMAT": "%s"}
+        shown = self.cluster.run("squeue", "-h", "--all", "-t", "all", "-o", form, environment=epoch)
+        return [line.split() for line in shown.splitlines() if line.startswith(f"{self.name}-")]
+
+    def a_job(self, chance: random.Random, *states: str) -> str:
+        """The id of one of this sweep's jobs in one of these states; "" where there is none."""
+        jobs = [row[1] for row in self._rows("%j %A %T") if row[2] in states]
+        return chance.choice(sorted(jobs)) if jobs else ""
+
+    def rename(self, job_id: str, *more: str) -> bool:
+        """Give a job another name, and ``more`` of scontrol's changes; False where it has ended meanwhile."""
+        (name, *_) = (row[0] for row in self._rows("%j %A") if row[1] == job_id)
+        other = f"{self.name}-renamed-{job_id}"
+        if not self.cluster.succeeds("scontrol", "update", f"JobId={job_id}", f"JobName={other}", *more):
+            return False
+        self._first_names.setdefault(other, name)
+        return True
+
+    def slurm_jobs(self) -> Counter[str]:
+        """As a house's, each job under the name that it was submitted with."""
+        jobs: Counter[str] = Counter()
+        for name, count in Counter(row[0] for row in self._rows("%j")).items():
+            jobs[self._first_names.get(name, name)] += count
+        return jobs
+
+
+class Room(SlurmJobs, House):
     """One sweep of ``trials`` points and the means to disturb it. ``start`` first, then :meth:`finish_all`."""
 
     def __init__(
@@ -141,27 +176,6 @@ class Room(House):
     def a_line(self, log: Path, chance: random.Random) -> bytes:
         lines = [line for line in log.read_bytes().splitlines() if b":::MLLOG" in line]
         return chance.choice(lines) if lines else b""
-
-    def a_job(self, chance: random.Random, *states: str) -> str:
-        """The id of one of this sweep's jobs in one of these states; "" where there is none."""
-        jobs = [row[1] for row in self._rows("%j %A %T") if row[2] in states]
-        return chance.choice(sorted(jobs)) if jobs else ""
-
-    def rename(self, job_id: str, *more: str) -> bool:
-        """Give a job another name, and ``more`` of scontrol's changes; False where it has ended meanwhile."""
-        (name, *_) = (row[0] for row in self._rows("%j %A") if row[1] == job_id)
-        other = f"{self.name}-renamed-{job_id}"
-        if not self.cluster.succeeds("scontrol", "update", f"JobId={job_id}", f"JobName={other}", *more):
-            return False
-        self._first_names.setdefault(other, name)
-        return True
-
-    def slurm_jobs(self) -> Counter[str]:
-        """As a house's, each job under the name that it was submitted with."""
-        jobs: Counter[str] = Counter()
-        for name, count in super().slurm_jobs().items():
-            jobs[self._first_names.get(name, name)] += count
-        return jobs
 
     def job_processes(self) -> Iterator[int]:
         """Processes of this study's jobs, on whatever node, but for Slurm's own."""

@@ -187,6 +187,16 @@ class Cluster:
         self.stop_controller()
         self.start_controller()
 
+    def rename(self, name: str) -> None:
+        """Give the cluster another name, as an administrator does: in slurm.conf and in what slurmctld remembers."""
+        self.stop_controller()
+        conf = self.folder / "slurm.conf"
+        first, rest = conf.read_text().split("\n", 1)
+        assert first.startswith("ClusterName="), first
+        conf.write_text(f"ClusterName={name}\n{rest}")
+        (self.folder / "state" / "clustername").unlink(missing_ok=True)
+        self.start_controller()
+
     def start_slurmd(self, node: str) -> None:
         self._spawn(f"slurmd.{node}", ["slurmd", "-D", "-N", node])
 
@@ -217,7 +227,8 @@ class Cluster:
 
     def clear(self) -> None:
         """Cancel all jobs and wait until all nodes are idle, so that the next test finds an empty cluster."""
-        self.run("scancel", "--user=root")
+        for user in ("root", "nobody"):
+            self.run("scancel", f"--user={user}")
         for node in self.nodes:
             if self._processes[f"slurmd.{node}"].poll() is not None:
                 self.start_slurmd(node)
@@ -228,7 +239,7 @@ class Cluster:
         if any(state.startswith(("down", "drain", "drng")) for state in counts):
             for node in self.nodes:
                 self.succeeds("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        return counts == {"idle": len(self.nodes)} and not self.run("squeue", "-h")
+        return counts == {"idle": len(self.nodes)} and not self.run("squeue", "-h", "--all")
 
     # -- questions
 
