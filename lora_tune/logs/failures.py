@@ -103,16 +103,19 @@ class Signature:
     completes: str = ""
 
 
-def _signature(row: Mapping[str, Any]) -> Signature:
-    """A row of the table: ``anchor`` and ``pattern`` as text, ``weight`` by its name."""
-    texts = {"anchor": row["anchor"].encode(), "pattern": re.compile(row["pattern"].encode())}
+def _signatures(row: Mapping[str, Any]) -> Iterator[Signature]:
+    """Those of a row of the table: of ``anchor`` and ``pattern``, or one of each of its plain ``texts``."""
     weight = Weight[row.get("weight", "cause").upper()]
-    return Signature(**{**row, **texts, "kind": FailureKind(row["kind"]), "weight": weight})
+    rest = {key: row[key] for key in row.keys() - {"texts", "anchor", "pattern"}}
+    forms = [(text, re.escape(text)) for text in row.get("texts", ())] or [(row["anchor"], row["pattern"])]
+    for anchor, pattern in forms:
+        known = {"anchor": anchor.encode(), "pattern": re.compile(pattern.encode())}
+        yield Signature(**{**rest, **known, "kind": FailureKind(row["kind"]), "weight": weight})
 
 
 def _read_table() -> tuple[Signature, ...]:
     text = resources.files("lora_tune.logs").joinpath("failure_signatures.toml").read_text(encoding="utf-8")
-    return tuple(map(_signature, tomllib.loads(text)["signature"]))
+    return tuple(signature for row in tomllib.loads(text)["signature"] for signature in _signatures(row))
 
 
 SIGNATURES = _read_table()

@@ -76,7 +76,8 @@ FAILURES = [
     ("n3:1:2 [0] include/alloc.h:190 NCCL WARN Cuda failure 'out of memory'", "infeasible"),
     ("n3:1:2 [0] include/alloc.h:190 NCCL WARN Cuda failure 2 'out of memory'", "infeasible"),
     (
-        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api",
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
+        "https://huggingface.co/api",
         "infrastructure",
     ),
     (
@@ -108,6 +109,175 @@ FAILURES = [
     ("cp: Fehler beim Schreiben von 'x': Der zugewiesene Plattenplatz (Quota) ist überschritten", "infrastructure"),
     ("cp: erreur d'écriture de 'x': Aucun espace disponible sur le périphérique", "infrastructure"),
     ("cp: erreur d'écriture de 'x': Débordement du quota d'espace disque", "infrastructure"),
+    # Full disks and quotas, as other languages, libraries and errno say it.
+    ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar: '/data/x'", "infrastructure"),
+    ("OSError: [Errno 122] Débordement du quota d'espace disque", "infrastructure"),
+    ("cp: error al escribir 'x': No queda espacio en el dispositivo", "infrastructure"),
+    ("cp: error al escribir 'x': Se ha excedido la cuota de disco", "infrastructure"),
+    ("cp: errore scrivendo 'x': Spazio esaurito sul dispositivo", "infrastructure"),
+    ("cp: errore scrivendo 'x': Quota disco superata", "infrastructure"),
+    ("cp: erro de escrita em 'x': Não há espaço disponível no dispositivo", "infrastructure"),
+    ("cp: 写入'x' 时出错: 设备上没有空间", "infrastructure"),
+    ("cp: 写入'x' 时出错: 超出磁盘限额", "infrastructure"),
+    ("cp: 'x' の書き込みエラー: デバイスに空き領域がありません", "infrastructure"),
+    ("cp: ошибка записи 'x': На устройстве не осталось свободного места", "infrastructure"),
+    ("cp: błąd zapisu 'x': Brak miejsca na urządzeniu", "infrastructure"),
+    ("cp: fout bij schrijven van 'x': Geen ruimte meer over op apparaat", "infrastructure"),
+    (
+        "RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/7: "
+        "file write failed",
+        "infrastructure",
+    ),
+    (
+        "safetensors_rust.SafetensorError: Error while serializing: I/O error: Disk quota exceeded (os error 122)",
+        "infrastructure",
+    ),
+    ("RuntimeError: Not enough disk space. Needed: 12.00 GiB (download: 6.00 GiB)", "infrastructure"),
+    # Locked memory.
+    (
+        "[1745:n3] ib_md.c:309 UCX ERROR ibv_reg_mr(address=0x7f, length=8192) failed: Cannot allocate "
+        "memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 8192 kbytes)",
+        "infrastructure",
+    ),
+    (
+        "The OpenFabrics (openib) BTL failed to initialize while trying to allocate some locked memory.",
+        "infrastructure",
+    ),
+    (
+        "n3:1:2 [0] NCCL WARN NET/OFI Unable to register memory (type = 2) for device 0. RC: -12, Error: "
+        "Cannot allocate memory",
+        "infrastructure",
+    ),
+    (
+        "/dvs/nvshmem/src/modules/transport/ibgda/ibgda.cpp:1234: non-zero status: 12 Unable to register "
+        "memory, errno 12: Cannot allocate memory",
+        "infrastructure",
+    ),
+    # NCCL.
+    ("ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 'out of memory'", "infeasible"),
+    ("Cuda failure 2 'out of memory'", "infeasible"),
+    ("n3:1:2 [0] include/alloc.h:185 NCCL WARN Cuda failure 802 'system not yet initialized'", "infrastructure"),
+    (
+        "n3:1:2 [0] init.cc:416 NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
+        "infrastructure",
+    ),
+    (
+        "n3:1:2 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-x to 33030532 bytes, "
+        "error: No space left on device (28)",
+        "infrastructure",
+    ),
+    # Model hubs.
+    (
+        "huggingface_hub.utils._errors.HfHubHTTPError: 503 Server Error: Service Temporarily Unavailable for "
+        "url: https://huggingface.co/api/models/x",
+        "infrastructure",
+    ),
+    (
+        "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api/x",
+        "infrastructure",
+    ),
+    (
+        "'HTTP Error 429 thrown while requesting GET https://huggingface.co/x/resolve/main/config.json'",
+        "infrastructure",
+    ),
+    (
+        "huggingface_hub.errors.HfHubHTTPError: 429 Too Many Requests: you have reached your 'api' rate limit.",
+        "infrastructure",
+    ),
+    (
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='cas-bridge.xethub.hf.co', port=443): "
+        'Max retries exceeded with url: /x (Caused by NameResolutionError("Failed to resolve"))',
+        "infrastructure",
+    ),
+    ("httpx.ConnectTimeout: [Errno 110] Connection timed out", "infrastructure"),
+    ("httpx.ReadTimeout: The read operation timed out", "infrastructure"),
+    (
+        "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the "
+        "cached files",
+        "configuration",
+    ),
+    ("ConnectionError: Couldn't reach 'tatsu-lab/alpaca' on the Hub (ConnectTimeout)", "infrastructure"),
+    (
+        "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='modelscope.cn', port=443): Max retries "
+        "exceeded with url: /x",
+        "infrastructure",
+    ),
+    ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "infrastructure"),
+    # Trackers.
+    ("wandb.errors.UsageError: No API key configured. Use `wandb login` to log in.", "configuration"),
+    ("wandb.errors.CommError: Run initialization has timed out after 90.0 sec.", "infrastructure"),
+    (
+        "wandb.errors.errors.AuthenticationError: API key verification failed. Make sure your API key is valid.",
+        "configuration",
+    ),
+    ("neptune.exceptions.NeptuneMissingApiTokenException: ", "configuration"),
+    ("ValueError: Comet.ml requires an API key. Please provide as the first argument", "configuration"),
+    # Tasks.
+    (
+        "ValueError: You set `--ntasks=4` in your SLURM bash script, but this variable is not supported. "
+        "HINT: Use `--ntasks-per-node=4` instead.",
+        "configuration",
+    ),
+    (
+        "ValueError: You set `devices=8` in Lightning, but the number of tasks per node configured in SLURM "
+        "`--ntasks-per-node=1` does not match. HINT: Set `devices=1`.",
+        "configuration",
+    ),
+    (
+        "lightning.fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1, 2, 3] "
+        "But your machine only has: [0]",
+        "configuration",
+    ),
+    (
+        "RuntimeError: You set `num_nodes=2` in Lightning, but the number of nodes configured in SLURM "
+        "`--nodes=1` does not match.",
+        "configuration",
+    ),
+    # Limits of processes and files.
+    ("RuntimeError: can't start new thread", "infrastructure"),
+    ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "infrastructure"),
+    ("libgomp: Thread creation failed: Resource temporarily unavailable", "infrastructure"),
+    ("OMP: Error #34: System unable to allocate necessary resources for OMP thread:", "infrastructure"),
+    ("  what():  Resource temporarily unavailable", "infrastructure"),
+    ("bash: fork: retry: Die Ressource ist zur Zeit nicht verfügbar", "infrastructure"),
+    ("bash: fork: retry: Ressource temporairement non disponible", "infrastructure"),
+    (
+        "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
+        "configuration",
+    ),
+    ("RuntimeError: received 0 items of ancdata", "configuration"),
+    ("OSError: [Errno 24] Zu viele offene Dateien: '/data/x.bin'", "configuration"),
+    ("accept: Trop de fichiers ouverts", "configuration"),
+    # Prologs, launches.
+    ("srun: error: Task launch for StepId=5.0 failed on node n1: Job prolog failed", "infrastructure"),
+    ("srun: error: Application launch failed: Invalid job credential", "infrastructure"),
+    ("slurmstepd: error: TaskProlog failed status=256", "infrastructure"),
+    ("srun: error: task launch for StepId=12.0 failed on node n2: Communication connection failure", "infrastructure"),
+    ("srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1", "infrastructure"),
+    ("srun: error: Timed out waiting for job step to complete", "infrastructure"),
+    ("slurmstepd: error: Munge decode failed: Expired credential", "infrastructure"),
+    ("srun: error: Aborting, io error and missing step on node 0", "infrastructure"),
+    # Drivers.
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was "
+        "attempted on non supported HW",
+        "infrastructure",
+    ),
+    ("Failed to initialize NVML: Driver/library version mismatch", "infrastructure"),
+    (
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.9, please update your "
+        "driver to a newer version",
+        "configuration",
+    ),
+    ("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.", "infrastructure"),
+    ("RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.", "infrastructure"),
+    ("RuntimeError: CUDA error: initialization error 3: cudaErrorSystemNotReady", "infrastructure"),
+    # Other languages of what a shell says.
+    ("mkdir: das Verzeichnis '/results' kann nicht angelegt werden: Keine Berechtigung", "configuration"),
+    ("bash: Zeile 3: torchrun: Kommando nicht gefunden", "configuration"),
+    ("bash: torchrun : commande introuvable", "configuration"),
+    ("run.sh: Zeile 7:  4711 Speicherzugriffsfehler  python train.py", "flaky"),
+    ("FileNotFoundError: [Errno 2] Datei oder Verzeichnis nicht gefunden: '/data/train.npy'", "configuration"),
     # Memory.
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "infeasible"),
     ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "infeasible"),
