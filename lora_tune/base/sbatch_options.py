@@ -31,6 +31,8 @@ _SHORT = {
     "W": "wait",
 }
 _SHORT_ALONE = "HIOQVWhksuv"
+_HETEROGENEOUS = frozenset({":", "hetjob", "packjob"})
+"""Between the components of a heterogeneous job: on a command line, and in a header by its new and its old name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
             options += _long(word, rest)
         elif word.startswith("-"):
             options += _short(word, rest)
+        elif word in _HETEROGENEOUS:
+            options.append(SbatchOption("hetjob", "", word))
     return options
 
 

@@ -13,7 +13,7 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.shell import functions_of, handed_on, held_back
 from lora_tune.workloads.base import ChecksBeforehand, Job, Prepares, Workload, some_proposal
-from lora_tune.workloads.script_header import header_options, refusals
+from lora_tune.workloads.script_header import environment_options, header_options, refusals
 from lora_tune.workloads.script_needs import environment_doubts, function_doubts, path_doubts, script_text
 
 
@@ -65,4 +65,5 @@ def option_refusals(job: Job, study: Study) -> list[str]:
         script=Path(job.argv[0]).name if job.script else "",
         needed={*(unnamed if job.script else ()), *job.secrets},
         nodes=job.resources.nodes,
+        environment=environment_options({**study.site.step_variables(), **job.environment}),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lora_tune.base.sbatch_options import SbatchOption, sbatch_options
 
@@ -17,6 +17,7 @@ _ONE_JOB = "a trial is one job, with one log"
 _PROBLEMS = {
     "array": f"makes an array of jobs of each trial; {_ONE_JOB}",
     "clusters": "sends trials to a cluster where nobody looks for them; the sweep asks the one that SLURM_CONF names",
+    "hetjob": f"makes several jobs of each trial; {_ONE_JOB}",
     "error": "keeps what a trial says of its failure out of its log",
     "output": "sends a trial's log where nobody reads it",
     "job-name": "renames the jobs that the sweep finds by their names",
@@ -26,6 +27,14 @@ _PROBLEMS = {
     "wait": "keeps sbatch, and with it the sweep, until the job has ended; nothing would be watched meanwhile",
 }
 """Option -> what it does to any trial."""
+_VARIABLES = {
+    "SBATCH_ARRAY_INX": "array",
+    "SBATCH_CLUSTERS": "clusters",
+    "SLURM_CLUSTERS": "clusters",
+    "SBATCH_EXPORT": "export",
+    "SBATCH_WAIT": "wait",
+}
+"""What sbatch takes from its environment, which counts for more than a header."""
 _OVERRULED = frozenset({"error", "job-name", "output", "quiet"})
 """What a header may say: our own word on the command line counts, and sbatch reads --quiet there alone."""
 
@@ -41,6 +50,11 @@ def header_options(script: str) -> list[SbatchOption]:
     return sbatch_options(words)
 
 
+def environment_options(variables: Mapping[str, str]) -> list[SbatchOption]:
+    """The options that ``sbatch`` takes from a job's variables."""
+    return [SbatchOption(name, variables[v], f"{v}={variables[v]}") for v, name in _VARIABLES.items() if v in variables]
+
+
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
@@ -49,26 +63,33 @@ def _words(text: str) -> list[str]:
 
 
 def refusals(
-    header: Sequence[SbatchOption], site: Sequence[SbatchOption], *, script: str, needed: Collection[str], nodes: int
+    header: Sequence[SbatchOption],
+    site: Sequence[SbatchOption],
+    *,
+    script: str,
+    needed: Collection[str],
+    nodes: int,
+    environment: Sequence[SbatchOption] = (),
 ) -> list[str]:
     """Why no trial could run as its study has it, a sentence each.
 
     header, site: the options of the batch script and of ``site.sbatch_args``, of which the last one counts. script:
     the script's name, "" for a command that a batch file of ours starts. needed: the variables without which a job
-    would not be its trial's. nodes: of one job.
+    would not be its trial's. nodes: of one job. environment: the options in the variables of its jobs.
     """
     effective = {option.name: (option, f"{script}: #SBATCH {option.text}") for option in header}
+    effective |= {option.name: (option, f"[site.environment] {option.text}") for option in environment}
     effective |= {option.name: (option, f"site.sbatch_args: {option.text}") for option in site}
     sentences = []
     for name, (option, place) in effective.items():
-        of_header = option in header and option not in site
+        of_header = place.startswith(f"{script}: #SBATCH")
         why = "" if of_header and name in _OVERRULED else _PROBLEMS.get(name, "")
         if name == "export":
             why = _kept_away(option.value, needed)
         elif name.startswith("ntasks") and not script:
             why = _several_tasks(name, option.value, nodes)
         if why:
-            remedy = f"take it out of {f'a copy of {script}' if of_header else 'site.sbatch_args'}"
+            remedy = f"take it out of {f'a copy of {script}' if of_header else place.split()[0].rstrip(':')}"
             other = ', or write sbatch_args = ["--export=ALL"] in [site]' if of_header and name == "export" else ""
             sentences.append(f"{place} {why}; {remedy}{other}")
     return sentences

@@ -14,7 +14,7 @@ from lora_tune.config.study import load_study
 from lora_tune.controller.doubts import doubts
 from lora_tune.sweep import main
 from lora_tune.workloads import load
-from lora_tune.workloads.script_header import header_options, refusals
+from lora_tune.workloads.script_header import environment_options, header_options, refusals
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,9 @@ def test_a_header_ends_at_the_first_command() -> None:
         ("--wait", "", "--wait keeps sbatch"),
         ("-M other", "", "-M other sends trials to a cluster"),
         ("--comment=x --job-name=y --quiet --ntasks=8 --ntasks-per-node=8", "", ""),
+        ("--ntasks=1 hetjob --ntasks=2", "", "run.sub: #SBATCH hetjob makes several jobs of each trial"),
+        ("packjob", "", "run.sub: #SBATCH packjob makes several jobs of each trial"),
+        ("", "-N 1 : -N 2", "site.sbatch_args: : makes several jobs of each trial"),
         ("", "--job-name=y", "--job-name=y renames"),
         ("--error=x.err --output=x.out -e y", "", ""),
         ("", "--error=x.err", "keeps what a trial says of its failure out of its log"),
@@ -82,6 +85,29 @@ def test_what_takes_effect_is_refused_with_what_to_do(header: str, site: str, wo
     options = sbatch_options(header.split()), sbatch_options(site.split())
     sentences = refusals(*options, script="run.sub", needed={"LR", "TOKEN"}, nodes=1)
     assert [words in sentence and "; take it out of " in sentence for sentence in sentences] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(
+    ("variable", "site", "words"),
+    [
+        ("SBATCH_EXPORT=NONE", "", "[site.environment] SBATCH_EXPORT=NONE keeps LR from the job"),
+        ("SBATCH_EXPORT=NONE", "--export=ALL", ""),
+        ("SBATCH_ARRAY_INX=0-2", "", "makes an array"),
+        ("SLURM_CLUSTERS=other", "", "sends trials to a cluster"),
+        ("SBATCH_WAIT=1", "", "keeps sbatch"),
+        ("SBATCH_DEBUG=1", "", ""),
+    ],
+)
+def test_what_sbatch_reads_from_the_environment_is_refused_as_what_it_reads_from_a_header(
+    variable: str, site: str, words: str
+) -> None:
+    name, _, value = variable.partition("=")
+    known = environment_options({name: value})
+    options = sbatch_options(site.split())
+    sentences = refusals((), options, script="run.sub", needed={"LR"}, nodes=1, environment=known)
+    assert [words in sentence and "take it out of [site.environment]" in sentence for sentence in sentences] == (
+        [True] * bool(words)
+    )
 
 
 @pytest.mark.parametrize(
