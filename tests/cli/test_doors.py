@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -128,52 +130,71 @@ def test_another_machine_is_named_by_its_address() -> None:
 
 
 WALK = """
-import json, os, sys, urllib.error, urllib.request
-address, folder, pid = sys.argv[1:]
-told = {}
-def ask(path, data=None, **headers):
-    try:
-        answer = urllib.request.urlopen(urllib.request.Request(address + path, data, headers), timeout=10)
-        return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
-for path in ("/", "/dashboard", "/steer", "/api/studies", "/artifacts/0/0", "/?token=", "/?token=guess"):
-    told["GET " + path] = ask(path)
-for path in ("/steer", "/api/studies", "/api/trials/1/note", "/api/trials/1/state"):
-    told["POST " + path] = ask(path, b"pause=on", Cookie="lora_tune_token_00000000=x", Origin=address)
+import json, os, socket, stat, sys, urllib.error, urllib.request
+tried = json.loads(sys.argv[1])
+folder, since, secret = tried["folder"], tried["since"], tried["secret"].encode()
+told = {"answers": {}, "read": [], "written": [], "secret": [], "connected": [], "signalled": []}
 def attempt(act):
     try:
         act()
         return True
     except OSError:
         return False
-for name in ("environ", "mem"):
-    told["/proc " + name] = attempt(lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
-told["/proc fd"] = attempt(lambda: os.listdir(f"/proc/{pid}/fd"))
-told["signal"] = attempt(lambda: os.kill(int(pid), 0))
-written, secret = [], []
-for place, folders, files in os.walk(folder):
-    if attempt(lambda: open(os.path.join(place, "mine"), "w")):
-        written.append(place)
-    for name in files:
-        path = os.path.join(place, name)
-        if attempt(lambda: open(path, "ab")):
-            written.append(path)
-        if name.endswith(".token") and attempt(lambda: open(path)):
-            secret.append(path)
-told["written"], told["secret"] = written, secret
-ours = []
-for place, folders, files in os.walk("/tmp"):
-    for name in files:
-        path = os.path.join(place, name)
-        try:
-            if os.stat(path).st_mtime >= START and "lora" in path and (os.access(path, os.W_OK)):
-                ours.append(path)
-        except OSError:
-            pass
-told["tmp"] = ours
+for method, address, headers in tried["requests"]:
+    try:
+        data = None if method == "GET" else b"pause=on"
+        request = urllib.request.Request(address, data, headers, method=method)
+        code = urllib.request.urlopen(request, timeout=10).status
+    except urllib.error.HTTPError as error:
+        code = error.code
+    told["answers"][method + " " + address + " " + json.dumps(headers)] = code
+for pid in tried["pids"]:
+    place = f"/proc/{pid}/"
+    for name in ("environ", "mem", "maps"):
+        if attempt(lambda: open(place + name, "rb").read(1)):
+            told["read"].append(place + name)
+    for name in ("fd", "cwd/"):
+        if attempt(lambda: os.listdir(place + name)):
+            told["read"].append(place + name)
+    if attempt(lambda: os.kill(pid, 0)):
+        told["signalled"].append(pid)
+    if secret in open(place + "cmdline", "rb").read():
+        told["secret"].append(place + "cmdline")
+def new(path):
+    return path.startswith(folder) or os.lstat(path).st_mtime >= since
+for top in (folder, "/tmp", "/dev/shm"):
+    for place, folders, files in os.walk(top):
+        if place.startswith(folder) and attempt(lambda: open(os.path.join(place, "mine"), "w")):
+            told["written"].append(place)
+        for path in (os.path.join(place, name) for name in files):
+            try:
+                if not new(path):
+                    continue
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    if attempt(lambda: socket.socket(socket.AF_UNIX).connect(path)):
+                        told["connected"].append(path)
+                    continue
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    continue
+                if attempt(lambda: open(path, "ab")) and os.stat(path).st_uid != os.getuid():
+                    told["written"].append(path)
+                text = open(path, "rb").read()
+                if secret in text or path.endswith(".token"):
+                    told["secret"].append(path)
+            except OSError:
+                pass
 print(json.dumps(told))
 """
+
+
+def walked(folder: Path, requests: list[tuple[str, str, dict[str, str]]], pids: list[int], secret: str) -> Any:
+    """What ``nobody`` gets of a sweep's folder, servers and processes; its answers alone where all is well."""
+    since = max(path.stat().st_mtime for path in folder.rglob("*"))
+    tried = {"folder": str(folder), "since": since, "secret": secret, "requests": requests, "pids": pids}
+    told = as_nobody(WALK, json.dumps(tried))
+    answers = told.pop("answers")
+    assert told == {"read": [], "written": [], "secret": [], "connected": [], "signalled": []}
+    return answers
 
 
 @needs_root
@@ -183,18 +204,20 @@ def test_another_user_of_the_machine_reads_and_changes_nothing(tmp_path: Path) -
     reachable(tmp_path, 0o055)  # nothing but its own modes protects the folder
     review = reviewed(tmp_path, trials=4)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.db")}
-    start = max(path.stat().st_mtime for path in tmp_path.rglob("*"))
     command = [sys.executable, "-m", "lora_tune.dashboard", "--study", review.study.name, "--port", "0"]
     process = subprocess.Popen([*command, "--output", str(review.paths.root)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = re.search(r"(http://[^/]+)/dashboard\?token=(\S+)", process.stdout.readline())
         assert address is not None
-        told = as_nobody(WALK.replace("START", repr(start)), address[1], str(tmp_path), str(process.pid))
-        refused = {name: code for name, code in told.items() if name.startswith(("GET", "POST"))}
-        assert set(refused.values()) <= {401, 403}, refused
-        assert not any(told[name] for name in ("/proc environ", "/proc mem", "/proc fd", "signal"))
-        assert (told["written"], told["secret"], told["tmp"]) == ([], [], [])
+        shown = ("/", "/dashboard", "/steer", "/api/studies", "/artifacts/0/0", "/?token=", "/?token=guess")
+        changed = ("/steer", "/api/studies", "/api/trials/1/note", "/api/trials/1/state")
+        guess = {"Cookie": "lora_tune_token_00000000=x", "Origin": address[1]}
+        requests: list[tuple[str, str, dict[str, str]]] = [("GET", address[1] + path, {}) for path in shown]
+        requests += [("POST", address[1] + path, guess) for path in changed]
+        requests += [("PUT", address[1] + "/api/studies/1/note", guess)]
+        answers = walked(tmp_path, requests, [process.pid], address[2])
+        assert set(answers.values()) <= {401, 403}, answers
         jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         assert jar.open(f"{address[1]}/?token={address[2]}", timeout=30).status == 200, "its owner gets in"
         wait_for(lambda: process.poll() is None, what="it goes on")
@@ -202,3 +225,85 @@ def test_another_user_of_the_machine_reads_and_changes_nothing(tmp_path: Path) -
         process.send_signal(signal.SIGINT)
         process.wait(20)
     assert {path: path.read_bytes() for path in before} == before, "the records are as they were"
+
+
+SECRET = "a-token-of-the-team-3b1f"
+
+SERVED = """
+[workload]
+kind = "command"
+argv = ["{python}", "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+log = {{ kind = "jsonl" }}
+[workload.environment]
+HF_TOKEN = {{ env = "HF_TOKEN" }}
+[site]
+kill_seconds = 1
+[space]
+LR = {{ type = "float", low = 1e-3, high = 1e-2, log = true }}
+[objective]
+target = 0.6
+[budget]
+trials = 1
+parallel = 1
+trial_minutes = 20
+"""
+
+
+def processes_below(pid: int) -> list[int]:
+    """A process and all that it started, as far as they live."""
+    found = [pid]
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            inherited = f"HF_TOKEN={SECRET}".encode() in (entry / "environ").read_bytes()
+            if parent == pid or inherited:
+                found.append(int(entry.name))
+    return sorted({*found} - {os.getpid()})
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@needs_root
+@pytest.mark.long
+def test_another_user_gets_nothing_of_a_server_its_metrics_its_tools_and_its_trials(tmp_path: Path) -> None:
+    reachable(tmp_path, 0o055)
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "kept.toml").write_text(SERVED.format(python=sys.executable))
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    tokens = {"LORA_TUNE_METRICS_TOKEN": SECRET, "LORA_TUNE_MCP_TOKEN": SECRET, "HF_TOKEN": SECRET}
+    environment = {**os.environ, **tokens, "LORA_TUNE_STORAGE": f"sqlite:///{tmp_path}/all.db"}
+    command = [sys.executable, "-m"]
+    register = [*command, "lora_tune.sweep", "--study", "kept", "--register"]
+    subprocess.run(register, cwd=tmp_path, env=environment, check=True, timeout=60, capture_output=True)
+    with (tmp_path / "server.out").open("w") as output:
+        ours = [
+            subprocess.Popen([*command, *what], cwd=tmp_path, env=environment, stdout=output, stderr=output)
+            for what in (("lora_tune.serve", "--metrics", "0"), ("lora_tune.mcp", "--http", str(port)))
+        ]
+    try:
+        said = tmp_path / "server.out"
+        log = tmp_path / "sweeps" / "kept" / "trials" / "0000" / "attempt-0" / "job.log"
+        wait_for(lambda: log.exists() and "begun" in log.read_text(), 60, "a trial runs")
+        scrape = wait_for(lambda: re.search(r"http://\S+/metrics", said.read_text()), 60, "metrics are served")
+        wait_for(lambda: listens(port), 60, "tools are served")
+        pids = [pid for process in ours for pid in processes_below(process.pid)]
+        assert len(pids) > 3, "the trial's own processes are among them"
+        doors = (scrape[0], f"http://127.0.0.1:{port}/mcp")
+        guesses: list[dict[str, str]] = [{}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {SECRET[:-1]}"}]
+        requests = [(method, door, guess) for door in doors for guess in guesses for method in ("GET", "POST")]
+        answers = walked(tmp_path, requests, pids, SECRET)
+        assert set(answers.values()) == {401}, answers
+        assert all(process.poll() is None for process in ours)
+    finally:
+        for process in ours:
+            process.send_signal(signal.SIGTERM)
+        for pid in processes_below(ours[0].pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in ours:
+            process.wait(30)
