@@ -37,7 +37,7 @@ class TimedRoom(SlurmJobs, LocalRoom):
         self._clock_now = (0.0, 0.0, time.monotonic())  # ahead, rate, since
         self.slews: list[float] = []
         self.user = NOBODY if _anyone() else os.geteuid()
-        super().__init__(folder, trials, stamps=stamps, seed=seed, name="timed")
+        super().__init__(folder, trials, stamps=stamps, seed=seed, pace=1.0, name="timed")
         self._write_clock()
         if self.user:
             for path in (folder, *folder.rglob("*")):
