@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,12 +66,10 @@ def main(
     check_description(description, announced, str(system_file))
     files = result_files(results)
     chosen, beyond = counted([file.name for file in files], submission.runs, str(results))
-    if any(name.endswith(".gz") for name in chosen):
-        raise InputError(f"{results}: gzipped logs are no part of a package; unpack them with gunzip")
     contents = tree(
         str(description["submitter"]), system_file.stem, submission.benchmark,
         description=description,
-        results=[file.read_text(encoding="utf-8") for file in files[: len(chosen)]],
+        results=[_log(file) for file in files[: len(chosen)]],
         implementation=code.resolve().name,
         code={**_code(code), **{config.name: config.read_bytes() for config in configs},
               "REPRODUCE.md": _reproduce(submission, configs).encode()},
@@ -80,12 +80,18 @@ def main(
     _judge(out / str(description["submitter"]), submission.ruleset, results=out, benchmark=submission.benchmark)
 
 
+def _log(file: Path) -> bytes:
+    """A log's bytes; of a gzipped one those that were packed."""
+    data = file.read_bytes()
+    return gzip.decompress(data) if file.suffix == ".gz" else data
+
+
 def _announced(results: Path, ruleset: str) -> dict[str, object]:
     """What the logs say of the submission, each value once. Raises InputError where they disagree."""
     keys = ("submission_org", "submission_division", "submission_status", "submission_platform")
     found: dict[str, set[str]] = {key: set() for key in keys}
     for file in result_files(results):
-        log = parse(file.read_text(encoding="utf-8", errors="replace").splitlines(), ruleset)
+        log = parse(_log(file).decode("utf-8", "replace").splitlines(), ruleset)
         for key in keys:
             found[key] |= {str(line.value["value"]) for line in log.lines if line.key == key}
     for key, values in found.items():
@@ -169,7 +175,13 @@ def _findings(checker: str, package: Path, ruleset: str) -> list[str] | None:
         log = Path(scratch) / "checker.log"
         program = [sys.executable, "-m", f"mlperf_logging.{checker}"]
         command = [*program, str(package.resolve()), "training", ruleset, "--log_output", str(log)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECKER_SECONDS, cwd=scratch)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=CHECKER_SECONDS, cwd=scratch)
+        except subprocess.TimeoutExpired:
+            click.echo(
+                f"{checker}: did not end within {CHECKER_SECONDS} s; run it by hand: {shlex.join(program)}", err=True
+            )
+            return None
         text = "\n".join((done.stdout, done.stderr, log.read_text(encoding="utf-8") if log.exists() else ""))
     lines = [line.strip() for line in text.splitlines()]
     if done.returncode != 0:

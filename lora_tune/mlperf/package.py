@@ -95,13 +95,13 @@ def tree(
     benchmark: str,
     *,
     description: Mapping[str, object],
-    results: Sequence[str],
+    results: Sequence[bytes],
     implementation: str,
     code: Mapping[str, bytes],
 ) -> dict[PurePosixPath, bytes]:
     """Every file of the package by its path.
 
-    system: name of the folder of results and of the description's file. results: the logs' texts, in order.
+    system: name of the folder of results and of the description's file. results: the logs, in order.
     implementation: name of the folder of what was run. code: its files by relative path. Raises InputError for a name
     that is no name of a folder.
     """
@@ -112,6 +112,6 @@ def tree(
     top = PurePosixPath(submitter)
     files = {top / "systems" / f"{system}.json": (json.dumps(dict(description), indent=2) + "\n").encode()}
     folder = top / "results" / system / benchmark
-    files |= {folder / f"result_{i}.txt": text.encode() for i, text in enumerate(results)}
+    files |= {folder / f"result_{i}.txt": log for i, log in enumerate(results)}
     place = top / "benchmarks" / benchmark / "implementations" / implementation
     return files | {place / path: data for path, data in code.items()}

@@ -138,7 +138,7 @@ def result_files(folder: Path) -> list[Path]:
     ]  # fmt: skip
     if not files:
         raise InputError(f"{folder}: holds no result_*.txt; run lora_tune.confirm first, or name its folder")
-    return sorted(files, key=lambda p: (len(p.name), p.name))
+    return sorted(files, key=lambda p: (len(plain := p.name.removesuffix(".gz")), plain))
 
 
 def read_submission(folder: Path, ruleset: str | None = None) -> Submission:

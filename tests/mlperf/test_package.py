@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -71,6 +72,20 @@ def test_mlperfs_checkers_accept_the_package_of_ten_good_runs(place: Path) -> No
     assert "out: exists; name another --out" in again.output
 
 
+def test_a_gzipped_log_is_unpacked_and_nothing_else(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are no text stay what they are; a checker that hangs is a refusal in a line, not a traceback."""
+    first = place / "results" / "result_0.txt"
+    log = first.read_bytes() + b"\xff a line of a progress bar\n"
+    (place / "results" / "result_0.txt.gz").write_bytes(gzip.compress(log))
+    first.unlink()
+    monkeypatch.setattr("lora_tune.cli.package.CHECKER_SECONDS", 0.01)
+    done = package(place)
+    assert done.exit_code == 2
+    assert "did not end within 0.01 s; run it by hand: " in done.output
+    copy = place / "out" / "lora_tune" / "results" / "DGXH100" / "llama2_70b_lora" / "result_0.txt"
+    assert copy.read_bytes() == log
+
+
 @pytest.mark.long
 def test_what_a_checker_finds_is_printed_and_ends_with_2(place: Path) -> None:
     """Runs that pass the reference far too early are refused by the RCP checker, and nothing is repaired."""
@@ -118,7 +133,7 @@ def test_a_description_that_contradicts_the_logs_is_refused(changed: dict[str, o
 def test_a_name_is_a_folder_of_its_own_or_refused(name: str) -> None:
     """Whatever a submitter is called, nothing is written beside the package."""
     try:
-        files = tree(name, "s", "b", description={}, results=["log"], implementation="i", code={})
+        files = tree(name, "s", "b", description={}, results=[b"log"], implementation="i", code={})
     except InputError:
         return
     assert all(path.parts[0] == name and ".." not in path.parts for path in files)
