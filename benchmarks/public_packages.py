@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from benchmarks.public_runs import folder as public_folder
 from benchmarks.score_agreement import submissions
+from lora_tune.base.errors import InputError
 from lora_tune.cli.package import _announced
 from lora_tune.cli.package import main as package
 from lora_tune.mlperf.package import described_by_logs, template
@@ -31,7 +32,10 @@ def packaged(ruleset: str, folder: Path, scratch: Path) -> tuple[bool, list[str]
     """Whether the checkers accept the package of a submission, and their errors."""
     (scratch / "code").mkdir()
     (scratch / "code" / "README.md").write_text("made again from logs\n")
-    known = described_by_logs(_announced(folder, ruleset))
+    try:
+        known = described_by_logs(_announced(folder, ruleset))
+    except InputError as error:
+        return False, [str(error)]
     system = scratch / "system.json"
     filled = {name: value or "not stated" for name, value in template(known).items()}
     submitter = "".join(c if c.isalnum() else "_" for c in filled["submitter"])

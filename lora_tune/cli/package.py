@@ -87,7 +87,10 @@ def _log(file: Path) -> bytes:
 
 
 def _announced(results: Path, ruleset: str) -> dict[str, object]:
-    """What the logs say of the submission, each value once. Raises InputError where they disagree."""
+    """What the logs say of the submission, where they agree. Raises InputError where submitter or division differ.
+
+    A public package (v4.0) has logs of two platforms: its description alone says which it is.
+    """
     keys = ("submission_org", "submission_division", "submission_status", "submission_platform")
     found: dict[str, set[str]] = {key: set() for key in keys}
     for file in result_files(results):
@@ -95,9 +98,9 @@ def _announced(results: Path, ruleset: str) -> dict[str, object]:
         for key in keys:
             found[key] |= {str(line.value["value"]) for line in log.lines if line.key == key}
     for key, values in found.items():
-        if len(values) > 1:
+        if len(values) > 1 and key in ("submission_org", "submission_division"):
             raise InputError(f"{results}: the logs say {key} {' and '.join(sorted(values))}; a package has one")
-    return {key: values.pop() for key, values in found.items() if values}
+    return {key: values.pop() for key, values in found.items() if len(values) == 1}
 
 
 def _begin_description(file: Path, announced: Mapping[str, object]) -> None:
