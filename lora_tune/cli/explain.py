@@ -17,7 +17,7 @@ from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.text import counted, visible
 from lora_tune.cli.options import Review, guarded, load_review, output_option, storage_option, study_option
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, machine_pace, pruning, results
+from lora_tune.controller import budgets, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review import importance
 from lora_tune.review.advice import Advice, advise
@@ -32,6 +32,7 @@ from lora_tune.review.summary import (
     recommended_words,
     trial_name,
 )
+from lora_tune.search import pace
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, leaders, recommend
@@ -120,7 +121,7 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
         story.append(("distance", _distance(study, sweep, trial, evals)))
     if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
         story.append(("place", place))
-    if objective_of(study).timed and (slower := machine_pace.slower_words(study, sweep, trial)):
+    if slower := pace.clock_words(study, trial):
         story.append(("machine", slower))
     if paused := results.pause_words(trial.metrics):
         story.append(("suspended", paused))

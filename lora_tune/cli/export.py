@@ -28,6 +28,7 @@ from lora_tune.review.replicates import runs_words
 from lora_tune.review.summary import best_run_words, objective_words, recommended_words, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import clock_words
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import Recommended, nearest, nearest_words, recommend
 from lora_tune.store.records import StudyRecords, Trial
@@ -84,7 +85,7 @@ def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
         yield f"{study.goal} was NOT reached: {trial.verdict or trial.state}: {trial.sentence}; {seed}"
         return
     if not objective.timed:
-        yield f"{objective.name}: {objective.text(score)}; {seed}"
+        yield "; ".join(filter(None, (f"{objective.name}: {objective.text(score)}", clock_words(study, trial), seed)))
         return
     assert trial.seconds is not None
     assert trial.samples is not None
@@ -94,10 +95,13 @@ def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
     yield "; ".join(filter(None, (result, estimate_words(metrics))))
     if metrics.packed_seconds is not None:
         yield f"this time is that of the trial alone; beside others in a pack it took {metrics.packed_seconds:.1f} s"
-    if score != trial.seconds:
-        scale = score / trial.seconds
+    by_clock = score if metrics.clock_objective is None else metrics.clock_objective
+    if by_clock != trial.seconds:
+        scale = by_clock / trial.seconds
         within = "" if selected else f", 90% interval {scale * low:.1f} to {scale * high:.1f} s"
-        yield f"score, {objective_words(study)}: {score:.1f} s{within}"
+        yield f"score, {objective_words(study)}: {by_clock:.1f} s{within}"
+    if machine := clock_words(study, trial):
+        yield machine
 
 
 def _confirmed(study: Study, trial: Trial) -> Iterator[str]:

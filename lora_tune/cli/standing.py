@@ -14,6 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.review.describe import money
 from lora_tune.review.summary import Overview, overview
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import clock_words
 from lora_tune.search.recommendation import Recommended
 from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.records import StudyRecords, Trial, TrialState
@@ -118,6 +119,8 @@ def _trial(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> dict[
         "state": str(trial.verdict or (attempts[-1].state if attempts else trial.state)),
         "objective": trial.metrics.objective,
         "seconds": trial.seconds,
+        "machine_slower": trial.metrics.slower,
+        "machine": clock_words(study, trial) or None,
         "samples": trial.samples,
         "eval_loss": _finite(study.shown(evals[-1].loss)) if evals else None,
         "eval_samples": evals[-1].samples if evals else None,

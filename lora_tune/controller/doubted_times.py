@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from lora_tune.base.text import duration
 from lora_tune.config.study import Study
 from lora_tune.controller.beginnings import MISSING_SECONDS
 from lora_tune.controller.evidence import task
-from lora_tune.controller.machine_pace import references, seconds_at, timed
 from lora_tune.controller.pauses import placed
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import references, seconds_at, slowdown, timed
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 FAR = 3.0
@@ -70,7 +72,8 @@ def _would_be_best(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog)
     objective, best = objective_of(study), sweep.best()
     if objective.has_target:
         stop = objective.stop(run)
-        return stop is not None and (best is None or best.seconds is None or stop.seconds < best.seconds)
+        known = None if best is None else best.reference_seconds
+        return stop is not None and (known is None or stop.seconds < known * slowdown(study, sweep, trial, run))
     lowest = min((e.loss for evals in _others(sweep, trial).values() for e in evals), default=math.inf)
     return min(e.loss for e in run.evals) < lowest
 
@@ -104,7 +107,7 @@ def _too_soon(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> s
     if not first or not others:
         return ""
     samples, seconds = first[0]
-    usual = min(seconds_at(samples, points) for points in others.values())
+    usual = min(float(seconds_at(np.array([samples]), points)[0]) for points in others.values())
     if usual < FAR * seconds or usual - seconds <= MISSING_SECONDS:
         return ""
     return (

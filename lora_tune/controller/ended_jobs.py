@@ -19,6 +19,7 @@ from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import RunLog
+from lora_tune.search import pace
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.study_physics import far_over
 from lora_tune.store.metrics import TrialMetrics
@@ -146,6 +147,8 @@ class EndedJobs:
             trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
         ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
+        for other in pace.at_reference_pace(self._study, self._work.sweep):
+            self._work.put_trial(other)
         word = objective_of(self._study).word(action.verdict)
         failed = action.verdict is Verdict.FAILED
         shown = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)

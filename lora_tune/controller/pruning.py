@@ -20,7 +20,6 @@ from lora_tune.controller.evidence import (
     max_samples,
     task,
 )
-from lora_tune.controller.machine_pace import MUCH_SLOWER, slowdown
 from lora_tune.controller.policy import Stop
 from lora_tune.controller.public_runs import begins_at, believed, judging_envelope, public_envelope, shown
 from lora_tune.curves.conformal import compare
@@ -31,6 +30,7 @@ from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.search.capping import Incumbent, cap, spread_of
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import MUCH_SLOWER, slowdown
 from lora_tune.search.scatter import settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
@@ -81,7 +81,8 @@ STAMP_SECONDS = 1.0
 def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
     """Whether the trial's pace cannot become the best throughput on its number of nodes.
 
-    Compared on equal nodes only: fewer nodes are slower for another reason, and worth knowing for its own.
+    Compared at the reference pace, and on equal nodes only: fewer nodes are slower for another reason, and worth
+    knowing for its own.
     """
     nodes = study.search_space.node_count(trial.parameters)
     rivals = [
@@ -92,7 +93,7 @@ def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> S
         and study.search_space.node_count(other.parameters) == nodes
     ]
     pace = curves.fastest_pace(run, STAMP_SECONDS)
-    if not rivals or pace is None or pace * SLOWER >= max(rivals):
+    if not rivals or pace is None or pace * SLOWER * slowdown(study, sweep, trial, run) >= max(rivals):
         return None
     at, unit = study.counted(run.train[-1].samples), study.progress_unit
     sentence = f"{pace:.4g} {unit}/s at best after {at}; the best on {nodes} nodes is {max(rivals):.4g}"
@@ -102,11 +103,17 @@ def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> S
 def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
     """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock.
 
-    Where the machine is slower than it was for trials of the same work a step, the best one is as slow, too.
+    Where the machine is slower than at the reference pace, the best one is as slow, too.
     """
     best = sweep.best()
     comparable = objective_of(study).timed and study.objective.second is None
-    if not study.pruning.cap or not comparable or best is None or best.seconds is None or run.run_start_ms is None:
+    if (
+        not study.pruning.cap
+        or not comparable
+        or best is None
+        or best.reference_seconds is None
+        or run.run_start_ms is None
+    ):
         return None
     change = healing.healing_samples(trial, run, sweep)
     known = None if healing.own_shape(trial, run) else believed(study, sweep, trial)
@@ -147,15 +154,15 @@ def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: b
     own = tuple(repeats.get(settings(best), ()))
     elsewhere = spread_of(runs for configuration, runs in repeats.items() if configuration != settings(best))
     machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
-    seconds = tuple(slower * each for each in confirmed or own or (best.seconds or math.inf,))
+    seconds = tuple(slower * each for each in confirmed or own or (best.reference_seconds or math.inf,))
     return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, calibrated)
 
 
 def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
-    """Seconds to target of the trials that reached it, by their parameters."""
+    """Seconds to target of the trials that reached it, at the reference pace, by their parameters."""
     repeats: dict[object, list[float]] = {}
     for trial in sweep.reached():
-        repeats.setdefault(settings(trial), []).append(trial.seconds or math.inf)
+        repeats.setdefault(settings(trial), []).append(trial.reference_seconds or math.inf)
     return repeats
 
 

@@ -17,6 +17,7 @@ from lora_tune.review.intervals import time_interval
 from lora_tune.review.stopping import account_words
 from lora_tune.review.summary import Overview, raced_words, recommended_words, trial_name
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import clock_words
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.port import SWEEP
 from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
@@ -42,6 +43,7 @@ def attributes(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> d
     known: dict[str, float | str | None] = {
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
+        "machine": clock_words(study, trial) or None,
         "with more seeds": raced_words(study, trial) or None,
         "why proposed": trial.why or None,
         "time to target (s)": trial.seconds,
@@ -165,6 +167,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
     )
     return [
         ("Result", result),
+        ("Machine", clock_words(study, trial)),
         (f"{study.progress_unit.capitalize()} to target", _samples(trial)),
         ("Throughput", f"{speed:.4g} {study.progress_unit}/s" if speed else ""),
         ("One eval", duration(seconds) if seconds else ""),

@@ -21,7 +21,7 @@ class Replicate:
 
     of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: what the study
     compares, infinite for a run that did not reach the target, or measured no value; seconds, samples: as the log
-    states them. node_hours: its share of its job's.
+    states them. slower: of the machine, over its reference pace. node_hours: its share of its job's.
     """
 
     of: int
@@ -32,6 +32,7 @@ class Replicate:
     seconds: float | None
     samples: float | None
     node_hours: float
+    slower: float = 1.0
 
 
 def name_of(trial: int) -> str:
@@ -68,6 +69,7 @@ def _runs(trial: Trial) -> list[Replicate]:
             seconds=run.seconds,
             samples=run.samples,
             node_hours=hours / len(listed),
+            slower=run.metrics.slower or 1.0,
         )
         for run in listed
     ]

@@ -16,6 +16,7 @@ from lora_tune.review.replicates import runs_words
 from lora_tune.review.stopping import StoppingAccount, stopping_account
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of, objectives_of
+from lora_tune.search.pace import clock_words
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import (
     UNRUN,
@@ -229,9 +230,11 @@ def prior_words(study: Study, sweep: StudyRecords) -> str:
 
 
 def score_words(study: Study, trial: Trial) -> str:
-    """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, and whether
-    the time is an estimate; "" where no reference applies and all was measured."""
-    return "; ".join(filter(None, (_normalised(study, trial), estimate_words(trial.metrics))))
+    """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, the machine's
+    part where that was slower, and whether the time is an estimate; "" where there is nothing."""
+    return "; ".join(
+        filter(None, (_normalised(study, trial), clock_words(study, trial), estimate_words(trial.metrics)))
+    )
 
 
 def _normalised(study: Study, trial: Trial) -> str:

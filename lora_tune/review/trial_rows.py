@@ -78,6 +78,9 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
         ),
         _numbers(objective.heading, [t.metrics.objective for t in trials], objective.text),
     ]
+    if any(t.metrics.clock_objective is not None for t in trials):
+        by_clock = [t.metrics.objective if (m := t.metrics.clock_objective) is None else m for t in trials]
+        columns.append(_numbers("By the clock", by_clock, objective.text))
     if objective.timed:
         columns.append(
             _numbers(study.progress_unit, [t.samples for t in trials], lambda v: study.counted(v).split()[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import optuna
@@ -65,6 +66,7 @@ class OptunaTables:
         self._next = 0  # every trial before it was seen
         self._wrote_at = -math.inf
         self._open: dict[int, tuple[Seen, TrialRows]] = {}  # what is written of each that has not ended
+        self._slower: dict[int, float | None] = {}  # the machine's pace with which one that has ended was written
 
     def follow(self, sweep: StudyRecords) -> str:
         """Write what is new in the records; returns why that failed, "" where it did not. Later calls catch up."""
@@ -145,13 +147,19 @@ class OptunaTables:
             if self._out_of_date(sweep.trials.get(upto), tables.states.get(upto)):
                 due[upto] = _seen(sweep, upto)
             upto += 1
+        again = (
+            n for n, t in sweep.trials.items() if n < upto and _ended(t) and self._slower.get(n) != t.metrics.slower
+        )
+        due |= {n: _seen(sweep, n) for n in islice(again, MOST) if n not in due}
         if due:
             rows = {number: rows_of(self._trial(sweep, number), self._texts) for number in due}
             before = {number: written for number, (_, written) in self._open.items()}
             tables.write([trial_rows.since(before.get(number)) for number, trial_rows in rows.items()])
             self._open |= {number: (due[number], rows[number]) for number in due}
-            for number in [n for n in due if _ended(sweep.trials.get(n))]:
-                del self._open[number]
+            for number, (trial, _) in due.items():
+                if trial is not None and _ended(trial):
+                    del self._open[number]
+                    self._slower[number] = trial.metrics.slower
             self._wrote_at = time.monotonic()
         self._next = upto
         return upto < end

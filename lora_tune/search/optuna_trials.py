@@ -101,10 +101,10 @@ class TrialReader:
     def read(self, trial: FrozenTrial) -> Observation | None:
         """What :func:`of_trial` says of it.
 
-        A storage in memory makes a new object of a trial that changes, but of what is reported to one that runs; others
-        keep the objects of those that have ended.
+        A storage in memory makes a new object of a trial that changes, but of what is reported to one that runs, and of
+        a time that is at another reference pace; others keep the objects of those that have ended.
         """
-        stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs))
+        stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs), trial.user_attrs.get("slower"))
         known = self._known.get(trial.number)
         if known is None or known[0] is not trial or known[1] != stage:
             known = self._known[trial.number] = (trial, stage, of_trial(trial, self._space, self._target))

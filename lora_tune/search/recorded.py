@@ -64,7 +64,10 @@ def directions(study: Study) -> list[StudyDirection]:
 
 
 def attributes(record: Trial) -> dict[str, Any]:
-    """The user attributes of a trial: why it was proposed, what kind it is, what the sampler added, how it ended."""
+    """The user attributes of a trial: why it was proposed, what kind it is, what the sampler added, how it ended.
+
+    Speeds and times are those at the reference pace.
+    """
     known = dict(record.sampler_attributes.get("user", {}))
     known |= {"why": record.why} if record.why else {}
     known |= {"kind": PROBE} if record.probe else {}
@@ -72,7 +75,9 @@ def attributes(record: Trial) -> dict[str, Any]:
     known |= {REQUEST: record.request} if record.request is not None else {}
     if record.verdict is Verdict.INFEASIBLE and is_refusal(record.sentence):
         known["refused"] = True
-    return known | ({**as_mapping(record.metrics), "verdict": str(record.verdict)} if record.verdict else {})
+    return known | (
+        {**as_mapping(record.metrics.at_reference_pace()), "verdict": str(record.verdict)} if record.verdict else {}
+    )
 
 
 def reported(study: Study, evals: Iterable[Eval]) -> dict[int, float]:

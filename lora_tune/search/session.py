@@ -229,15 +229,21 @@ class Session:
             self._storage.set_trial_user_attr(self._trial_id(number), name, scale)
 
     def tell(self, record: Trial) -> None:
-        """The end of a trial, its metrics as user attributes first. Telling twice changes nothing."""
-        if self._frozen(record.number).state.is_finished():
+        """The end of a trial, its metrics as user attributes first. Telling twice changes nothing but what the trial is
+        worth at another reference pace."""
+        known = self._frozen(record.number)
+        state, values = ending(self._settings, record)
+        if known.state.is_finished():
+            if known.state is state is TrialState.COMPLETE and known.values != values:
+                known.values = values  # the trial is the storage's own, which takes no news of one that has ended
+            if known.user_attrs.get("slower") != record.metrics.slower:
+                known.user_attrs.update({"slower": None} | attributes(record))
             return
         trial = self._trial_id(record.number)
         for name, value in attributes(record).items():
             self._storage.set_trial_user_attr(trial, name, value)
         if record.verdict is Verdict.INFEASIBLE:
             optuna.Trial(self._study, trial).set_constraint(INFEASIBLE, 1.0)
-        state, values = ending(self._settings, record)
         self._study.tell(record.number, values, state=state)
 
     def discard(self, number: int) -> None:

@@ -29,7 +29,8 @@ from lora_tune.store.records import Changes, StudyRecords, TrialState
 def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None) -> StudyRecords | None:
     """Everything that is on record of a sweep, or None; ``known`` itself when nothing is new.
 
-    known: the sweep as it was read before: only the trials that were not finished then are read again.
+    known: the sweep as it was read before: only trials that were not finished then are read again, and with
+    the end of one those for which the machine is now said to have been slower.
     """
     head = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).one_or_none()
     if head is None:
@@ -42,6 +43,12 @@ def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None)
     read_evals = _evals(connection, name, known)
     if known is not None and not read_trials and head.digest == known.digest:
         return known
+    if known is not None and any(t.state is TrialState.FINISHED for t in read_trials):
+        # Its end may have changed what the machine's pace was for others.
+        slower = [n for n, t in known.trials.items() if t.metrics.slower is not None]
+        moved = trials.number.in_(slower) | trials.record.contains('"slower"')
+        read_trials += map(records.trial_from, connection.scalars(_of(trials.record, name).where(moved)))
+        read_trials.sort(key=lambda t: t.number)
     before = known or StudyRecords(name=name, digest="", study_toml="", began_at=0.0)
     sweep = StudyRecords(
         name=name,

@@ -48,6 +48,8 @@ class TrialMetrics:
     crossing_samples, _low, _high: where the fitted curve crosses the target, with its 90% interval; crossing_method:
     how that was found. eval_samples: samples between evals. evals: how many there were. last_loss, last_samples: of the
     newest eval. init_seconds: start-up before the clock runs. packed_seconds: in its pack, beside the time alone.
+    slower: how many times longer the machine took than at the reference pace, that of ``pace_of``, which ``objective``
+    is at; clock_objective, clock_second_objective: what the clock says. None where it was at that pace.
     estimated_seconds: how much of the time nobody saw pass. paused_seconds: for which its job stood still beside its
     time. pace_spread: of the run's own blocks, in ln(pace).
     peak_gib: the most memory that a GPU held, as the log states it.
@@ -62,6 +64,10 @@ class TrialMetrics:
 
     objective: float | None = None
     second_objective: float | None = None
+    clock_objective: float | None = None
+    clock_second_objective: float | None = None
+    slower: float | None = None
+    pace_of: str | None = None
     samples_per_second: float | None = None
     seconds_per_eval: float | None = None
     crossing_samples: float | None = None
@@ -96,6 +102,15 @@ class TrialMetrics:
     confirmed: Confirmed | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
+    def at_reference_pace(self) -> TrialMetrics:
+        """These with every speed and time as it would have been at the reference pace."""
+        ratio = self.slower
+        if ratio is None:
+            return self
+        speeds = {n: v * ratio for n in _SPEEDS if (v := getattr(self, n)) is not None}
+        times = {n: v / ratio for n in _TIMES if (v := getattr(self, n)) is not None}
+        return replace(self, **speeds, **times)
+
     def __or__(self, later: TrialMetrics) -> TrialMetrics:
         """These with all that ``later`` knows."""
         known = {f.name: getattr(later, f.name) for f in fields(later)}
@@ -113,6 +128,8 @@ class RunMetrics:
     metrics: TrialMetrics = field(default_factory=TrialMetrics)
 
 
+_SPEEDS = ("samples_per_second", "healed_samples_per_second")
+_TIMES = ("seconds_per_eval", "healed_seconds_per_eval", "switch_seconds", "stop_seconds")
 _NESTED = ("runs", "confirmed", "others")
 _HINTS = get_type_hints(TrialMetrics)
 _PLAIN = tuple(f.name for f in fields(TrialMetrics) if f.name not in _NESTED)

@@ -157,6 +157,11 @@ class Trial:
         return self.metrics.objective
 
     @property
+    def reference_seconds(self) -> float | None:
+        """Its seconds to the target as they would be at the sweep's reference pace; None where it was not reached."""
+        return None if self.seconds is None else self.seconds / (self.metrics.slower or 1.0)
+
+    @property
     def passed_over(self) -> bool:
         """Whether further runs have shown that it is no better than the one that was chosen."""
         return self.metrics.confirmed is not None and self.metrics.confirmed.choice is ConfirmedChoice.PASSED_OVER

@@ -11,14 +11,14 @@ import pytest
 
 from lora_tune.config.study import parse_study
 from lora_tune.controller.doubted_times import why_doubted
-from lora_tune.controller.machine_pace import BLIND
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.run import Eval, RunLog
+from lora_tune.search.pace import BLIND
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.controller.test_driver import House
-from tests.controller.test_machine_pace import STUDY, beside, paced, running
 from tests.fakes import FakeClock, FakeCluster, Script, command_study, record
+from tests.search.test_pace import STUDY, beside, paced, running
 
 ENDED = JobStatus(state=JobState.ENDED, exit_code=0)
 Run = tuple[float, float, float]

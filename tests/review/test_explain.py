@@ -19,6 +19,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review.advice import Advice, advise
 from lora_tune.review.importance import cannot_tell, failing_values, knobs
+from lora_tune.search.pace import at_reference_pace
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
@@ -230,12 +231,13 @@ def test_a_node_that_fails_alone_is_named() -> None:
 
 
 def stretched(sweep: StudyRecords, slower: dict[int, float]) -> StudyRecords:
-    """The sweep as it had been on a machine that was so many times slower for these trials."""
+    """The sweep as it had been on a machine that was so many times slower for these trials, as a driver writes it."""
     evals = {
         (n, a): tuple(e._replace(seconds=e.seconds * slower.get(n, 1.0)) for e in each)
         for (n, a), each in sweep.evals.items()
     }
-    return replace(sweep, evals=evals)
+    sweep = replace(sweep, evals=evals)
+    return replace(sweep, trials={**sweep.trials, **{t.number: t for t in at_reference_pace(study_of(STUDY), sweep)}})
 
 
 def test_a_machine_that_became_slower_is_named_with_its_node() -> None:
@@ -243,12 +245,12 @@ def test_a_machine_that_became_slower_is_named_with_its_node() -> None:
     said = one_with(advice_of(stretched(sweep, {2: 2.5, 3: 2.0})), "machine was slower")
     assert said.trials == (2, 3)
     assert said.evidence == (
-        "trial 2 took 2.5 times as long as trial 0 for the same samples with the same work a step; trials 2, 3 took at "
-        "least 1.25 times as long; all of them on node2, where no other ran"
+        "trials 2, 3; trial 2: the machine took 2.5 times as long for the same work as at the pace of node1: "
+        "25:02 min by the clock, 10:01 min at that pace; all of them on node2, where no other ran"
     )
     mixed = one_with(advice_of(stretched(sweep, {0: 2.0, 3: 2.0})), "machine was slower")
     assert "node" not in mixed.evidence
-    assert advice_of(stretched(sweep, {2: 1.2})) == {}
+    assert advice_of(stretched(sweep, {2: 1.05})) == {}
 
 
 def test_a_layout_that_is_slower_is_no_slow_machine() -> None:

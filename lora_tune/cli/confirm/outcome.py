@@ -211,8 +211,8 @@ def confirmed(sweep: StudyRecords, outcome: Confirmation, runs: Mapping[int, Seq
 
 
 def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
-    """Raw seconds of runs that reached a target; the values of others."""
-    return tuple(r.objective if r.seconds is None else r.seconds for r in runs if math.isfinite(r.objective))
+    """Seconds at the reference pace of runs that reached a target; the values of others."""
+    return tuple(r.objective if r.seconds is None else r.seconds / r.slower for r in runs if math.isfinite(r.objective))
 
 
 def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:

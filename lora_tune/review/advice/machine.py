@@ -13,10 +13,10 @@ from statistics import median
 from lora_tune.base.text import counted, duration
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.controller.machine_pace import MUCH_SLOWER, slowed
 from lora_tune.review.advice.base import Advice, listed, reached
 from lora_tune.review.describe import batch_words
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import clock_words
 from lora_tune.search.scatter import scatter_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -164,23 +164,20 @@ def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials that took much longer than others for the same progress with the same work a step."""
-    beside = slowed(study, sweep)
-    slow = tuple(n for n, (ratio, _) in sorted(beside.items()) if ratio >= MUCH_SLOWER)
-    if not slow or not objective_of(study).timed:
+    """Trials for which the machine was slower, or faster, than at the reference pace."""
+    slow = {t.number: t.metrics.slower for t in sweep.trials.values() if t.metrics.slower is not None}
+    if not slow:
         return None
-    most = max(slow, key=lambda n: beside[n][0])
-    ratio, fastest = beside[most]
-    nodes = {node for n in slow for node in _nodes(sweep, n)}
-    others = {node for n in beside if n not in slow for node in _nodes(sweep, n)}
+    most = max(slow, key=lambda n: abs(math.log(slow[n])))
+    alike = [t.number for t in sweep.trials.values() if t.finished_at is not None and t.number not in slow]
+    nodes, others = ({node for n in numbers for node in _nodes(sweep, n)} for numbers in (slow, alike))
     where = f"; all of them on {', '.join(sorted(nodes))}, where no other ran" if nodes and not nodes & others else ""
     return Advice(
         seen="the machine was slower for some trials than for others",
-        do="do not compare the times of these trials with the others': measure them again on a quiet machine "
-        "(lora-tune confirm), and look at what else ran there",
-        evidence=f"trial {most} took {ratio:.1f} times as long as trial {fastest} for the same {study.progress_unit} "
-        f"with the same work a step; {listed(slow)} took at least {MUCH_SLOWER} times as long{where}",
-        trials=slow,
+        do="nothing for the ranking, which compares all at one pace; look at what else ran there, and measure again on "
+        "a quiet machine (lora-tune confirm) where the time by the clock counts",
+        evidence=f"{listed(tuple(sorted(slow)))}; trial {most}: {clock_words(study, sweep.trials[most])}{where}",
+        trials=tuple(sorted(slow)),
     )
 
 

@@ -35,6 +35,8 @@ class Objective(Protocol):
         A run ends with the first eval at ``study.target``, and only then has a value.
     timed : bool
         The value is a time to the target, in seconds: it has an interval, forecasts and races.
+    power_of_seconds : int
+        How a value goes with the pace of the machine: 1 for a time, -1 for a speed, 0 for what is neither.
     judges_evals : bool
         Evals tell good runs from bad ones, so that curves are drawn, compared and pruned.
     unit : str
@@ -46,6 +48,7 @@ class Objective(Protocol):
     maximise: bool
     has_target: bool
     timed: bool
+    power_of_seconds: int
     judges_evals: bool
     unit: str
     heading: str
@@ -117,6 +120,7 @@ class Ranking:
     maximise = False
     has_target = False
     timed = False
+    power_of_seconds = 0
     judges_evals = False
     unit = ""
     heading = ""

@@ -13,6 +13,7 @@ class Throughput(Ranking):
     """Warm samples/s, at most; of what the log counts where that is not samples."""
 
     maximise = True
+    power_of_seconds = -1
     name = "throughput"
     nothing = "no trial measured its throughput"
 

@@ -13,6 +13,7 @@ class TimeToTarget(Ranking):
 
     has_target = True
     timed = True
+    power_of_seconds = 1
     judges_evals = True
     unit = "s to the target"
     heading = "Time to target"
