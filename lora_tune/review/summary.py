@@ -232,9 +232,8 @@ def prior_words(study: Study, sweep: StudyRecords) -> str:
 def score_words(study: Study, trial: Trial) -> str:
     """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, the machine's
     part where that was slower, and whether the time is an estimate; "" where there is nothing."""
-    return "; ".join(
-        filter(None, (_normalised(study, trial), clock_words(study, trial), estimate_words(trial.metrics)))
-    )
+    machine = "" if trial.metrics.clock_objective is None else clock_words(study, trial)
+    return "; ".join(filter(None, (_normalised(study, trial), machine, estimate_words(trial.metrics))))
 
 
 def _normalised(study: Study, trial: Trial) -> str:

@@ -34,6 +34,9 @@ LEAST = math.log(1.1)
 SDS = 3.0
 """Standard errors that the median pace of a node must differ by, to be the node's."""
 
+LATE = 0.5
+"""Seconds by which a time must differ to be corrected: lines without time stamps are seen so late."""
+
 USUAL_SCATTER = 0.03
 """Sd of ln(pace) of runs of equal work, until a sweep has shown its own."""
 
@@ -62,12 +65,14 @@ Work = tuple[bool, frozenset[tuple[str, str]]]
 
 @dataclass(slots=True)
 class _Ran:
-    """An ended run. machine: ln of its seconds over those at the reference pace, as far as is known."""
+    """An ended run. seconds: that it took, infinite where its speed alone is known. machine: ln of its seconds over
+    those at the reference pace, as far as is known."""
 
     number: int
     nodes: Nodes
     began: float
     points: Points
+    seconds: float
     machine: float = 0.0
 
 
@@ -230,7 +235,8 @@ def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
     groups: dict[Work, _Group] = defaultdict(lambda: _Group([]))
     for trial in sweep.trials.values():
         if points := _ended(study, sweep, trial):
-            ran = _Ran(trial.number, _nodes(sweep, trial), _began(sweep, trial), points)
+            seconds = math.inf if _by_speed(study, trial) else max(points)[1]
+            ran = _Ran(trial.number, _nodes(sweep, trial), _began(sweep, trial), points, seconds)
             groups[_work(study, trial)].runs.append(ran)
     scatter, each = USUAL_SCATTER, list(groups.values())
     for _ in range(2):
@@ -276,6 +282,8 @@ def _join(pace: MachinePace, part: Sequence[_Group], tolerance: float, scatter: 
     fastest = min(part, key=lambda group: (abs(group.at) > tolerance, -len(group.runs)))
     for group in part:
         for run in group.runs:
+            if abs(1 - math.exp(-run.machine)) * run.seconds <= LATE:
+                continue
             if abs(run.machine) > tolerance or run.machine / middles.get(run.nodes, math.inf) > 0.5:
                 pace.slower[run.number] = math.exp(run.machine)
                 pace.beside[run.number] = (fastest if abs(group.at) > tolerance else group).fast
