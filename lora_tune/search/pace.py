@@ -77,7 +77,7 @@ class _Ran:
 
 
 @dataclass(slots=True)
-class _Group:
+class _EqualWork:
     """Runs of equal work. fast: those that agree on the fastest pace; at: ln of how slow the machine was for these."""
 
     runs: list[_Ran]
@@ -129,7 +129,7 @@ class MachinePace:
 
     slower: dict[int, float]
     beside: dict[int, Sequence[_Ran]]
-    groups: Mapping[Work, _Group]
+    groups: Mapping[Work, _EqualWork]
     states: dict[Nodes, Sequence[tuple[float, float]]]
 
     def now(self, study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
@@ -232,7 +232,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
-    groups: dict[Work, _Group] = defaultdict(lambda: _Group([]))
+    groups: dict[Work, _EqualWork] = defaultdict(lambda: _EqualWork([]))
     for trial in sweep.trials.values():
         if points := _ended(study, sweep, trial):
             seconds = math.inf if _by_speed(study, trial) else max(points)[1]
@@ -250,7 +250,7 @@ def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
     return pace
 
 
-def _tolerance(groups: Sequence[_Group], scatter: float) -> float:
+def _tolerance(groups: Sequence[_EqualWork], scatter: float) -> float:
     """ln(pace) that no run differs by while the machine stays as it is: the most extreme of so many hardly does.
 
     What it differs from is the median of at most ``MOST`` runs, which scatters, too.
@@ -259,7 +259,7 @@ def _tolerance(groups: Sequence[_Group], scatter: float) -> float:
     return max(LEAST, (1 + math.sqrt(2 * math.log(max(runs, 8)))) * scatter * math.sqrt(1 + math.pi / 2 / MOST))
 
 
-def _parts(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
+def _parts(groups: Iterable[_EqualWork]) -> Iterator[list[_EqualWork]]:
     """Works that share nodes, directly or by others, the largest first; between parts nothing can be compared."""
     waiting = sorted(groups, key=lambda group: -len(group.runs))
     while waiting:
@@ -272,7 +272,7 @@ def _parts(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
         yield part
 
 
-def _join(pace: MachinePace, part: Sequence[_Group], tolerance: float, scatter: float) -> None:
+def _join(pace: MachinePace, part: Sequence[_EqualWork], tolerance: float, scatter: float) -> None:
     """Bring the works of one part to one reference, and take down what the machine did by that."""
     known: dict[Nodes, list[tuple[float, float]]] = defaultdict(list)
     for group in part:
@@ -290,7 +290,7 @@ def _join(pace: MachinePace, part: Sequence[_Group], tolerance: float, scatter: 
     pace.states.update(known)
 
 
-def _to_fastest(part: Sequence[_Group], known: dict[Nodes, list[tuple[float, float]]], tolerance: float) -> None:
+def _to_fastest(part: Sequence[_EqualWork], known: dict[Nodes, list[tuple[float, float]]], tolerance: float) -> None:
     """Make the fastest state of the machine the reference, where the largest work had run in a slower one alone."""
     states = np.array([machine for each in known.values() for _, machine in each])
     if not len(states) or (fast := _fast(states)) >= -tolerance:
@@ -324,7 +324,7 @@ def _other_nodes(known: Mapping[Nodes, Sequence[tuple[float, float]]], scatter: 
     return {n: middle for n, middle in middles.items() if abs(middle) > sure[n]}
 
 
-def _scatter(groups: Iterable[_Group]) -> float:
+def _scatter(groups: Iterable[_EqualWork]) -> float:
     """Sd of ln(pace) of runs of equal work while the machine stays as it is, robust against a machine that does not.
 
     The lesser of two estimates: how far successive runs on the same nodes differ (drift hardly counts), and how near
