@@ -110,7 +110,8 @@ def _free_name(workload: MlperfWorkload, proposal: Proposal, place: Path, text: 
     The true name where nobody has it; else with study and trial behind it.
     """
     plain = workload.file_name(proposal)
-    own = f"{plain.removesuffix('.sh')}_{workload.study.name}-{proposal.number}.sh"
+    trial = proposal.number if proposal.number >= 0 else "unrun"  # put together of several, and run by none
+    own = f"{plain.removesuffix('.sh')}_{workload.study.name}-{trial}.sh"
     for name in (plain, own):
         file = place / name
         if not file.exists():

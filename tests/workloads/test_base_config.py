@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -559,6 +560,11 @@ class TestExport:
         values = source_files([tree / name]).values
         assert values["DGXSYSTEM"] == name.removeprefix("config_").removesuffix(".sh")
         assert values.items() >= {"LR": "0.000405", "VBOOST_VALUE": "1", "WALLTIME_RUNANDTIME": "50"}.items()
+
+    def test_of_a_combination_that_no_trial_ran_the_name_says_so(self, tree: Path) -> None:
+        workload = made(tree)
+        name, _ = exported(workload, replace(changed(workload, LR=4.05e-4), number=-1))
+        assert name == "config_DGXH100_1x8x4xtp4pp1cp1_h100-unrun.sh"
 
     def test_the_same_export_is_not_copied_again_and_another_file_is_never_replaced(self, tree: Path) -> None:
         workload = made(tree)
