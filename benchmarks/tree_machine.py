@@ -33,8 +33,12 @@ began = time.time()
 def emit(key, value=None, kind="POINT_IN_TIME", at=0.0, **meta):
     line = {"namespace": "", "time_ms": int(1000 * (began + at)), "event_type": kind, "key": key, "value": value}
     print(":::MLLOG " + json.dumps({**line, "metadata": {"file": "train.py", "lineno": 1, **meta}}), flush=True)
+OTHERS_READ = ("DGXNGPU", "DGXNNODES", "VBOOST_VALUE", "NCCL_MIN_CTAS")  # the launch script and libraries
+conf = " ".join(f.read_text(errors="replace") for f in Path().glob("conf/**/*.yaml"))
 def number(*names, default):
     for name in names:
+        if conf and name not in OTHERS_READ and not re.search(rf"oc.env:{name}\\b", conf):
+            continue  # a name of another round, which this tree does not read
         try:
             return float(os.environ[name])
         except (KeyError, ValueError):  # not set, or null
