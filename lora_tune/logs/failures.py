@@ -487,6 +487,10 @@ def _first_reason(
     killed = exit_code is not None and _signal(exit_code) in (9, 15)
     if cause is not None and not (killed and cause.phase is Phase.PROLOG):
         return _of(cause)
+    if run.run_start_ms is not None and run.status == "aborted" and not run.evals and not killed:
+        line = "the training ended by itself before its first eval (run_stop without an eval in the log)"
+        remedy = "train for more steps, or let the first eval come earlier (the interval between evals, SKIP_EVALS)"
+        return Diagnosis(FailureKind.CONFIGURATION, line, remedy)
     if exit_code:
         return _by_exit_code(exit_code, last_line)
     if run.evals:

@@ -645,6 +645,17 @@ class TestChoice:
         assert diagnose("Segmentation fault\n", exit_code=0, run=run) == Diagnosis()
         assert diagnose("", exit_code=0, run=RunLog(evals=(Eval(8, 0.95, 1.0),))) == Diagnosis()
 
+    @pytest.mark.parametrize("code", [0, 1])
+    def test_a_training_that_ended_before_its_first_eval_says_so_whatever_the_script_did_after_it(self, code) -> None:
+        """The script's clean-up has an exit code and a last line of its own, which say nothing of the training."""
+        run = RunLog(run_start_ms=0, run_stop_ms=9, status="aborted")
+        found = diagnose("+ srun --ntasks-per-node=1 /bin/bash -c cleanup\n", exit_code=code, run=run)
+        assert found.kind == "configuration"
+        assert "ended by itself before its first eval" in found.line
+        memory = diagnose("torch.OutOfMemoryError: CUDA out of memory.\n", exit_code=code, run=run)
+        assert memory.kind == "infeasible"
+        assert diagnose("", exit_code=137, run=run).kind != "configuration"
+
     def test_a_faked_success_without_evals_is_not_one(self) -> None:
         run = RunLog(run_start_ms=0, run_stop_ms=9, status="success")
         assert diagnose("RESULT,LLM_FINETUNING\n", exit_code=0, run=run).kind == "unknown"
