@@ -10,7 +10,7 @@ import click
 
 from lora_tune.base.errors import InputError
 from lora_tune.cli.options import guarded, output_option, plan_of, storage_option, study_option
-from lora_tune.cli.wishes import typed
+from lora_tune.cli.steer_request import typed
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study, find_study, load_study
 

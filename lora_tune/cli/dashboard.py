@@ -32,14 +32,12 @@ from lora_tune.cli.options import (
     study_option,
     watch_store,
 )
-from lora_tune.cli.steer_form import is_steering, with_steering
 from lora_tune.cli.web_server import Application, listen
 from lora_tune.cli.well_formed import well_formed
 from lora_tune.review.dashboard_notes import is_note, with_notes
 from lora_tune.review.web_page import with_style
-from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.locate import open_store
-from lora_tune.store.port import Remark, Request
+from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords
 
 TOKEN_FILE = "dashboard.token"
@@ -47,7 +45,7 @@ TOKEN_FILE = "dashboard.token"
 
 
 def application(review: Review, storage: str | None) -> Application:
-    """optuna-dashboard over this sweep as a WSGI application that shows, keeps notes and passes requests on.
+    """optuna-dashboard over this sweep as a WSGI application that shows, and keeps notes.
 
     Raises StoreError.
     """
@@ -73,7 +71,7 @@ def application(review: Review, storage: str | None) -> Application:
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
     shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
     noted = with_notes(with_style(shown), dressed, _Desk(review, storage), visitor)
-    return well_formed(with_steering(noted, review.study, lambda: load(None), _RequestDesk(review, storage)))
+    return well_formed(noted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +91,8 @@ class _Desk:
             stores.Remarks(store, self.review.study.name).write(remark)
 
 
-@dataclass(frozen=True, slots=True)
-class _RequestDesk:
-    """The requests of one sweep: read as one who watches, added by a connection of its own."""
-
-    review: Review
-    storage: str | None
-
-    def requests(self) -> list[Request]:
-        with closing(watch_store(self.review.paths, self.storage)) as store:
-            return stores.Requests(store, self.review.study.name).all()
-
-    def ask(self, request: Request) -> Request:
-        with closing(open_store(self.review.paths, self.storage)) as store:
-            return stores.Requests(store, self.review.study.name).ask(request)
-
-    def driven(self) -> bool:
-        with closing(watch_store(self.review.paths, self.storage)) as store:
-            return time.time() - store.held(self.review.study.name).renewed_at <= LEASE_SECONDS
-
-
 def only_shown(application: Application, hosts: frozenset[str]) -> Application:
-    """``application`` with no way to change anything but notes and /steer, for those alone who name one of ``hosts``.
+    """``application`` with no way to change anything but notes, for those alone who name one of ``hosts``.
 
     The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
     An empty ``hosts`` admits every name.
@@ -126,8 +104,8 @@ def only_shown(application: Application, hosts: frozenset[str]) -> Application:
             return refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
         method = environ["REQUEST_METHOD"]
         path = environ["PATH_INFO"]
-        if method not in ("GET", "HEAD") and not is_note(path, method) and not is_steering(path, method):
-            reason = "this dashboard is read-only but for notes and /steer; only the sweep's driver writes"
+        if method not in ("GET", "HEAD") and not is_note(path, method):
+            reason = "this dashboard is read-only but for notes; to stop, pause or enqueue trials use lora-tune steer"
             return refusal(start_response, reason)
         return application(environ, start_response)
 
@@ -166,7 +144,7 @@ def with_token(application: Application, token: str) -> Application:
 @output_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
-@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may steer, in your name")
+@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may read, and write notes")
 @guarded
 def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
     """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends.

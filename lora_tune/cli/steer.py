@@ -14,7 +14,7 @@ import click
 from lora_tune import store as stores
 from lora_tune.base.text import duration, visible
 from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
-from lora_tune.cli.wishes import wishes
+from lora_tune.cli.steer_request import parse
 from lora_tune.controller.steering import course, words
 from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.locate import open_store
@@ -48,9 +48,9 @@ def main(study_name: str, storage: str | None, output: Path | None, json_: bool,
     try:
         requests = stores.Requests(store, review.study.name)
         now = time.time()
-        wanted = list(wishes(course(review.study, requests.all()).study, review.sweep, options, now))
-        for wish in wanted:
-            noted = requests.ask(wish)
+        wanted = list(parse(course(review.study, requests.all()).study, review.sweep, options, now))
+        for request in wanted:
+            noted = requests.ask(request)
             click.echo(json.dumps(asdict(noted)) if json_ else f"request {noted.number}: {words(noted)}")
         if not wanted and json_:
             for known in requests.all():

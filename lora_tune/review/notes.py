@@ -218,9 +218,7 @@ def steering_note(steer: str, number: int, *, open_: bool) -> str:
     trial = [f"--stop {number}", *again] if open_ else again
     sweep = ["--pause", "--resume", "--parallel 4", "--trials 40", "--enqueue --set NAME=VALUE"]
     lines = "\n".join(f"{steer} {options}" for options in (sweep if number == SWEEP else trial))
-    page = "" if number == SWEEP else f"?clone={number}"
-    link = "Steer this sweep" if number == SWEEP else ("Stop it, or try" if open_ else "Try") + " it with changes"
-    return f"\n### Steer it\n\n[{link}](/steer{page}), or from a terminal:\n\n```\n{lines}\n```\n"
+    return f"\n### Steer it from a terminal\n\n```\n{lines}\n```\n"
 
 
 def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: bool = True) -> str:

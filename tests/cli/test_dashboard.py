@@ -377,8 +377,7 @@ BIG, HUGE = "9" * 30, "9" * 5000
         ("/api/studies/1", {"QUERY_STRING": "after="}),
         ("/api/studies/1", {"QUERY_STRING": f"after={HUGE}"}),
         ("/csv/1", {"QUERY_STRING": "trial_ids=1,x"}),
-        ("/steer", {"QUERY_STRING": "a=1&" * 2000}),
-        ("/steer", {"REQUEST_METHOD": "POST", "CONTENT_LENGTH": "\xb2"}),
+        ("/dashboard", {"QUERY_STRING": "a=1&" * 2000}),
         ("/api/studies/1/note", {"REQUEST_METHOD": "PUT", "CONTENT_LENGTH": "\xb2"}),
         ("/api/studies/1/note", {"REQUEST_METHOD": "PUT", "CONTENT_LENGTH": HUGE}),
     ],
@@ -488,7 +487,7 @@ def test_the_command_serves_on_loopback_and_ends_on_ctrl_c(address: str) -> None
 def test_who_does_not_know_the_token_is_shown_nothing_and_beyond_this_machine_there_is_a_warning(
     built: Review, host: str
 ) -> None:
-    """On 127.0.0.1, too, where every user of a login node could steer the sweep in its owner's name."""
+    """On 127.0.0.1, too, where every user of a login node could read the sweep and write notes in its owner's name."""
     command = (sys.executable, "-m", "lora_tune.dashboard", "--study", "built", "--port", "0", "--host", host)
     process = subprocess.Popen(
         (*command, "--output", str(built.paths.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -503,9 +502,9 @@ def test_who_does_not_know_the_token_is_shown_nothing_and_beyond_this_machine_th
         for wrong in (bare, bare + "?token=", bare + "?token=guess"):
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(wrong, timeout=20)
-        steering = bare.replace("/api/studies", "/steer")
+        note = bare.replace("/api/studies", "/api/studies/1/note")
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(steering, data=b"trials=999", timeout=20)
+            urllib.request.urlopen(note, data=b"trials=999", timeout=20)
         client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with client.open(address, timeout=20) as answer:
             assert "token" not in answer.url, "the address that stays in the browser does not tell it"
@@ -565,7 +564,7 @@ def test_a_reviewer_opens_the_study_a_trial_its_file_and_a_figure(
     browser.open(address + "/dashboard")
     browser.click("a[href$='/studies/1']", "built")
     drawn = "return [...document.querySelectorAll('.gtitle')].map(t => t.textContent)"
-    titles = {"Eval curves", "Where the time goes", "Throughput by layout", "Timeline of nodes", "Parallel coordinates"}
+    titles = {"Eval curves", "Where the time goes", "Throughput by layout", "Timeline of nodes"}
     browser.until(lambda: titles <= set(browser.run(drawn)), "the saved figures are drawn")
     _hide_a_trace_of(browser, "Eval curves")
 
@@ -579,7 +578,7 @@ def test_a_reviewer_opens_the_study_a_trial_its_file_and_a_figure(
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("page", ["/dashboard", "/dashboard/studies/1", "/dashboard/studies/1/note", "/steer"])
+@pytest.mark.parametrize("page", ["/dashboard", "/dashboard/studies/1", "/dashboard/studies/1/note"])
 def test_no_page_complains(browser: Browser, address: str, page: str) -> None:
     browser.open(address + page)
     browser.until(lambda: "built" in browser.find("body").text, "the page is drawn")

@@ -19,9 +19,8 @@ from lora_tune.config.layout import LayoutAxes
 from lora_tune.config.study import Study
 from lora_tune.review import plots
 from lora_tune.review.describe import short_layout
-from lora_tune.review.importance import knobs
 from lora_tune.review.plots import chart as svg
-from lora_tune.review.plots import curves, parallel
+from lora_tune.review.plots import curves
 from lora_tune.review.plots.chart import (
     Axis,
     Bars,
@@ -193,32 +192,10 @@ def test_hostile_texts_stay_texts_in_both() -> None:
         assert "<script>" not in repr(figure(chart))
 
 
-def test_parallel_coordinates_order_axes_by_importance_and_place_every_value(study: Study, sweep: StudyRecords) -> None:
-    axes = parallel.parallel_axes(study, sweep)
-    assert [a.name for a in axes[1:]] == [k.name for k in knobs(study, sweep)]
-    best = sweep.best()
-    assert best is not None
-    assert axes[0].places[best.number] == 0
-    rate = next(a for a in axes if a.name == "LR")
-    for number, place in rate.places.items():
-        assert 1e-4 * (2e-3 / 1e-4) ** place == pytest.approx(sweep.trials[number].tuned["LR"])
-    assert rate.ticks[0] == (0, "0.0001")
-    assert all(0 <= place <= 1 for a in axes for place in a.places.values())
-
-
-def test_parallel_coordinates_need_two_axes_and_leave_a_single_choice_out() -> None:
-    text = STUDY.replace("tp = [1, 2, 4, 8], minibs = [1, 2, 4]", "tp = [8], minibs = [1]")
-    study = study_of(text)
-    assert "layout" not in [a.name for a in parallel.parallel_axes(study, sweep_of(study))]
-    empty = StudyRecords(name="built", digest="", study_toml="", began_at=BEGAN)
-    assert parallel.parallel_coordinates(study, empty) is None
-
-
 def test_every_mark_of_a_trial_says_whose_it_is(study: Study, sweep: StudyRecords) -> None:
     drawn = {name: svg.inline(chart) for name, chart in plots.charts(study, sweep, NOW).items()}
     with_evals = {str(n) for n in sweep.trials if sweep.last_evals(n)}
     assert set(re.findall(r'data-t="(\d+)"', drawn["eval-curves"])) == with_evals
-    assert set(re.findall(r'data-t="(\d+)"', drawn["parallel"])) == {str(n) for n in sweep.trials}
     assert set(re.findall(r'data-t="(\d+)"', drawn["timeline"])) == {str(a.trial) for a in sweep.attempts.values()}
 
 

@@ -5,7 +5,7 @@ which :mod:`lora_tune.review.plots.chart` and :mod:`lora_tune.review.plots.figur
 from __future__ import annotations
 
 from lora_tune.config.study import Study
-from lora_tune.review.plots import curves, parallel, pareto
+from lora_tune.review.plots import curves
 from lora_tune.review.plots.chart import Chart
 from lora_tune.store.records import StudyRecords
 
@@ -15,10 +15,8 @@ __all__ = ["Chart", "charts"]
 def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
     """All figures that this sweep has data for, by short name, in the order in which people read them."""
     drawn = {
-        "pareto": pareto.pareto(study, sweep),
         "eval-curves": curves.eval_curves(study, sweep),
         "samples-to-target": curves.samples_to_target(study, sweep),
-        "parallel": parallel.parallel_coordinates(study, sweep),
         "time": curves.time_decomposition(study, sweep),
         "throughput": curves.throughput(study, sweep),
         "spending": curves.spending(study, sweep),

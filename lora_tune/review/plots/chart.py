@@ -98,19 +98,7 @@ class Rule:
     colour: Colour = "target"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisScale:
-    """A horizontal axis of its own at height ``row``, from x = 0 to x = 1, with its name above and texts below.
-
-    ticks: (x, text), x from 0 to 1.
-    """
-
-    name: str
-    row: float
-    ticks: Sequence[tuple[float, str]]
-
-
-Mark = Lines | Markers | Band | Bars | Rule | AxisScale
+Mark = Lines | Markers | Band | Bars | Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +149,10 @@ def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
         return [v for edge in mark.edges for v in (edge[:1] if which == "x" else edge[1:])]
     if isinstance(mark, Bars):
         return [v for _, start, length in mark.bars for v in (start, start + length)] if which == "x" else []
-    if isinstance(mark, AxisScale):
-        return [0.0, 1.0] if which == "x" else [mark.row]
     return [mark.value] if mark.axis == which else []
 
 
-# The marks of a chart as SVG: lines, points, bands, bars, rules and scales, each in the pixels of its frame.
+# The marks of a chart as SVG: lines, points, bands, bars and rules, each in the pixels of its frame.
 
 
 CHARACTER = 7.0
@@ -284,31 +270,6 @@ def _rule(mark: Rule, f: PlotFrame) -> str:
     return line_between(f"s-{mark.colour} dash", start, end, 1.5) + label
 
 
-_OVER_LINES = "ink s-paper halo"
-"""The class of a text that lines pass behind."""
-
-
-def _scale(mark: AxisScale, f: PlotFrame) -> str:
-    """The axis with its name above and, below, the texts that leave each other room."""
-    at = f.y(mark.row)
-    parts = [
-        line_between("s-muted", (f.x(0.0), at), (f.x(1.0), at), 1.5),
-        text_at(f.x(0.0), at - 9, mark.name, "start", _OVER_LINES),
-    ]
-    free, end = f.left, f.x(1.0)
-    last = end - len(mark.ticks[-1][1]) * CHARACTER if mark.ticks else end
-    for i, (x, text) in enumerate(mark.ticks):
-        anchor = "start" if x <= 0 else "end" if x >= 1 else "middle"
-        middle, width = f.x(x), len(text) * CHARACTER
-        left = middle - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
-        parts.append(line_between("s-muted", (middle, at - 4), (middle, at + 4)))
-        ends = i in (0, len(mark.ticks) - 1)
-        if ends or (left >= free and left + width + 10 <= last):
-            parts.append(text_at(middle, at + 17, text, anchor, _OVER_LINES))
-            free = left + width + 10
-    return "".join(parts)
-
-
 def line_between(classes: str, start: tuple[float, float], end: tuple[float, float], width: float = 1.0) -> str:
     (x1, y1), (x2, y2) = start, end
     thick = f' stroke-width="{width:g}"' if width != 1 else ""
@@ -335,7 +296,6 @@ _DRAW: dict[type, Callable[..., str]] = {
     Band: _band,
     Bars: _bars,
     Rule: _rule,
-    AxisScale: _scale,
 }
 
 
@@ -517,7 +477,7 @@ _Named = Lines | Markers | Band | Bars
 
 
 def _legend_entries(marks: Sequence[Mark]) -> list[_Named]:
-    return [m for m in marks if m.name and not isinstance(m, Rule | AxisScale)]
+    return [m for m in marks if m.name and not isinstance(m, Rule)]
 
 
 def _legend(marks: Sequence[_Named], top: int) -> tuple[str, int]:

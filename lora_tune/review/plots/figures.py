@@ -9,7 +9,6 @@ from typing import Any
 from lora_tune.review.plots.chart import (
     LIGHT,
     Axis,
-    AxisScale,
     Band,
     Bars,
     Chart,
@@ -40,9 +39,6 @@ def figure(chart: Chart) -> dict[str, Any]:
         if isinstance(mark, Rule):
             shapes.append(_rule(mark))
             notes.append(_rule_words(mark))
-        elif isinstance(mark, AxisScale):
-            shapes.append({"type": "line", "x0": 0, "x1": 1, "y0": mark.row, "y1": mark.row, "line": {"width": 1}})
-            notes += _scale_words(mark)
         else:
             data += _TRACES[type(mark)](mark)
     layout = {
@@ -186,17 +182,6 @@ def _rule_words(mark: Rule) -> dict[str, Any]:
     up = {"y": 1, "yref": "paper", "yanchor": "top", "x": mark.value, "xref": "x", "xanchor": "left"}
     annotation = {"text": escape(mark.name), "showarrow": False, "font": {"color": LIGHT[mark.colour], "size": 12}}
     return annotation | (across if mark.axis == "y" else up)
-
-
-def _scale_words(mark: AxisScale) -> list[dict[str, Any]]:
-    """The name of a scale above its line, the texts of its ticks below."""
-    plain = {"showarrow": False, "font": {"size": 11}}
-    name = {"x": 0, "y": mark.row, "text": f"<b>{escape(mark.name)}</b>", "xanchor": "left", "yanchor": "bottom"}
-    side = {0.0: "left", 1.0: "right"}
-    return [plain | name] + [
-        plain | {"x": x, "y": mark.row, "text": escape(text), "xanchor": side.get(x, "center"), "yanchor": "top"}
-        for x, text in mark.ticks
-    ]
 
 
 def _faded(colour: str) -> str:

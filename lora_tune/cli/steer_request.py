@@ -1,4 +1,4 @@
-"""What a person asks of a sweep, checked as it is typed: options of ``steer``, or a form of the dashboard's page."""
+"""The options of ``steer`` as requests, checked against the study and its records."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ from lora_tune.store.records import StudyRecords, TrialState
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-WISHED = ("stops", "enqueue", "values", "clone", "pause", *SETTINGS)
-"""Names of the options of ``steer`` that wish for something."""
-
 
 def this_person() -> str:
     """Who asks, as user@host."""
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
-def wishes(
-    study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float, who: str = ""
-) -> Iterator[Request]:
-    """The requests of one command line, or of one form of the page that steers.
+def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float) -> Iterator[Request]:
+    """The requests of one command line.
 
     Parameters
     ----------
@@ -38,20 +33,18 @@ def wishes(
     sweep : Sweep
         Its records.
     options : mapping
-        The options of ``steer`` by their names, all of ``WISHED``.
+        The options of ``steer`` by their names.
     now : float
         Epoch seconds.
-    who : str
-        Who asks; "" for who types the command.
 
     Raises
     ------
     InputError
         For what the driver would refuse.
     """
-    who = who or this_person()
+    who = this_person()
 
-    def wish(kind: str, **what: Any) -> Request:
+    def request(kind: str, **what: Any) -> Request:
         return Request(kind=kind, what=what, who=who, asked_at=now)
 
     for number in options["stops"]:
@@ -59,14 +52,14 @@ def wishes(
             raise InputError(f"--stop {number}: there is no such trial; there are {len(sweep.trials)}, from 0")
         if sweep.trials[number].state is TrialState.FINISHED:
             raise InputError(f"--stop {number}: it has ended, {sweep.trials[number].verdict}")
-        yield wish("stop", trial=number)
+        yield request("stop", trial=number)
     if options["enqueue"] or options["values"] or options["clone"] is not None:
-        yield wish("enqueue", values=_values(study, sweep, options), clone_of=options["clone"])
+        yield request("enqueue", values=_values(study, sweep, options), clone_of=options["clone"])
     if budget := {name: options[name] for name in SETTINGS if options[name] is not None}:
         study.with_options({"budget": budget})  # raises InputError for a value that cannot be
-        yield wish("set", **budget)
+        yield request("set", **budget)
     if options["pause"] is not None:
-        yield wish("pause" if options["pause"] else "resume")
+        yield request("pause" if options["pause"] else "resume")
 
 
 def _values(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> dict[str, Value]:
