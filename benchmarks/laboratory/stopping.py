@@ -16,6 +16,7 @@ from lora_tune.curves.stopping import FEWEST, Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH
 
 RISK = 0.01
 """False-prune rate of the stall test and risk of the cap: the defaults of a study."""
@@ -43,7 +44,7 @@ class Stopper:
         if verdict(evals, self._problem.target, evidence, length=length, kind=batch).stop:
             return "pruned"
         family = envelope.family if envelope else None
-        incumbent = Incumbent("the best", tuple(self._best[1]))
+        incumbent = Incumbent("the best", tuple(self._best[1]), width=KNOWN_WIDTH if family else UNKNOWN_WIDTH)
         now = evals[-1].seconds
         capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)
         return "capped" if capped.stop else ""

@@ -21,6 +21,7 @@ from lora_tune import curves
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.scatter import KNOWN_WIDTH
 
 SWEEPS = 1000
 GOOD, BAD = 9, 3
@@ -87,7 +88,7 @@ def _row(risk: float, good: Sequence[Config], bad: Sequence[Config]) -> str:
                 spent_bad, full_bad = spent_bad + end, full_bad + run[-1].seconds
             reached = not capped and run[-1].loss <= TARGET
             if reached and end < min(incumbent.seconds, default=np.inf):
-                incumbent = Incumbent("the incumbent", (end,))
+                incumbent = Incumbent("the incumbent", (end,), width=KNOWN_WIDTH)
     return (
         f"{risk:11.0%} {np.mean(killed):12.1%} {np.mean(capped_good):12.1%} {np.mean(capped_bad):11.1%} "
         f"{1 - spent / full:7.1%} {1 - spent_bad / full_bad:12.1%}"

@@ -28,10 +28,10 @@ from lora_tune.curves.stall import IN_A_ROW
 from lora_tune.curves.stopping import in_rising_words, verdict
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
-from lora_tune.search.capping import Incumbent, cap, spread_of
+from lora_tune.search.capping import Incumbent, cap, squares_within
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import MUCH_SLOWER, slowdown
-from lora_tune.search.scatter import settings
+from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH, settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
 
@@ -152,10 +152,11 @@ def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: b
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
     repeats = sweep.once("seconds by configuration", lambda: _repeats(sweep))
     own = tuple(repeats.get(settings(best), ()))
-    elsewhere = spread_of(runs for configuration, runs in repeats.items() if configuration != settings(best))
+    elsewhere = squares_within(runs for configuration, runs in repeats.items() if configuration != settings(best))
+    width = KNOWN_WIDTH if calibrated else UNKNOWN_WIDTH
     machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
     seconds = tuple(slower * each for each in confirmed or own or (best.reference_seconds or math.inf,))
-    return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, calibrated)
+    return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, width)
 
 
 def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:

@@ -19,15 +19,11 @@ from lora_tune.curves.points import first_reached, usable_loss, usable_samples
 from lora_tune.curves.stall import GO_ON, StallVerdict
 from lora_tune.curves.timing import Timing
 from lora_tune.logs.run import Eval
+from lora_tune.search.race_scale import RAW_SD
+from lora_tune.search.scatter import UNKNOWN_WIDTH, pooled, within
 
-PRIOR_CV = 0.067
-"""Relative sd of a configuration's run times where its own runs do not say: that within public submissions."""
-
-PRIOR_RUNS = 4
-"""Degrees of freedom of a study's own runs from which on ``PRIOR_CV`` counts no more; it makes up for missing ones."""
-
-BELIEF = 0.5
-"""What a degree of freedom of the prior is worth where it was not read from runs of the study's own workload."""
+LEAST_FREEDOM = 2.0
+"""Degrees of freedom that a bound counts with at least: with fewer it would bound nothing."""
 
 FEWEST_EVALS = 2
 """Evals before the forecast may stop a run; the clock may at any time."""
@@ -36,20 +32,9 @@ FEWEST_HEALED = 4
 """The same after a change of precision: a curve comes down within four evals of it (0.955 to 0.924 in public logs)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How far the ln(seconds) of equal settings differ: their squares about the means, and degrees of freedom."""
-
-    squares: float = 0.0
-    freedom: int = 0
-
-
-def spread_of(repeats: Iterable[Sequence[float]]) -> Spread:
-    """The spread within settings that ran more than once, from the seconds of the runs of each."""
-    logs = [np.log([s for s in seconds if 0 < s < math.inf]) for seconds in repeats]
-    logs = [each for each in logs if len(each) > 1]
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
-    return Spread(squares, sum(len(each) - 1 for each in logs))
+def squares_within(repeats: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Squares of ln(seconds) about the means of settings, and their degrees of freedom."""
+    return within([math.log(s) for s in seconds if 0 < s < math.inf] for seconds in repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +42,20 @@ class Incumbent:
     """The best configuration so far: a name for sentences, and the seconds to target of its finished runs.
 
     pace_spread: how much the machine's own speed varies, as a relative standard deviation (``curves.pace_spread``).
-    elsewhere: the spread within other settings of the study. calibrated: ``PRIOR_CV`` was read from runs of this
-    workload; elsewhere it is believed less.
+    elsewhere: ``squares_within`` other settings of the study. width: of what is usual (``scatter.pooled``).
     """
 
     name: str
     seconds: tuple[float, ...]
     pace_spread: float = 0.0
-    elsewhere: Spread = Spread()
-    calibrated: bool = True
+    elsewhere: tuple[float, int] = (0.0, 0)
+    width: float = UNKNOWN_WIDTH
 
     def upper_quantile(self, probability: float) -> float:
         """The seconds that one more run of it stays under with ``probability``; infinite without a finished run.
 
-        Student's prediction bound on ln(seconds) with the spread that equal settings of the study have shown, and the
-        prior's while they show less than ``PRIOR_RUNS`` degrees of freedom; on a machine whose speed varies, by that
-        for its own runs and for the next.
+        Student's prediction bound on ln(seconds) with the scatter of the study's repeats; on a machine whose speed
+        varies, by that for its own runs and for the next.
         """
         from scipy.special import stdtrit
 
@@ -80,12 +63,11 @@ class Incumbent:
         n = len(known)
         if n == 0:
             return math.inf
-        shown = n - 1 + self.elsewhere.freedom
-        missing = max(0, PRIOR_RUNS - shown)
-        squares = float(((known - known.mean()) ** 2).sum()) + self.elsewhere.squares + missing * PRIOR_CV**2
-        variance = squares / (shown + missing) + self.pace_spread**2
-        freedom = shown + missing * (1.0 if self.calibrated else BELIEF)
-        width = float(stdtrit(freedom, probability)) * math.sqrt(variance * (1 + 1 / n))
+        squares, repeats = squares_within([self.seconds])
+        noise = pooled(RAW_SD, self.width, squares + self.elsewhere[0], repeats + self.elsewhere[1])
+        variance = noise.sd**2 + self.pace_spread**2
+        quantile = float(stdtrit(max(LEAST_FREEDOM, noise.freedom), probability))
+        width = quantile * math.sqrt(variance * (1 + 1 / n))
         return float(np.exp(min(float(known.mean()) + width, LARGEST_EXPONENT)))
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from lora_tune import curves
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
-from lora_tune.search.capping import Incumbent, Spread, cap, spread_of
+from lora_tune.search.capping import Incumbent, cap, squares_within
+from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH
 
 TARGET = 0.925
 TIMING = curves.Timing(2.0, 40.0)
@@ -73,7 +74,7 @@ def noisy(sd: float, configurations: int, seed: int) -> list[list[float]]:
 
 def test_the_spread_that_a_study_shows_counts_and_the_priors_no_more() -> None:
     def limit(sd: float) -> float:
-        return Incumbent("once", (1700.0,), elsewhere=spread_of(noisy(sd, 4, 2))).upper_quantile(0.975)
+        return Incumbent("once", (1700.0,), elsewhere=squares_within(noisy(sd, 4, 2))).upper_quantile(0.975)
 
     assert limit(0.01) < 1.1 * 1700 < Incumbent("once", (1700.0,)).upper_quantile(0.975)
     assert limit(0.2) > 1.5 * 1700
@@ -84,17 +85,19 @@ def test_a_run_of_the_incumbents_setting_outlasts_its_limit_no_more_often_than_t
     over = []
     for seed in range(400):
         (first, second, *_), *others = noisy(sd, 6, seed)
-        over.append(second > Incumbent("x", (first,), elsewhere=spread_of(others)).upper_quantile(0.95))
+        over.append(second > Incumbent("x", (first,), elsewhere=squares_within(others)).upper_quantile(0.95))
     assert 0.02 <= np.mean(over) <= 0.08
 
 
 def test_a_prior_of_another_workload_is_believed_less() -> None:
-    there, here = (Incumbent("x", (1700.0,), calibrated=c).upper_quantile(0.975) for c in (True, False))
+    there, here = (
+        Incumbent("x", (1700.0,), width=width).upper_quantile(0.975) for width in (KNOWN_WIDTH, UNKNOWN_WIDTH)
+    )
     assert here > 1.1 * there
 
 
 def test_settings_that_ran_once_say_nothing_of_the_spread() -> None:
-    assert spread_of([[1.0], [5.0], [], [math.inf, 3.0]]) == Spread(0.0, 0)
+    assert squares_within([[1.0], [5.0], [], [math.inf, 3.0]]) == (0.0, 0)
 
 
 def test_on_a_machine_whose_speed_varies_the_incumbent_is_surer_of_less() -> None:
