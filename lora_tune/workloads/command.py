@@ -31,6 +31,9 @@ from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.places import places
 from lora_tune.workloads.reach import PLACE, Reach, idle_sentence, reaches, script_text, unsure_sentence
 
+_FEW = 4
+"""Trials of a study that is not refused when nothing of its space reaches its script."""
+
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
@@ -202,9 +205,9 @@ class CommandWorkload:
         return [*doubts, *words, *self._unread_parameters(), *self._about_gpus()]
 
     def _unread_parameters(self) -> list[str]:
-        """Doubts about parameters that the script does not read. Raises StudyError where several trials would be alike.
+        """Doubts about parameters that the script does not read. Raises StudyError where many trials would be alike.
 
-        One trial alone compares nothing, whatever its script reads.
+        A few trials try a machine more than a space: they run, and equal evals are told after them.
         """
         settings = self._settings
         script = script_text(settings.argv, self._cwd or Path())
@@ -214,7 +217,11 @@ class CommandWorkload:
         each = reaches(self._study.search_space, settings.argv, others, script)
         idle, unsure = ([n for n, r in each.items() if r is which] for which in (Reach.NO, Reach.UNKNOWN))
         nothing = idle_sentence(idle, settings.argv, script) if idle else ""
-        if nothing and len(idle) == len(self._study.search_space.corner()) and self._study.budget.trials != 1:
+        if (
+            nothing
+            and len(idle) == len(self._study.search_space.corner())
+            and not 0 < (self._study.budget.trials or 0) <= _FEW
+        ):
             raise StudyError(f"study {self._study.name}", "space", nothing)
         return [*([f"space: {nothing}"] if idle else ()), *([unsure_sentence(unsure)] if unsure else ())]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.store.records import Verdict
-from tests.cluster import Cluster
+from tests.cluster import Cluster, Shape, missing
 from tests.recorded import recorded
 from tests.waiting import wait_for
 
@@ -109,3 +109,45 @@ def test_doctor_asks_sbatch_about_ones_own_script(place: Path) -> None:
     """It asked about a script called FILE, which is not there, and found a problem in every such study."""
     examined = command(place, "doctor")
     assert "sbatch accepts a trial's options" in examined.stdout, examined.stdout + examined.stderr
+
+
+RENAMES = """
+function slurm_job_submit(d, parts, uid)
+  d.name = "job-of-" .. uid
+  d.comment = "charged to team-7"
+  return slurm.SUCCESS
+end
+function slurm_job_modify(d, r, parts, uid) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+
+LONGER = TRAIN.replace("for step", "import time\nfor step").replace("    print", "    time.sleep(1)\n    print")
+
+
+@pytest.mark.long
+def test_a_site_that_names_and_comments_every_job_itself_runs_each_trial_once(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies meanwhile; the next one knows its jobs, of which the first answers to no name of ours."""
+    if reason := missing(accounting=False):
+        pytest.skip(f"no Slurm test cluster: {reason}")
+    shape = Shape(nodes=2, lines="JobSubmitPlugins=lua", files={"job_submit.lua": RENAMES})
+    with Cluster(tmp_path_factory.mktemp("rn") / "c", shape) as cluster:
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / "train.py").write_text(LONGER)
+        text = STUDY.format(python=sys.executable, folder=tmp_path)
+        (tmp_path / "s.toml").write_text(text + "[pruning]\ncap = false\n")
+        sweep = [sys.executable, "-m", "lora_tune.sweep", "--study", "s.toml", "--output", "out"]
+        driver = subprocess.Popen(sweep, cwd=tmp_path, stdin=subprocess.DEVNULL)
+        logs = tmp_path / "out" / "trials"
+        wait_for(lambda: any("step" in log.read_text() for log in logs.rglob("job.log")), 60, "a trial trains")
+        driver.kill()
+        driver.wait()
+        swept = command(tmp_path, "sweep")
+        assert swept.returncode == 0, swept.stdout + swept.stderr
+        found = recorded(tmp_path / "out" / "sweep.db", "s")
+        assert [trial.verdict for trial in found.trials.values()] == [Verdict.REACHED] * 2
+        assert len(found.attempts) == 2, "each was submitted once"
+        names = cluster.run("squeue", "--noheader", "--all", "--states=all", "--format=%j").split()
+        assert names == [f"job-of-{os.getuid()}"] * 2

@@ -123,7 +123,7 @@ SPACE
 [objective]
 metric = "loss"
 [budget]
-trials = 4
+trials = 20
 """
 
 
@@ -186,11 +186,12 @@ MOMENTUM = { type = "float", low = 0.5, high = 0.99, when = { OPTIMIZER = ["sgd"
     assert remarks(study_file(tmp_path, "import argparse", words=words, space=dependent)) == []
 
 
-def test_one_trial_alone_compares_nothing_and_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trials", [1, 4])
+def test_a_few_trials_try_a_machine_and_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     monkeypatch.chdir(tmp_path)
     file = study_file(tmp_path, CONSTANTS)
     with pytest.raises(StudyError, match="LR reaches nothing"):
         remarks(file)
-    file.write_text(file.read_text().replace("trials = 4", "trials = 1"))
+    file.write_text(file.read_text().replace("trials = 20", f"trials = {trials}"))
     (said,) = remarks(file)
     assert said.startswith("space: LR reaches nothing")
