@@ -32,7 +32,16 @@ PROCESSES = (
 
 
 WHOLE_ONLY = (*REAL, "public_data")
-TRAINS = ("recipes", "recipes_e2e", "chaos", "cluster", "slurm", "test_wheel.py", "test_private_uses.py")
+TRAINS = (
+    "recipes",
+    "recipes_e2e",
+    "chaos",
+    "cluster",
+    "slurm",
+    "test_wheel.py",
+    "test_private_uses.py",
+    "test_packed_sweep.py",
+)
 ONE_OF_EACH = (
     "slurm/test_sweep.py::test_sixteen_trials_on_four_nodes_and_the_best_config_by_hand",
     "store/test_store.py::TestPostgres",

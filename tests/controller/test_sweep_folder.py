@@ -46,6 +46,7 @@ def every_result_is_of_its_own_trial(folder: Path, found: StudyRecords) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_folder_whose_database_was_moved_away_is_not_taken_for_a_new_sweep(place: Path) -> None:
     assert sweep(place, "--trials", "2").returncode == 0
     root = place / "sweeps" / "quick"
@@ -66,6 +67,7 @@ def test_a_folder_whose_database_was_moved_away_is_not_taken_for_a_new_sweep(pla
     assert every_result_is_of_its_own_trial(root, recorded(root / "sweep.db", "quick"))
 
 
+@pytest.mark.long
 def test_two_drivers_that_begin_in_one_empty_folder_at_once_do_not_share_it(place: Path) -> None:
     (place / "studies" / "quick.toml").write_text(study(pace=0.2, trials=2))
     urls = [f"sqlite:///{place}/{name}.db" for name in ("one", "two")]
@@ -80,6 +82,7 @@ def test_two_drivers_that_begin_in_one_empty_folder_at_once_do_not_share_it(plac
     assert executions(place) == {"0000": 1, "0001": 1}
 
 
+@pytest.mark.long
 def test_the_same_study_with_another_output_does_not_abandon_its_jobs(place: Path) -> None:
     (place / "studies" / "quick.toml").write_text(study(pace=0.2, trials=3))
     url = f"sqlite:///{place}/team.db"
@@ -96,6 +99,7 @@ def test_the_same_study_with_another_output_does_not_abandon_its_jobs(place: Pat
     assert executions(place) == {f"{n:04d}": 1 for n in range(3)}
 
 
+@pytest.mark.long
 def test_a_database_may_be_moved_with_the_folder_left_in_place(place: Path) -> None:
     assert sweep(place, "--trials", "1").returncode == 0
     root = place / "sweeps" / "quick"
@@ -110,6 +114,7 @@ def test_a_database_may_be_moved_with_the_folder_left_in_place(place: Path) -> N
     assert identity.database == f"sqlite:///{place}/sweep.db"
 
 
+@pytest.mark.long
 def test_a_folder_that_another_attempt_ran_in_is_left_as_it_is(place: Path) -> None:
     """The database was put back from a copy that knows nothing of trial 1, and its user goes on from there."""
     assert sweep(place, "--trials", "1").returncode == 0

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import block, section
 from tests.recorded import recorded
 
@@ -18,6 +20,7 @@ def test_script_and_study_are_under_sixty_lines_and_name_nothing_of_ours() -> No
     assert "lora_tune" not in script
 
 
+@pytest.mark.long
 def test_they_sweep_with_nothing_but_the_page(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(block(EXAMPLE, "python"))
     (tmp_path / "studies").mkdir()

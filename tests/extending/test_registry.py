@@ -157,6 +157,7 @@ def sweep(study: Path, outside: Path, *options: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.long
 def test_a_launcher_a_sampler_and_a_log_format_of_another_package_drive_a_sweep(outside: Path, tmp_path: Path) -> None:
     study = tmp_path / "theirs.toml"
     study.write_text(STUDY.format(python=sys.executable))
@@ -166,6 +167,7 @@ def test_a_launcher_a_sampler_and_a_log_format_of_another_package_drive_a_sweep(
     assert "LR=0.001" in swept.stdout
 
 
+@pytest.mark.long
 def test_a_benchmark_of_another_package_gives_target_direction_and_rules(outside: Path, tmp_path: Path) -> None:
     (tmp_path / "good.toml").write_text(BENCHMARK_STUDY.format(python=sys.executable, norm=1.0))
     swept = sweep(tmp_path / "good.toml", outside)

@@ -37,7 +37,14 @@ def prepared(row: Row, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+ONE_OF_EACH_KIND = ("hf_trainer", "json_lines", "plain_step_loss", "csv_file")
+"""Of each kind of log, and of the relay, what ``make test`` runs; the others are swept by ``make test-all``."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=[] if row.name in ONE_OF_EACH_KIND else pytest.mark.long) for row in ROWS],
+)
 def test_a_script_is_swept_as_init_wrote_it(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(prepared(row, tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
