@@ -130,7 +130,7 @@ class Default(GreyBox):
 
     def __init__(self, problem: Problem, seed: int, *, needs: Needs | None = None) -> None:
         super().__init__(problem, seed, prior=published(problem), needs=needs, sampler=FromTodaySampler)
-        self._make = partial(self._make, start=problem.start, nodes=problem.nodes)
+        self._make = partial(self._make, start=problem.start)
         self._study.sampler = self._make()
 
     def believed(self) -> Mapping[str, Any] | None:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from optuna import Study
@@ -41,10 +40,6 @@ from lora_tune.search.observations import Observation, first_number
 STEP_SCALE = "epoch_in_steps"
 """User attribute of a trial whose intermediate values stand at parts of an epoch: how many make one."""
 
-INIT_SECONDS = 60.0
-"""Start-up of a trial before this study has shown its own."""
-NEWEST_STARTS = 50
-"""Trials whose start-up counts."""
 ASSUMED_SD = 0.1
 """ln(samples) by which a parameter that a source does not name may have moved its result."""
 
@@ -165,10 +160,3 @@ def annotate(study: Study, trial: FrozenTrial, **attributes: str) -> None:
     for name, value in attributes.items():
         study._storage.set_trial_user_attr(trial._trial_id, name, value)
     trial.user_attrs.update(attributes)
-
-
-def usual_init_seconds(study: Study) -> float:
-    """Median start-up of the newest trials."""
-    newest = [t.user_attrs.get("init_seconds") for t in study.get_trials(deepcopy=False)[-NEWEST_STARTS:]]
-    known = [seconds for seconds in newest if isinstance(seconds, int | float)]
-    return median(known) if known else INIT_SECONDS

@@ -238,7 +238,7 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
     from lora_tune.search.grey_box.from_today import FromTodaySampler
 
     start = where_the_user_stands(study)
-    make = partial(FromTodaySampler, start=start, nodes=study.site.nodes)
+    make = partial(FromTodaySampler, start=start)
     if study.search_space.switches() and study.probes and start is not None:
         return _time_to_target(study, old_runs, partial(_staged, study=study, start=start, make=make))
     return _time_to_target(study, old_runs, make)

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lora_tune.search.advantage import Advantage, SeedDoubt
+from lora_tune.search.grey_box.memory_risk import death_logs
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.observations import SEED_SD, UNIFORM_SD
+
+CLEAR_SDS = 1.0
+"""Standard deviations of a difference from which on another configuration replaces what the user has: it is better
+with a chance of 84%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantage:
+    """What is believed of a configuration beside another: ln(the other's seconds over its own), deaths included."""
+
+    ln_saved: float
+    sd: float
+
+    @property
+    def share(self) -> float:
+        """The share of the other's seconds that it is expected to save."""
+        return -math.expm1(-self.ln_saved)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is better beyond the doubt."""
+        return self.ln_saved > 0 and self.ln_saved >= CLEAR_SDS * self.sd
 
 
 def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
@@ -38,15 +61,11 @@ def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str
     )
     spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
     risk, other_risk = (_log_risk(model, v, float(samples[i]), float(doubt[i, i])) for i, v in enumerate(pair))
-    seeds = SeedDoubt(
-        own=float(doubt[0, 0]), other=float(doubt[1, 1]), shared=float(doubt[0, 1]),
-        run_sd=SEED_SD * model.scales.convergence.noise_scale,
-    )  # fmt: skip
-    mine, other = model.memory.apart(values, instead)
-    return Advantage(
-        ln_saved=second - first + other_risk - risk, sd=math.sqrt(max(0.0, spread)), seeds=seeds, deaths=mine,
-        other_deaths=other,
-    )  # fmt: skip
+    saved = second - first + other_risk - risk
+    if model.memory.differs(values, instead):
+        died, _ = model.memory.chance(pair)
+        saved -= float(np.subtract(*death_logs(died)))
+    return Advantage(ln_saved=saved, sd=math.sqrt(max(0.0, spread)))
 
 
 def _log_risk(model: SearchModel, values: Mapping[str, Any], ln_samples: float, variance: float) -> float:

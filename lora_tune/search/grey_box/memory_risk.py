@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from lora_tune.search import fits_in_memory
-from lora_tune.search.advantage import Deaths
 from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.distinct_rows import alike_once
@@ -20,6 +19,12 @@ from lora_tune.search.grey_box.memory import MemoryModel
 from lora_tune.search.observations import Observation
 
 Values = Mapping[str, Any]
+
+
+def death_logs(p: Array) -> Array:
+    """ln of the factor that dying of memory with chance ``p`` costs: runs are repeated, a death costs half a run."""
+    p = np.minimum(p, 0.999)
+    return np.asarray(np.log1p(0.5 * p / (1 - p)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +45,10 @@ class MemoryRisk:
         """Death rates of configurations (n, count) as the belief has them, jointly."""
         return self.believed.draws(_rows(self.coordinates, self.needs, points), rng, count)
 
-    def apart(self, values: Values, instead: Values) -> tuple[Deaths, Deaths]:
-        """The beliefs in the chances that either dies; both empty where they need the same memory."""
+    def differs(self, values: Values, instead: Values) -> bool:
+        """Whether the two need other memory."""
         features = self.coordinates.memory_features
-        if features(values) == features(instead):
-            return Deaths(), Deaths()
-        x = _rows(self.coordinates, self.needs, [values, instead])
-        weights = zip(self.believed.probability(x).tolist(), self.believed.weight(x).tolist(), strict=True)
-        mine, other = (Deaths(died=p * weight, lived=(1 - p) * weight) for p, weight in weights)
-        return mine, other
+        return features(values) != features(instead)
 
 
 def learn_memory(coordinates: Coordinates, own: Sequence[Observation], needs: Needs | None) -> MemoryRisk:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.search.advantage import death_logs
 from lora_tune.search.grey_box.acquisition import Values
 from lora_tune.search.grey_box.candidates import Beliefs, believe, candidates
+from lora_tune.search.grey_box.memory_risk import death_logs
 from lora_tune.search.grey_box.model import SearchModel
 
 TRIED = 0.003

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.parameters import Conditions
-from lora_tune.search.advantage import Advantage
 from lora_tune.search.fits_in_memory import Needs
-from lora_tune.search.grey_box.acquisition import Action, Values, value_actions
+from lora_tune.search.grey_box.acquisition import Action, value_actions
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.forecast import compared, forecast
+from lora_tune.search.grey_box.forecast import Advantage, compared, forecast
 from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
@@ -26,10 +26,19 @@ from lora_tune.search.grey_box.scales import GreyBoxScales
 from lora_tune.search.grey_box.words import explain, sentence
 from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import TrialReader, annotate, filled_in
-from lora_tune.search.proposed import Proposed
 
 PATIENCE = 4
 """Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What to run: values, "full" or "probe", ln(score) that it is expected to gain a node-hour, and why."""
+
+    values: dict[str, Any]
+    kind: str
+    rate: float
+    why: str
 
 
 class GreyBoxSampler(BaseSampler):
@@ -224,30 +233,12 @@ class GreyBoxSampler(BaseSampler):
         model = self._as_known(space, observations)
         return [compared(model, values, other) for other in instead]
 
-    def best_so_far(self, study: optuna.Study) -> Values:
-        """The recommendation by the model that proposes: its scales may be some runs old."""
-        space = self._distributions or {}
-        model = self._as_known(space, self.observations(study, frozenset(space)))
-        return recommend_from(model, np.random.default_rng(0), draws=0).values
-
     def _as_known(self, space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
         """The model that proposes, as far as trials have ended."""
         model = self.model(space, observations)
         if self._known is None or self._known[0] is not model:
             self._known = model, as_known(model)
         return self._known[1]
-
-    @property
-    def probes(self) -> bool:
-        """Whether short speed runs may be proposed."""
-        return self._probes
-
-    def alike(self, study: optuna.Study, values: Mapping[str, Any]) -> list[FrozenTrial]:
-        """The study's trials with the memory of ``values``, however they ended."""
-        space = self._distributions or {}
-        features = self.coordinates(space).memory_features
-        whole = (t for t in study.get_trials(deepcopy=False) if space.keys() <= t.params.keys())
-        return [t for t in whole if features(t.params) == features(values)]
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
         own = [o for o in observations if not o.source and not o.open]

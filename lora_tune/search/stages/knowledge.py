@@ -19,9 +19,9 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.forecast import compared
 from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.grey_box.sampler import Proposed
 from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
 from lora_tune.search.optuna_trials import of_trial
-from lora_tune.search.proposed import Proposed
 from lora_tune.search.recorded import PROBE
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
 from lora_tune.search.stages.plan import Stage, gain_of, improvement, names
@@ -411,7 +411,7 @@ class StageKnowledge:
         return ", ".join(changed) or "no switch changed"
 
     def _of_grey_box(self) -> StageStep:
-        made = self.grey_box.next_run(self.at_best, self.searched) if self.grey_box is not None else None
+        made = self.grey_box.proposal(self.at_best, self.searched) if self.grey_box is not None else None
         if made is None:
             return StageStep(self.values(self.best), "full", 0.0, "nothing else is known to be worth a run")
         return StageStep(self.values(self.best, made.values), made.kind, made.rate, made.why)
