@@ -16,6 +16,7 @@ from lora_tune.base.host import hostnames
 from lora_tune.launchers.base import JobState, Waits
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask
+from lora_tune.launchers.slurm.partitions import beyond_reservation
 
 WIDTHS = [int(field.split(":")[1]) for field in parse.SQUEUE_FORMAT.split(",")]
 
@@ -335,3 +336,23 @@ def test_a_refusal_is_told_in_the_commands_own_words_not_by_its_hint_at_help(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(LauncherError, match=r"^sbatch failed: sbatch: unrecognized option '--segment=2'$"):
         ask("sbatch", "--test-only")
+
+
+@pytest.mark.parametrize(
+    ("shown", "minutes", "words"),
+    [
+        ("ReservationName=a StartTime=0 EndTime=4000 Flags=", 60, "the reservation a ends in 50"),
+        ("ReservationName=a StartTime=0 EndTime=4000 Flags=", 50, ""),
+        ("ReservationName=a StartTime=0 EndTime=4000 Flags=", 0, ""),
+        ("ReservationName=a StartTime=0 EndTime=4000 Flags=FLEX,IGNORE_JOBS", 60, ""),
+        ("ReservationName=a StartTime=3000 EndTime=4000 Flags=", 20, "the reservation a ends in 17"),
+        ("ReservationName=a StartTime=0 EndTime=500 Flags=", 20, "the reservation a ends in 0"),
+        ("ReservationName=a EndTime=2000 StartTime=0\nReservationName=b EndTime=90000 StartTime=0", 60, ""),
+        ("No reservations in the system", 60, ""),
+        ("", 60, ""),
+    ],
+)
+def test_a_reservation_ends_too_soon(shown: str, minutes: float, words: str) -> None:
+    sentence = beyond_reservation(shown, minutes, now=1000.0)
+    assert words in sentence
+    assert bool(sentence) == bool(words)

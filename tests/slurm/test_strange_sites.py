@@ -105,6 +105,26 @@ def test_ctrl_c_while_sbatch_hangs_ends_the_command_and_what_it_started(place: P
     assert len(recorded(place / "out" / "sweep.db", "s").attempts) == 2, "the same attempts, submitted once"
 
 
+def test_a_reservation_that_ends_before_a_trial_could_is_said_at_the_start(place: Path, slurm: Cluster) -> None:
+    """Slurm takes such a job, and lets it wait for ever."""
+    slurm.run(
+        "scontrol", "create", "reservation", "ReservationName=course", "StartTime=now", "Duration=3", "Nodes=ALL",
+        "Users=root",
+    )  # fmt: skip
+    try:
+        text = (place / "s.toml").read_text()
+        (place / "s.toml").write_text(text.replace("gpus_per_node", 'reservation = "course"\ngpus_per_node'))
+        refused = command(place, "sweep")
+        assert refused.returncode == 3, refused.stdout + refused.stderr
+        assert "asks for 5 minutes, and the reservation course ends in 3" in refused.stderr
+        assert "take site.reservation out" in command(place, "doctor").stdout
+        slurm.run("scontrol", "update", "ReservationName=course", "Duration=60")
+        swept = command(place, "sweep")
+        assert swept.returncode == 0, swept.stdout + swept.stderr
+    finally:
+        slurm.run("scontrol", "delete", "ReservationName=course")
+
+
 def test_doctor_asks_sbatch_about_ones_own_script(place: Path) -> None:
     """It asked about a script called FILE, which is not there, and found a problem in every such study."""
     examined = command(place, "doctor")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from lora_tune.base.errors import Finding, LauncherError, good, problem, warning
 from lora_tune.config.site import Site
+from lora_tune.launchers.slurm import partitions
 from lora_tune.launchers.slurm.launcher import COMMANDS
 from lora_tune.launchers.slurm.parse import NODES, node_rows
-from lora_tune.launchers.slurm.partitions import LIMITS, REMEDY, beyond_limit, by_qos
 from lora_tune.launchers.slurm.refusals import WITHOUT_GRES
 
 Ask = Callable[..., str]
@@ -90,16 +92,18 @@ def partition(ask: Ask, site: Site) -> Finding:
 
 
 def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
-    """Whether the partition lets a job run for ``minutes`` (0: it names no limit). A qos may allow more than it does.
+    """Whether partition and reservation let a job run for ``minutes`` (0: it names no limit). A qos may allow more.
 
     Slurm takes a job that asks for more, unless it enforces the limit, and lets it wait for ever.
     """
-    try:
-        what = beyond_limit(ask(*LIMITS), site, minutes)
-    except LauncherError:
-        return  # said of the partition itself
-    if what:
-        yield (warning if by_qos(site) else problem)(what, "trials would wait in the queue forever", REMEDY)
+    waits = "trials would wait in the queue forever"
+    with contextlib.suppress(LauncherError):  # said of the partition itself
+        if what := partitions.beyond_limit(ask(*partitions.LIMITS), site, minutes):
+            yield (warning if partitions.by_qos(site) else problem)(what, waits, partitions.REMEDY)
+    with contextlib.suppress(LauncherError):  # said of sbatch's answer
+        shown = ask(*partitions.reservation(site)) if site.reservation else ""
+        if what := partitions.beyond_reservation(shown, minutes, time.time()):
+            yield problem(what, waits, partitions.RESERVATION_REMEDY)
 
 
 def gpus_of(gres: str) -> int:

@@ -63,7 +63,7 @@ class SlurmLauncher:
             raise SetupError(
                 f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
-        self._limits = ""
+        self._limit = functools.cache(ask)
         self._pending = PendingSubmissions()
         self._cancelling: list[subprocess.Popen[bytes]] = []
         self._cancelled: set[str] = set()
@@ -85,8 +85,7 @@ class SlurmLauncher:
     def _submit(self, job: Job, token: str) -> str:
         """What sbatch makes of the job; takes as long as sbatch does."""
         attempt = AttemptPaths(job.folder)
-        if why := self._beyond_limit(job.resources.minutes):
-            raise RefusedError(job.name, why, partitions.REMEDY)
+        self._refuse_beyond_limits(job.name, job.resources.minutes)
         # Before sbatch: after a crash between the two the job is found again by its name and this token.
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
@@ -106,13 +105,19 @@ class SlurmLauncher:
             raise refused from error
         return str(submitted.job_id)
 
-    def _beyond_limit(self, minutes: float) -> str:
-        """Why a job of so many minutes would wait for ever, "" where it would not; the limits are asked for once."""
-        if not minutes or partitions.by_qos(self._site):
-            return ""
+    def _refuse_beyond_limits(self, job: str, minutes: float) -> None:
+        """Raise RefusedError where a job of so many minutes would wait for ever; Slurm is asked once for each limit."""
+        too_long = outlives = ""
         with contextlib.suppress(LauncherError):  # a controller that is away is said of the submission
-            self._limits = self._limits or ask(*partitions.LIMITS)
-        return partitions.beyond_limit(self._limits, self._site, minutes)
+            if minutes and self._site.reservation:
+                shown = self._limit(*partitions.reservation(self._site))
+                outlives = partitions.beyond_reservation(shown, minutes, time.time())
+            if minutes and not partitions.by_qos(self._site):
+                too_long = partitions.beyond_limit(self._limit(*partitions.LIMITS), self._site, minutes)
+        if too_long:
+            raise RefusedError(job, too_long, partitions.REMEDY)
+        if outlives:
+            raise RefusedError(job, outlives, partitions.RESERVATION_REMEDY)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct.
