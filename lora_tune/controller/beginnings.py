@@ -27,13 +27,13 @@ def begun_above_zero(run: RunLog, unit: str = "samples") -> Diagnosis | None:
     """Why a run's first point says that training had begun elsewhere, or None. unit: what the log counts.
 
     Evals take time, too, so only paces without them are compared: between train points, and of blocks whose evals the
-    log marks. A log of evals alone tells nothing.
+    log marks. Of evals alone each is the end of a stretch with one eval in it: the longest stretch takes longest.
     """
     known: list[Eval | TrainPoint] = [*run.evals, *run.train]
     points = sorted((point.samples, point.seconds) for point in known if math.isfinite(point.seconds))
     fastest = _fastest_later(run)
     if len(points) < 3 or not 0 < fastest < math.inf:
-        return None
+        return None if run.train else _by_evals(run, unit)
     samples, seconds = points[0]
     farthest = max(after - before for (before, _), (after, _) in pairwise(points))
     missing = samples / fastest - seconds
@@ -41,10 +41,32 @@ def begun_above_zero(run: RunLog, unit: str = "samples") -> Diagnosis | None:
         return None
     if samples / seconds <= FASTER * fastest:
         return None
+    return _elsewhere(
+        f"the log has {counted(samples, unit)} after {seconds:.1f} s, for which its own pace later needs "
+        f"{samples / fastest:.1f} s"
+    )
+
+
+def _by_evals(run: RunLog, unit: str) -> Diagnosis | None:
+    """That the first eval came sooner than any later one came after the one before, though after ``FASTER`` times the
+    progress of each."""
+    evals = sorted((e.samples, e.seconds) for e in run.evals if math.isfinite(e.seconds))
+    if len(evals) < 3:
+        return None
+    (samples, seconds), later = evals[0], [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(evals)]
+    farthest, shortest = max(done for done, _ in later), min(took for _, took in later)
+    if samples < FASTER * farthest or seconds <= 0 or shortest - seconds <= MISSING_SECONDS:
+        return None
+    return _elsewhere(
+        f"the log has {counted(samples, unit)} after {seconds:.1f} s, and {shortest:.1f} s or more before each later "
+        f"eval, for {counted(farthest, unit)} at most"
+    )
+
+
+def _elsewhere(evidence: str) -> Diagnosis:
     return Diagnosis(
         FailureKind.CLOCK,
-        f"the log has {counted(samples, unit)} after {seconds:.1f} s, for which its own pace later needs "
-        f"{samples / fastest:.1f} s",
+        evidence,
         "the trial is measured again; where its program goes on from another trial's checkpoint, give each trial a "
         "folder of its own ({folder} in the command), or tell it to begin anew",
     )

@@ -30,7 +30,7 @@ from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.search.capping import Incumbent, cap, squares_within
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import MUCH_SLOWER, slowdown
+from lora_tune.search.pace import MUCH_SLOWER, slowdown, slowdown_there
 from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH, settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
@@ -133,14 +133,15 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Sto
 def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, stop: Stop) -> Stop:
     """A stop at a limit of wall-clock time that says so where the machine was slow, and then blames no configuration.
 
-    Without an eval nothing is known of the trial: it is run again.
+    Without an eval nothing is known of the trial: it is run again. Where it shows no progress at all, what the runs
+    before it have shown of its nodes counts.
     """
-    if stop.kind is not StopKind.TIME_LIMIT or not (run.evals or run.train):
+    if stop.kind is not StopKind.TIME_LIMIT:
         return stop
-    slower = slowdown(study, sweep, trial, run)
+    slower = (slowdown if run.evals or run.train else slowdown_there)(study, sweep, trial, run)
     if slower < MUCH_SLOWER:
         return stop
-    sentence = f"{stop.sentence} on a machine {slower:.1f} times slower than for trials of equal work"
+    sentence = f"{stop.sentence} on a machine {slower:.1f} times slower than at its reference pace"
     kind = stop.diagnosis.kind if run.evals else FailureKind.INFRASTRUCTURE
     remedy = "look at what else runs there; its limit is budget.trial_minutes"
     return replace(stop, sentence=sentence, diagnosis=Diagnosis(kind, sentence, remedy))

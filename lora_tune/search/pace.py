@@ -136,13 +136,17 @@ class MachinePace:
         """The same of a run that goes on; 1 where nothing is known, ``BLIND`` where it should have shown progress."""
         group = self.groups.get(_work(study, trial)) if trial.tuned else None
         if group is None:
-            machine = _state(self.states.get(_nodes(sweep, trial), ()), math.inf, LEAST)
-            return math.exp(machine) if machine is not None and abs(machine) > LEAST else 1.0
+            return self.there(sweep, trial)
         points = _running(study, trial, run)
         if not points:
             return BLIND
         samples, seconds = np.array([max(points)]).T
         return float(group.times_slower(samples, seconds)[0]) * math.exp(group.at)
+
+    def there(self, sweep: StudyRecords, trial: Trial) -> float:
+        """The same by what the last runs on its nodes have shown; 1 where nothing is known."""
+        machine = _state(self.states.get(_nodes(sweep, trial), ()), math.inf, LEAST)
+        return math.exp(machine) if machine is not None and abs(machine) > LEAST else 1.0
 
 
 def machine_pace(study: Study, sweep: StudyRecords) -> MachinePace:
@@ -156,6 +160,12 @@ def slowdown(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> fl
     1 where nothing is known. A run that shows no progress where others of the same work have some has ``BLIND``.
     """
     return max(1.0, machine_pace(study, sweep).now(study, sweep, trial, run))
+
+
+def slowdown_there(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
+    """The same by what the last runs on the trial's nodes have shown, whatever its own log says."""
+    del run
+    return max(1.0, machine_pace(study, sweep).there(sweep, trial))
 
 
 def references(study: Study, sweep: StudyRecords, trial: Trial) -> Mapping[int, Points]:

@@ -53,6 +53,20 @@ def test_a_resumed_run_is_noticed_though_it_compiles_first(after: float) -> None
     assert begun_above_zero(run_of(960, after=after)) is not None
 
 
+@pytest.mark.parametrize("eval_seconds", [0.0, 3.0, 60.0])
+def test_a_log_of_evals_alone_tells_a_first_one_that_came_too_soon(eval_seconds: float) -> None:
+    """Whatever an eval takes, ten times the training takes longer than one, or the machine became far slower."""
+    later = [(1000 + 100 * k, 10.0 * (k + 1)) for k in range(5)]
+    evals = tuple(Eval(n, 1.0, s + eval_seconds * (k + 1)) for k, (n, s) in enumerate(later))
+    assert begun_above_zero(RunLog(run_start_ms=0, evals=evals)) is None, "as long as the others: an eval at its start"
+    soon = tuple(e._replace(seconds=e.seconds - 6 - eval_seconds) for e in evals)
+    found = begun_above_zero(RunLog(run_start_ms=0, evals=soon), "steps")
+    assert found is not None
+    assert "1000 steps after 4.0 s" in found.line
+    whole = tuple(e._replace(seconds=e.seconds + 90) for e in evals)
+    assert begun_above_zero(RunLog(run_start_ms=0, evals=whole)) is None
+
+
 def test_blocks_between_marked_evals_tell_it_as_well() -> None:
     assert begun_above_zero(blocks(1536)) is not None
     assert begun_above_zero(blocks(0)) is None

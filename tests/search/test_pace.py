@@ -86,12 +86,23 @@ def test_a_limit_of_time_speaks_of_the_machine() -> None:
     stop = Stop(StopKind.TIME_LIMIT, limit, Diagnosis(FailureKind.CONFIGURATION, limit, "raise it"))
     known, like = beside(paced(1.0, 10)), running(LR=3e-4)
     slow = pruning.by_the_machine(STUDY, known, like, paced(8.0, 3), stop)
-    assert slow.sentence == f"{limit} on a machine 8.0 times slower than for trials of equal work"
+    assert slow.sentence == f"{limit} on a machine 8.0 times slower than at its reference pace"
     begun = RunLog(train=(TrainPoint(50.0, 1.0, 20.0),), run_start_ms=0, last_ms=20_000)
     assert pruning.by_the_machine(STUDY, known, like, begun, stop).diagnosis.kind is FailureKind.INFRASTRUCTURE
     assert pruning.by_the_machine(STUDY, known, like, paced(1.1, 3), stop) == stop, "its own length"
     assert pruning.by_the_machine(STUDY, known, running(HIDDEN=512), paced(8.0, 3), stop) == stop, "another work"
     assert pruning.by_the_machine(STUDY, known, like, RunLog(run_start_ms=0), stop) == stop, "nothing is known of it"
+
+
+def test_a_limit_of_time_before_any_progress_goes_by_the_runs_before_it() -> None:
+    limit = "ran into the limit of 3 min"
+    stop = Stop(StopKind.TIME_LIMIT, limit, Diagnosis(FailureKind.CONFIGURATION, limit, "raise it"))
+    silent, wide = RunLog(run_start_ms=0, last_ms=180_000), running(HIDDEN=512)
+    busy, quiet = (swept(rates(6, lambda n, slow=slow: slow if n > 2 else 1.0)) for slow in (6.0, 1.0))
+    again = pruning.by_the_machine(STUDY, busy, wide, silent, stop)
+    assert again.diagnosis.kind is FailureKind.INFRASTRUCTURE
+    assert "6.0 times slower" in again.sentence
+    assert pruning.by_the_machine(STUDY, quiet, wide, silent, stop) == stop
 
 
 def test_train_losses_tell_the_pace_before_the_first_eval() -> None:
