@@ -30,7 +30,7 @@ from lora_tune.workloads.config_copy import is_config, scalars
 from lora_tune.workloads.script_constants import constants
 from lora_tune.workloads.script_options import Option, from_command, from_help, from_parser, together
 
-HELP_SECONDS = 30.0
+HELP_SECONDS = 60.0
 HOOK = Path(parser_hook.__file__).parent
 """First on the script's PYTHONPATH: what Python imports from it as it starts asks the script's own parser."""
 HELP_BYTES = 1 << 20
@@ -56,7 +56,7 @@ def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str
     """Write a study for the COMMAND that runs your script today, such as: python train.py --lr 3e-4.
 
     The log's format and pattern are guessed from --log. The parameters are those of the script's own parser, asked
-    in a run of `COMMAND --help` (at most 30 s). Every guess is commented in the file. Nothing is trained.
+    in a run of `COMMAND --help` (at most 60 s). Every guess is commented in the file. Nothing is trained.
     Exit codes: 0 written; 2 your input; 3 the machine.
     """
     if not logs and not command:
@@ -146,7 +146,7 @@ def _named_file(word: str) -> str:
 def _keys(config: str) -> list[Option]:
     """The values of a config file as options; none where it cannot be read."""
     try:
-        values = scalars(Path(config).read_text(encoding="utf-8"))
+        values = scalars(Path(config).read_text(encoding="utf-8"), config)
     except (OSError, ValueError) as error:
         click.echo(f"# {config}: not read as a config file: {error}", err=True)
         return []
@@ -164,7 +164,7 @@ def script_constants(command: Sequence[str]) -> list[Option]:
 
 
 def ask_parser(command: tuple[str, ...]) -> tuple[str, str]:
-    """What the command prints for ``--help``, and what its own parser wrote down, within 30 s and 1 MB each.
+    """What the command prints for ``--help``, and what its own parser wrote down, within 60 s and 1 MB each.
 
     Nothing is trained: a Python program ends in the moment in which it parses its command line, or makes an optimizer.
     It sees no GPU. One that reads a file in place of options is asked without ``--help``. What does neither is ended

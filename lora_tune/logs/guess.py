@@ -325,7 +325,8 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
                 wide = pattern(line, loss, place, between, wide=True)  # of an eval before training, which says more
                 if len(also := series_of(wide, stated)) > len(read) and _same_measure(wide, stated, name):
                     text, read = wide, also
-                if advances(read, ordered=place.bracketed) and reads(text, line, loss):
+                apart = not loss.heading or _same_measure(text, stated, name)
+                if advances(read, ordered=place.bracketed) and reads(text, line, loss) and apart:
                     settings = {"kind": "regex", "eval": text, **counting(read, unit, line)}
                     if 2 * len(read) >= len(rows):
                         yield settings, unit, line, loss.falls
@@ -336,6 +337,8 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
         if (apart := progress_apart(stated, unit, rows)) is not None:
             line, numbers = stated[rows[-1]]
             loss = next(p for p in numbers if " ".join(p.words) == name)
-            progress = pattern(apart.line, None, apart.place)
-            settings = {"kind": "regex", "eval": pattern(line, loss, None), "progress": progress}
+            text = pattern(line, loss, None)
+            if loss.heading and not _same_measure(text, stated, name):
+                continue
+            settings = {"kind": "regex", "eval": text, "progress": pattern(apart.line, None, apart.place)}
             yield settings | counts_from_zero(unit, apart.place.number), unit, line, loss.falls

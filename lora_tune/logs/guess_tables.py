@@ -16,8 +16,8 @@ from lora_tune.logs.line_forms import (
     NUMBER,
     ORDER,
     NamedNumber,
+    headed,
     losses,
-    name_score,
     of_test_set,
     pairs,
     pattern,
@@ -102,9 +102,9 @@ _SHOWN = re.compile(r"\s*(?P<names>\([A-Za-z]\w*(?:, ?[A-Za-z]\w*)+\)) = \((?P<v
 def _measures(form: _Form, names: Sequence[str], below: Sequence[str]) -> Iterator[MeasuredColumn]:
     if len(names) < 2 or not all(_NAME.fullmatch(name) for name in names):
         return
-    known = [NamedNumber(name, "", 0, 0, 0) for name in names]
+    known = [NamedNumber(name, "0.0", 0, 0, 0) for name in names]
     places = sorted((ORDER.index(pair.progress), i) for i, pair in enumerate(known) if pair.progress)
-    measures = sorted((-score, i) for i, pair in enumerate(known) if (score := name_score(pair.words)))
+    measures = sorted((-score, i) for i, pair in enumerate(known) if (score := pair.score) and not pair.progress)
     if not places or not measures:
         return
     place, unit = places[0][1], ORDER[places[0][0]]
@@ -180,7 +180,11 @@ Series = Sequence[tuple[float, str]]
 
 def stated_in(lines: Sequence[str]) -> Stated:
     """The lines with their measures and with what says how far the run is."""
-    return _with_grouping([(line, [*(p for p in pairs(line) if not p.progress), *positions(line)]) for line in lines])
+    stated = []
+    for at, line in enumerate(lines):
+        own = (headed(lines, at, pair) for pair in pairs(line) if not pair.progress)
+        stated.append((line, [*own, *positions(line)]))
+    return _with_grouping(stated)
 
 
 def _with_grouping(stated: Stated) -> Stated:

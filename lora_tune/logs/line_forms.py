@@ -15,7 +15,7 @@ _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millis
     r"(?<![\w])(?P<name>[A-Za-z][\w./@^-]*+(?: [A-Za-z][\w./@^-]*+){0,3}"
     r"(?: [(\[][A-Za-z][\w -]{0,24}+[)\]](?=\s?[:=]))?)"
     r"(?P<between>[\"']?\s{0,40}+(?:[:=|：]|is|=>)?\s{0,12}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
-    rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?!\w|\s?%\|)"
+    rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?P<unit>\s?(?:dB|nats?|bits?|pts?|pp|px|mm|cm|m?eV)(?!\w))?(?!\w|\s?%\|)"
 )
 _NUMBERED_NAME = re.compile(rf"\s?[:=：]\s{{0,12}}(?P<number>{NUMBER})(?![\w/:])")
 """What stands behind the number of a name: ``val_loss 1: 0.81``."""
@@ -32,6 +32,8 @@ _FORMS = {
     "epoch": ("epoch", "epochs"),
 }  # fmt: skip
 _PROGRESS = {word: group for group, words in _FORMS.items() for word in words}
+_SETTINGS = frozenset(("every", "per", "max", "warmup", "accumulation", "decay", "interval"))
+"""Words of a number of steps that is set and counts none: ``log_every_n_steps=50``, ``max steps: 600``."""
 ORDER = ("samples", "step", "epoch")
 """Groups that say how far a run is, the finest first."""
 
@@ -64,11 +66,14 @@ _SQUARED = re.compile(r"(?i)(?<![a-z])r(?:\^2|²|_squared|-squared|[- ]?sq(?![a-
 
 _SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
     rf"(?i)(?<![\w/.-])({'|'.join(sorted((EVAL_WORDS | _TRAIN_WORDS) - {'lm', 'tr', 'smoothed'}))})"
-    r"(?![a-z/.]|-(?!set\b)|_[a-z])"
+    r"(?:(?-i:(?=[A-Z][a-z]))|(?![a-z/.]|-(?!set\b)|_[a-z]))"
 )
 _COMPOSER = re.compile(r"(?<!\S)\[(?P<name>(?:epoch|batch)=)(?P<number>\d++)(?=[/\]])")
 _BRACKETED = re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])")
 _NUMBERED = re.compile(r"\s{0,8}(?P<number>\d++):(?=\s)")
+
+
+_BELOW, _HEADING_LENGTH, _RULES = 6, 80, ":=*#~-─━"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class NamedNumber:
 
     grouped: thousands are set apart in it, or in another of its name.
     split, split_at: the word in front that says that it is an eval's, where its name does not: ``valid | loss 2.3``.
+    heading: the same word where it stands in a heading above the line.
     """
 
     name: str
@@ -88,17 +94,20 @@ class NamedNumber:
     grouped: bool = False
     split: str = ""
     split_at: int = 0
+    heading: str = ""
 
     @property
     def words(self) -> list[str]:
         """The name's words in small letters, ``val/avg_loss`` as val, avg and loss."""
-        name = _SQUARED.sub("R2", f"{self.split} {self.name}")
+        name = _SQUARED.sub("R2", f"{self.heading} {self.split} {self.name}")
         return re.findall(r"[a-z][a-z0-9]*|\d+", _CAPITALS.sub(lambda m: m[0].lower() or " ", name).lower())
 
     @property
     def progress(self) -> str:
         """samples, step or epoch where the name says how far the run is, else ""."""
         words = self.words
+        if _SETTINGS & {*words}:
+            return ""
         return _PROGRESS.get(" ".join(words[-2:])) or _PROGRESS.get(words[-1] if words else "", "")
 
     @property
@@ -176,7 +185,8 @@ def pairs(line: str) -> Iterator[NamedNumber]:
     for match in _PAIR.finditer(line):
         begin = match.start("name") + _idle(match["name"])
         name = line[begin : match.end("name")]
-        pair = NamedNumber(name, match["number"], begin, match.start("number"), match.end("number"))
+        unit = match["unit"] or ""
+        pair = NamedNumber(name, match["number"], begin, match.start("number"), match.end("number") + len(unit), unit)
         if pair.score and pair.number.isdigit() and (value := _NUMBERED_NAME.match(line, pair.end)):
             name = line[begin : pair.end]
             pair = NamedNumber(name, value["number"], begin, value.start("number"), value.end())
@@ -203,11 +213,36 @@ def _of_split(before: str, pair: NamedNumber) -> NamedNumber:
     return replace(pair, split=splits[-1][0], split_at=splits[-1].start())
 
 
+def headed(lines: Sequence[str], at: int, pair: NamedNumber) -> NamedNumber:
+    """The measure with the word of the heading above its line that says that it is an eval's, if there is one.
+
+    Up to ``_BELOW`` lines below a heading are of it, as long as none of them says something of training.
+    """
+    if not pair.score or {*pair.words} & (EVAL_WORDS | _TRAIN_WORDS):
+        return pair
+    for row in range(at - 1, max(-1, at - 1 - _BELOW), -1):
+        if _is_heading(lines[row]):
+            word = next((split[0] for line in lines[row : at + 1] for split in _SPLIT.finditer(line)), "")
+            between = [split[0].lower() for line in lines[row : at + 1] for split in _SPLIT.finditer(line)]
+            return replace(pair, heading=word) if word and EVAL_WORDS.issuperset(between) else pair
+    return pair
+
+
+def _is_heading(line: str) -> bool:
+    """Whether a line says what the lines below it are of: ``=== evaluation ===``, ``Test error:``."""
+    text = line.strip()
+    marked = text[-1:] in _RULES or text[:2] in {2 * mark for mark in _RULES[1:]}
+    return marked and len(text) < _HEADING_LENGTH and any(map(str.isalpha, text))
+
+
+_MATTER = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | _BEST | _PROGRESS.keys() | _SETTINGS | {"global"}
+
+
 def _idle(name: str) -> int:
     """Characters of a name before the word with which it begins to matter: ``done with val loss`` -> 10."""
     for word in re.finditer(r"\S+", name):
         known = {*re.findall(r"[a-z]+", word[0].lower())}
-        if known & (EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | _BEST | _PROGRESS.keys() | {"global"}):
+        if known & _MATTER:
             return word.start()
     return 0
 
@@ -271,7 +306,7 @@ def pattern(
     pieces = [(p.begin, p.end, _piece(line, p, group)) for p, group in parts]
     if loss is not None and loss.split and not any(begin <= loss.split_at < end for begin, end, _ in pieces):
         end = loss.split_at + len(loss.split)
-        pieces.append((loss.split_at, end, rf"(?<![a-zA-Z]){loss.split}(?![a-zA-Z])"))
+        pieces.append((loss.split_at, end, rf"(?<![a-zA-Z]){loss.split}(?![a-z])"))
     pieces.sort()
     text, last = "", None
     for begin, end, piece in pieces:
@@ -307,7 +342,7 @@ def _field(group: str, pair: NamedNumber) -> str:
     if pair.grouped or "," in pair.number:
         return r"(?:\d{1,3}(?:,\d{3})*(?:\.\d+)?|nan|inf)" if group == "loss" else r"[\d,]+"
     if group == "loss":
-        return r"[-+.\w]+"
+        return NUMBER.replace("++", "+").replace("?+", "?").replace("*+", "*") if pair.tail else r"[-+.\w]+"
     return r"\d+" if pair.number.isdigit() else r"[\d.eE+-]+"
 
 

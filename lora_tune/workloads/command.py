@@ -56,7 +56,9 @@ class ConfigSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    file: Path = Field(description="YAML or JSON; a relative path is one from workload.cwd, or from where you started")
+    file: Path = Field(
+        description="YAML, JSON or TOML; a relative path is one from workload.cwd, or from where you started"
+    )
     values: dict[str, str] = Field(
         default_factory=dict, description='what changes: "dotted.key" = "{NAME}"; the rest stays as it is in the file'
     )
@@ -150,7 +152,7 @@ class CommandWorkload:
         wanted = config.values.items()
         filled = {key: fill(text, values) for key, text in wanted if not self._of_another_trial(text, values)}
         try:
-            return {f"config/{config.file.name}": changed(self._config_text, filled)}
+            return {f"config/{config.file.name}": changed(self._config_text, filled, config.file.name)}
         except ValueError as error:
             raise SetupError(f"study {self._study.name}: workload.config: {config.file}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""A script's own config file, changed for a trial: scalars of YAML and JSON, everything else to the letter.
+"""A script's own config file, changed for a trial: scalars of YAML, JSON and TOML, everything else to the letter.
 
 Values are replaced where they stand in the text, so that comments, order and anchors stay. Pure functions of text.
 """
@@ -6,11 +6,17 @@ Values are replaced where they stand in the text, so that comments, order and an
 from __future__ import annotations
 
 import re
+import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-SUFFIXES = (".yaml", ".yml", ".json")
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+
+_TABLE = re.compile(r"\s*\[\s*(?P<keys>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
+_ENTRY = re.compile(r"(?P<keys>\s*[\w\s.\"'-]+?\s*=\s*)(?P<value>\"[^\"\\]*\"|'[^']*'|[-+\w.:]+)\s*(?:#.*)?$")
+"""A table's head, and an entry with a scalar, each on a line of TOML."""
 
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
 """What stands before a scalar of YAML: its anchor and its tag."""
@@ -30,8 +36,15 @@ def is_config(name: str) -> bool:
     return PurePath(name).suffix.lower() in SUFFIXES
 
 
-def scalars(text: str) -> dict[str, Scalar]:
-    """Every scalar within mappings, under its dotted key. Raises ValueError for what is no YAML or JSON."""
+def scalars(text: str, name: str = "") -> dict[str, Scalar]:
+    """Every scalar within mappings, under its dotted key. Raises ValueError for what is no YAML, JSON or TOML.
+
+    name: the file's, which tells TOML from the others.
+    """
+    if name.lower().endswith(".toml"):
+        found = [*_toml_scalars(text)]
+        twice = Counter(key for key, _ in found)  # one of them stands in a text of several lines
+        return {key: scalar for key, scalar in found if twice[key] == 1}
     import yaml
 
     try:
@@ -56,9 +69,37 @@ def _scalars(node: object, before: str, text: str) -> Iterator[tuple[str, Scalar
             yield from _scalars(value, f"{name}.", text)
 
 
-def changed(text: str, values: Mapping[str, str]) -> str:
+def _toml_scalars(text: str) -> Iterator[tuple[str, Scalar]]:
+    """The entries of TOML that stand on a line of their own and that a whole reading confirms; not those of arrays."""
+    values, before, begin = _flat(tomllib.loads(text)), "", 0
+    for line in text.splitlines(keepends=True):
+        if table := _TABLE.match(line):
+            before = _dotted(table["keys"]) + "."
+        elif line.lstrip().startswith("[["):
+            before = "[]."  # a table of an array has no dotted key
+        elif entry := _ENTRY.match(line):
+            name = before + _dotted(entry["keys"].rpartition("=")[0])
+            quoted = entry["value"][0] in "\"'"
+            if name in values and values[name] == tomllib.loads(f"x = {entry['value']}")["x"]:
+                start, end = begin + entry.start("value") + quoted, begin + entry.end("value") - quoted
+                yield name, Scalar(text[start:end], start, end)
+        begin += len(line)
+
+
+def _flat(table: Mapping[str, object], before: str = "") -> dict[str, object]:
+    leaves: dict[str, object] = {}
+    for key, value in table.items():
+        leaves |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return leaves
+
+
+def _dotted(keys: str) -> str:
+    return ".".join(key.strip().strip("\"'") for key in keys.split("."))
+
+
+def changed(text: str, values: Mapping[str, str], name: str = "") -> str:
     """The text with other values under the dotted keys of ``values``. Raises ValueError for a key that it lacks."""
-    known = scalars(text)
+    known = scalars(text, name)
     if absent := [key for key in values if key not in known]:
         raise ValueError(f"there is no key {absent[0]!r}; it has {', '.join([*known][:20]) or 'none'}")
     for key in sorted(values, key=lambda key: -known[key].begin):
@@ -67,5 +108,5 @@ def changed(text: str, values: Mapping[str, str]) -> str:
 
 
 def _written(value: str) -> str:
-    """A number as every reader of YAML and JSON takes it for one: PyYAML reads ``3e-05`` as words."""
+    """A number as every reader of YAML, JSON and TOML takes it for one: PyYAML reads ``3e-05`` as words."""
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", value)

@@ -227,7 +227,7 @@ _KNOBS = (
 _STEPS = re.compile(r"(?:n|num|max|total|lr_decay|decay)_(?:train_|training_)?(?:steps|iters|iterations|updates)"
                     r"|train(?:ing)?_(?:steps|iters|iterations|updates)|steps|iters|iterations")  # fmt: skip
 
-SEED = re.compile(r"(?:random_|manual_|train_|data_)?seed")
+SEED = re.compile(r"(?:random_|manual_|train_|data_)?seed|seed_everything")
 _FOLDER = re.compile(r"(?:output|out|save|log|logging|logger|checkpoint|ckpt|tb|tensorboard|run|results?|work|working"
                      r"|exp|experiment|default_root)_?(?:dir|path|folder|directory)|output")  # fmt: skip
 _FILE = re.compile(r"(?:save|output|out|log|results?|export)(?:_?(?:file|filename|to|as|model|path))?"

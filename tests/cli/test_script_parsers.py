@@ -105,6 +105,15 @@ parser = ArgumentParser()
 parser.add_subcommands().add_subcommand("fit", fit)
 parser.parse_args()
 """
+LIGHTNING = """
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningCLI
+class Net(LightningModule):
+    def __init__(self, lr: float = 2e-3, warmup_steps: int = 500): super().__init__()
+class Data(LightningDataModule):
+    def __init__(self, batch_size: int = 1): super().__init__()
+LightningCLI(Net, Data, trainer_defaults={"max_steps": 3000, "logger": False})
+"""
 HYDRA = """
 import hydra
 @hydra.main(version_base=None, config_path="conf", config_name="config")
@@ -128,6 +137,26 @@ def train(lr=2e-3, batch_size=1, warmup_steps=500, max_steps=3000): open("traine
 fire.Fire(train)
 """
 CONFIG = "# today\nlr: 2.0e-3   # rate\nbatch_size: 1\nwarmup_steps: 500\nmax_steps: 3000\n"
+TOML = """# today
+notes = '''
+batch_size = 64
+'''
+max_steps = 3000
+optimizer.lr = 2e-3   # rate
+[data]
+"batch_size" = 1
+files = ["a", "b"]
+[[stages]]
+lr = 0.5
+[schedule.warmup]
+warmup_steps = 500
+"""
+READS_TOML = """
+import argparse, tomllib
+parser = argparse.ArgumentParser()
+parser.add_argument("--config")
+config = tomllib.load(open(parser.parse_args().config, "rb"))
+"""
 READS_YAML = """
 import argparse, yaml
 parser = argparse.ArgumentParser()
@@ -150,10 +179,12 @@ PARSERS = [
     pytest.param("typer", TYPER, (), id="typer"),
     pytest.param("absl", ABSL, (), id="absl"),
     pytest.param("jsonargparse", JSONARGPARSE, ("fit",), id="LightningCLI's jsonargparse"),
+    pytest.param("lightning", LIGHTNING, ("fit",), id="LightningCLI"),
     pytest.param("hydra", HYDRA, (), id="Hydra"),
     pytest.param("tyro", TYRO, (), id="tyro"),
     pytest.param("fire", FIRE, (), id="fire"),
     pytest.param("yaml", READS_YAML, ("--config", "conf/config.yaml"), id="YAML"),
+    pytest.param("argparse", READS_TOML, ("--config", "conf/config.toml"), id="TOML"),
     pytest.param("transformers", HF, ("conf/config.json",), id="HfArgumentParser's JSON"),
     pytest.param("argparse", CONFIGURED, (), id="constants"),
 ]
@@ -166,6 +197,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "conf" / "config.yaml").write_text(CONFIG)
     (tmp_path / "conf" / "config.json").write_text(json.dumps({"lr": 2e-3, "batch_size": 1, "warmup_steps": 500,
                                                                "max_steps": 3000}))  # fmt: skip
+    (tmp_path / "conf" / "config.toml").write_text(TOML)
     (tmp_path / "configurator.py").write_text("import sys\nfor word in sys.argv[1:]:\n    assert '=' in word\n")
     return tmp_path
 
@@ -194,7 +226,7 @@ def test_what_the_command_says_is_what_is_set_today(library: str, script: str, w
     pytest.importorskip(library)
     if words and "config" in words[-1]:
         pytest.skip("its values stand in the file")
-    if library == "jsonargparse":
+    if library in ("jsonargparse", "lightning"):
         typed: tuple[str, ...] = ("--model.lr=0.5", "--trainer.max_steps=400")
     else:
         dashed = ("--lr=0.5", "--max_steps=400" if library == "absl" or script is CONFIGURED else "--max-steps=400")
@@ -244,6 +276,20 @@ def test_a_changed_copy_differs_in_what_was_changed_alone(values: dict[str, Any]
         for key in values:
             copy = yaml.safe_load(changed(text, {f"a.{key}": str(other)}))["a"]
             assert copy == {**yaml.safe_load(text)["a"], key: other}
+
+
+def test_a_changed_copy_of_toml_differs_in_what_was_changed_alone() -> None:
+    assert scalars(TOML, "a.toml").keys() == {
+        "max_steps",
+        "optimizer.lr",
+        "data.batch_size",
+        "schedule.warmup.warmup_steps",
+    }
+    other = changed(TOML, {"optimizer.lr": "3e-05", "data.batch_size": "4"}, "a.toml")
+    assert other == TOML.replace("lr = 2e-3", "lr = 3.0e-05").replace('"batch_size" = 1', '"batch_size" = 4')
+    assert tomllib.loads(changed("name = 'a' # b\n", {"name": "b"}, "a.toml")) == {"name": "b"}
+    twice = "[a]\nlr = 1\nx = '''\n[a]\nlr = 1\n'''\n"
+    assert scalars(twice, "a.toml") == {}, "nobody knows here which one counts"
 
 
 def test_anchors_and_tags_of_yaml_stay() -> None:

@@ -291,7 +291,7 @@ def test_a_reward_counts_beside_a_loss_of_the_policy() -> None:
 
 
 @pytest.mark.parametrize("log", ["Epoche 1: Verlust 2,5\n", "epoch 1 val loss 2,512\n", "step 1.5k val loss 2.5\n",
-                                 "step 1 val loss 2.5nats\n"])  # fmt: skip
+                                 "step 1 val loss 2.5foo\n"])  # fmt: skip
 def test_a_number_is_not_cut_short(log: str) -> None:
     assert guess(log.encode()) is None
 
@@ -382,3 +382,10 @@ def reader_of(log: bytes, kind: str, *, from_zero: bool = True, **more: object) 
     reader = make_reader(kind, from_zero=from_zero, **more)
     reader.feed(log)
     return [(e.samples, e.loss) for e in reader.run().evals]
+
+
+@pytest.mark.parametrize("said", ["log_every_n_steps=50", "max steps: 600", "steps per epoch = 24", "warmup_steps: 10"])
+def test_a_number_of_steps_that_is_set_counts_none(said: str) -> None:
+    guessed = guess(f"{said}\nEpoch 2/2 24/24\nval_loss: 5.865\n".encode())
+    assert guessed is not None
+    assert (guessed.unit, [e.samples for e in guessed.run.evals]) == ("epoch", [2])

@@ -58,6 +58,14 @@ SHOW = "".join(f"(epoch, val_loss) = ({n}, {loss}f0)\n" for n, loss in ROWS)
                          f"                   all        0.{n}        0.9\n" for n in (1, 2)), [(1, 0.1), (2, 0.2)],
                  id="Ultralytics classifies"),
     pytest.param(SHOW, BY_EPOCH, id="Julia's @show of a tuple"),
+    pytest.param("".join(f"=== evaluation @ step {n}0 ===\n  runtime: 3.2 s\n  loss: {x}\n" for n, x in ROWS), EVALS,
+                 id="a heading says that it is an eval"),
+    pytest.param("".join(f"EvalResult(step={n}0, loss={x}, accuracy=0.5)\n" for n, x in ROWS), EVALS,
+                 id="a name in capitals says it"),
+    pytest.param("it train dev\n" + "".join(f"{n}0 {x + 1:.3f} {x:.3f}\n" for n, x in ROWS), EVALS,
+                 id="columns are named by their sets"),
+    pytest.param("".join(f"step={n}0 lr=3e-4 mem=2.1GiB eval/loss={x}nats dt=12.3ms\n" for n, x in ROWS), EVALS,
+                 id="a unit behind the value"),
     pytest.param("Train Epoch: 1 [0/640 (0%)]\tLoss: 2.3\nTrain Epoch: 1 [320/640 (50%)]\tLoss: 0.9\n"
                  "\nTest set: Average loss: 0.1129, Accuracy: 960/1000 (96%)\n", [(1, 0.1129)], id="one epoch"),
     pytest.param("".join(f"epoch = {n}\nval_loss = {x}f0\n" for n, x in ROWS), BY_EPOCH, id="Julia's @show"),
@@ -141,3 +149,10 @@ class TestANumberThatAPatternCutsShort:
         reader = make_reader("regex", eval=pattern)
         reader.feed(f"{line}\n".encode())
         assert [(e.samples, e.loss) for e in reader.run().evals] == [(10, 71)]
+
+
+def test_a_heading_above_lines_of_training_makes_no_evals_of_them() -> None:
+    lines = [f"Validating:\n{''.join(f'Epoch {n} loss {x - i / 10:.3f}' + chr(10) for i in range(8))}" for n, x in ROWS]
+    guessed = guess("".join(lines).encode())
+    assert guessed is not None
+    assert not guessed.is_eval
