@@ -141,6 +141,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
             exec("".join(cell["source"]), names)  # the notebook's own code
     said = capsys.readouterr().out
     assert re.search(r"^best: trial \d, val_loss \d\.\d{4} with LR = 0\.\d+$", said, re.MULTILINE)
+    assert re.search(r"^take: .*'WIDTH'.* luckiest: .*'WIDTH'", said, re.MULTILINE)
     curves = names["curves"]
     assert isinstance(curves, dict)
     assert {len(points) for points in curves.values()} == {20}
