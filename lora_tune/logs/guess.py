@@ -325,8 +325,8 @@ def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[
                 wide = pattern(line, loss, place, between, wide=True)  # of an eval before training, which says more
                 if len(also := series_of(wide, stated)) > len(read) and _same_measure(wide, stated, name):
                     text, read = wide, also
-                apart = not loss.heading or _same_measure(text, stated, name)
-                if advances(read, ordered=place.bracketed) and reads(text, line, loss) and apart:
+                own = not loss.heading or _same_measure(text, stated, name)
+                if advances(read, ordered=place.bracketed) and reads(text, line, loss) and own:
                     settings = {"kind": "regex", "eval": text, **counting(read, unit, line)}
                     if 2 * len(read) >= len(rows):
                         yield settings, unit, line, loss.falls
