@@ -1,4 +1,4 @@
-"""What ``explain`` advises on public good runs: ``python -m benchmarks.advice [FOLDER]``
+"""What ``explain`` advises on public good runs: ``python -m benchmarks.advice [--each 2]``
 
 Every public log that reached its target (``LORA_TUNE_MLPERF``, ``logs`` and ``more_logs``) is played as a trial of the
 benchmark's study, and the rules of ``explain`` are asked twice: of the run as a sweep of its own, and of all runs of
@@ -8,10 +8,10 @@ false; what is said of machine and rules is listed apart. Prints a line for each
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import gzip
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,11 +39,11 @@ class Submission:
     train: dict[int, Sequence[TrainPoint]]
 
 
-def read(place: Path, study: Study) -> Submission | None:
-    """A folder of result files; None where none reached its target."""
+def read(place: Path, study: Study, most: int) -> Submission | None:
+    """The first ``most`` result files of a folder; None where none reached its target."""
     replay = Replay(study, lambda _: MllogReader())
     train: dict[int, Sequence[TrainPoint]] = {}
-    for number, file in enumerate(sorted(place.glob("result_*.txt.gz"))):
+    for number, file in enumerate(sorted(place.glob("result_*.txt.gz"))[:most]):
         train[number] = replay.play(gzip.decompress(file.read_bytes()), str(file)).run.train
     sweeps = replay.sweeps
     if len(sweeps) != 1:
@@ -54,11 +54,15 @@ def read(place: Path, study: Study) -> Submission | None:
 
 
 def main() -> None:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else folder()
-    study, alone, together, runs, looked_at = load_study(STUDY), Counter[str](), Counter[str](), 0, 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=10, help="runs of each submission [10]")
+    root, most = folder(), parser.parse_args().each
+    # What would have been stopped is asked elsewhere, and takes nearly all of the time.
+    study = load_study(STUDY).with_options({"pruning": {"rule": "none", "cap": False}})
+    alone, together, runs, looked_at = Counter[str](), Counter[str](), 0, 0
     submissions = 0
     for place in sorted({f.parent for kind in ("logs", "more_logs") for f in (root / kind).rglob("result_*.txt.gz")}):
-        if (one := read(place, study)) is None:
+        if (one := read(place, study, most)) is None:
             continue
         submissions += 1
         runs += len(one.sweep.trials)

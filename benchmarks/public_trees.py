@@ -37,7 +37,7 @@ from pathlib import Path
 
 from benchmarks.tree_machine import IMAGE, prepare
 from lora_tune import Sweep
-from lora_tune.base.errors import InputError
+from lora_tune.base.errors import LoraTuneError
 from lora_tune.review.config_check import toml_text
 from lora_tune.store.records import StudyRecords, TrialState
 from tests.cluster import Cluster, Shape
@@ -188,7 +188,7 @@ class Walk:
 
     def ended(self) -> int:
         """How many trials have ended so far; 0 before there is a database."""
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(LoraTuneError):  # the database is not there yet, or not whole
             return sum(t.state is TrialState.FINISHED for t in self.records().trials.values())
         return 0
 
@@ -332,7 +332,7 @@ def walked(walk: Walk, doctor: str, kill_after: int) -> list[str]:
     sweep = swept(walk, kill_after)
     try:
         trials = counts(walk)
-    except InputError as error:  # the sweep never began
+    except LoraTuneError as error:  # the sweep never began
         return [doctor, dry, sweep, walk.short(str(error)), "", "", "", "", "", ""]
     confirm = walk.outcome(walk.command("confirm", "--top", "1", "--seeds", "2", "--quiet"))
     check = walk.outcome(walk.command("export", "--to", str(walk.scratch / "best"), "--check"))

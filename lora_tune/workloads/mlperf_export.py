@@ -54,7 +54,7 @@ def export(
 
 
 def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[str, str]:
-    """What launch scripts want to know of the machine, and neither the base config nor the trial sets.
+    """What launch scripts want to know of the machine and of time limits, and neither base config nor trial sets.
 
     A config into which its common file was copied makes its system's name of a file that does not source it: "".
     """
@@ -66,7 +66,11 @@ def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[s
         "DGXNNODES": str(workload.nodes(proposal)),
         "DGXNGPU": str(workload.study.site.gpus_per_node),
     }
-    return {n: v for n, v in wanted.items() if exports.get(n, "") == "" and n in workload.implementation.reads}
+    reads = workload.implementation.reads
+    if "WALLTIME_RUNANDTIME" in reads and not _limits(workload, proposal):
+        minutes = workload.run_minutes()
+        wanted |= {"WALLTIME_RUNANDTIME": str(minutes), "WALLTIME": str(minutes + 10)}
+    return {n: v for n, v in wanted.items() if exports.get(n, "") == "" and (n in reads or n == "WALLTIME")}
 
 
 def assignment(name: str, value: str) -> str:

@@ -111,6 +111,18 @@ def test_a_trial_stopped_early_is_compared_where_it_stopped() -> None:
     assert not [s for s in advice_of(sweep_with(*GOOD, as_good)) if "too low" in s]
 
 
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.9393, 0.9322, 0.9294, 0.9383, 0.9239],  # public good runs: v4.0 Fujitsu, v5.0 Dell, v4.0 Juniper
+        [0.9403, 0.9344, 0.9305, 1.1212, 0.9242],
+        [0.9341, 0.9315, 0.9281, 0.9283, 0.9255, 0.9272, 0.9263, 0.9238],
+    ],
+)
+def test_a_rise_or_two_in_a_short_curve_are_no_oscillation(losses: list[float]) -> None:
+    assert not [s for s in advice_of(sweep_with((trial(0, 4e-4), losses))) if "oscillates" in s or "learning rate" in s]
+
+
 def test_oscillation_is_seen_beside_calm_curves() -> None:
     wild = [1.2, 1.0, 1.1, 0.96, 1.05, 0.95, 1.0, 0.92]
     said = one_with(advice_of(sweep_with(*GOOD, (trial(8, 6e-4), wild))), "oscillates")

@@ -489,8 +489,17 @@ class TestFinding:
         machine = {"DGXSYSTEM": "XE8640", "DGXNNODES": "1", "DGXNGPU": "8"}
         assert {name: environment[name] for name in machine} == machine
         usage = workload.export(as_it_stands(workload), ()).usage
-        assert ".sh && export DGXSYSTEM=XE8640 DGXNNODES=1 DGXNGPU=8 && " in usage
+        limits = "WALLTIME_RUNANDTIME=50 WALLTIME=60"
+        assert f".sh && export DGXSYSTEM=XE8640 DGXNNODES=1 DGXNGPU=8 {limits} && " in usage
         assert "export DGXNNODES=1 DGXNGPU=8 && " in workload.export(changed(workload, LR=5e-4), ()).usage
+
+    def test_a_limit_that_run_sub_asks_for_and_the_config_lacks_is_given_with_the_export(self, tree: Path) -> None:
+        """HPE's config of an XD670 (v5.0) states WALLTIME, and its run.sub ends without WALLTIME_RUNANDTIME."""
+        (tree / "config_XD670.sh").write_text("export LR=1e-4 MAX_STEPS=700 TP=4 MINIBS=4 DGXNNODES=1 WALLTIME=45\n")
+        workload = made(tree, base="config_XD670.sh", system="LOCAL")
+        usage = workload.export(as_it_stands(workload), ()).usage
+        assert "WALLTIME_RUNANDTIME=50 && " in usage
+        assert "WALLTIME=60" not in usage
 
     def test_a_file_that_is_nowhere_is_told_and_bash_goes_on(self, tree: Path, tmp_path: Path) -> None:
         (tree / "config_common.sh").unlink()
