@@ -223,13 +223,23 @@ def test_slow_is_judged_by_published_machines_of_the_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "speed", "theirs"),
-    [("B300", 4.0, "6.32 on 8 B300 in FP8"), ("8xMI355X", 4.0, "5.87 on 8 MI355X in FP8"), ("GB200", 4.0, "in FP4")],
+    ("system", "own", "theirs"),
+    [
+        ("B300", {}, "6.32 on 8 B300 in FP8"),
+        ("B300", {"HEALING_ITER": 350}, "9.52 on 8 B300 in FP4"),
+        ("8xMI355X", {}, "5.87 on 8 MI355X in FP8"),
+        ("8xMI355X", {"FP4": "True"}, "6.47 on 8 MI355X in FP4"),
+        ("GB200", {"HEALING_ITER": 350}, "in FP4"),
+    ],
 )
-def test_the_newest_machines_are_compared_too_and_the_precision_is_said(system: str, speed: float, theirs: str) -> None:
+def test_the_newest_machines_are_compared_with_those_of_their_precision(
+    system: str, own: dict[str, object], theirs: str
+) -> None:
+    """FP8 at the best published pace of FP8 was called slow beside FP4, which is half as fast again."""
     text = STUDY.replace("target = 0.925", 'target = 0.925\ncurves = "llama2_70b_lora"')
     study = study_of(text).with_options({"site": {"system": system}})
-    sweep = sweep_with((trial(0, 5e-4, samples_per_second=speed), FALLING))
+    measured = trial(0, 5e-4, samples_per_second=4.0)
+    sweep = sweep_with((replace(measured, parameters={**measured.parameters, **own}), FALLING))
     assert theirs in one_with(advice_of(sweep, study), "slow against published").evidence
 
 

@@ -26,7 +26,7 @@ COMPARED = 30
 RISES = 0.25
 """A curve oscillates when this share of its steps goes up; in the public runs 3 to 6% do."""
 CALM_RISES, BY_CHANCE = 0.06, 0.01
-"""Share of a calm curve's steps that go up, and the chance below which so many rises are no chance any more: one rise in
+"""Share of a calm curve's steps that go up, and the chance below which so many rises are no chance: one rise in
 four steps, as 23 of 550 public good runs have, is one."""
 FLAT = 0.05
 """A curve is flat when its last third makes less than this share of its whole fall."""
