@@ -99,6 +99,13 @@ OF_A_FILTER = (
     f"[*] Too many simultaneous jobs in queue.; --> Max job limits for normal = 1 jobs; {FAILED}Unspecified error",
     "ERROR: you exceed the limit of 4 jobs for account team in partition normal",
     "Max jobs of this account: 3. Come back later",
+    "User ada has 2 jobs in partition gpu, please wait until one has ended",
+    "quota of running jobs in partition gpu reached",
+    "job cap of account team reached",
+    "only one job for each user and qos",
+    "your account has pending jobs: 4, threshold: 4",
+    "Sie haben bereits 2 Jobs in der Partition gpu",
+    "Vous avez d\u00e9j\u00e0 des travaux en attente dans la partition gpu",
 )
 """What a site's own filters and wrappers print."""
 

@@ -38,8 +38,14 @@ _LASTING = (
 )
 """Pattern of an answer that stays the same -> what fixes it."""
 
-_OF_A_FILTER = re.compile(r"(?i)unspecified error|(?:max|limit|too many|exceed|simultaneous)\w*\b.{0,60}\bjobs?\b")
-"""A site's own filter or wrapper refused it: its words may speak of accounts and partitions, and mean other things."""
+_PREFIX = re.compile(r"(?i)batch job submission failed: ")
+_COUNTS = (
+    r"(?:max|limit|too many|exceed|simultaneous|quota|cap\b|allowed|threshold|already|only|running|queued|pending|"
+    r"bereits|höchstens|déjà|\b\d+\b)"
+)
+_JOBS = r"\b(?:jobs?|aufträge|travaux|tâches|trabajos)\b"
+_OF_A_FILTER = re.compile(rf"(?i)unspecified error|{_COUNTS}.{{0,60}}{_JOBS}|{_JOBS}.{{0,60}}{_COUNTS}")
+"""A site's own filter or wrapper refused it for jobs that are there: its words may speak of accounts and partitions."""
 
 _LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)(?!Submit|Jobs)(\w+)")
 """A limit of the QOS (its flag DenyOnLimit) that this job is beyond by itself, whatever else runs."""
@@ -71,7 +77,7 @@ def refusal(job: str, answer: str) -> LauncherError:
         return LauncherError(f"{job} was not submitted: {answer}")
     if re.search(_SIZE, answer):
         return RefusedError(job, answer, _SIZE_REMEDY, by_size=True)
-    own = "" if _OF_A_FILTER.search(answer) else answer
+    own = "" if _OF_A_FILTER.search(_PREFIX.sub("", answer)) else answer
     for pattern, remedy in _LASTING:
         if re.search(f"(?i){pattern}", own):
             return RefusedError(job, answer, remedy)
