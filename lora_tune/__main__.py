@@ -15,7 +15,6 @@ COMMANDS = {
     "init": "a first study file, from your script's output and help text",
     "sweep": "tune a study, or go on with it",
     "confirm": "more seeds of the leading trials, until one is shown to be better",
-    "serve": "drive all studies of a database, as a service",
     "status": "where a sweep stands",
     "steer": "ask something of a sweep that runs: try, stop, pause, change its budget",
     "ask": "the next trial, to be run by whoever asks",
@@ -35,6 +34,9 @@ COMMANDS = {
     "doctor": "what a study needs on this cluster, and how to fix what is missing",
 }
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""
+
+REPLACED = {"serve": "run `lora-tune sweep --study NAME --standby` as a service, one unit a study (docs/service.md)"}
+"""Command of a former release -> what to do instead."""
 
 
 def _module(command: str) -> str:
@@ -56,6 +58,8 @@ class _Lazy(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            if args[0] in REPLACED:
+                context.fail(f"{args[0]!r} has left: {REPLACED[args[0]]}")
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
             context.fail(f"No such command {args[0]!r}; {hint}")

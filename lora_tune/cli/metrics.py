@@ -1,4 +1,4 @@
-"""Prometheus metrics of sweeps, as an option of ``sweep`` and ``serve``; on this machine only unless told otherwise."""
+"""Prometheus metrics of sweeps, as an option of ``sweep``; on this machine only unless told otherwise."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ class Metrics:
         self._lock = threading.Lock()
         self._sweeps: dict[str, SweepGauges] = {}
         self._ticks: dict[str, float] = {}
-        self._driven: dict[str, int] = {}
 
     def serve(self, where: str, say: Callable[[str], object] | None = None) -> Metrics:
         """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. say: is told the address.
@@ -115,11 +114,6 @@ class Metrics:
         ticks = _Ticks(environment.clock)
         return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
 
-    def driven(self, name: str, *, driving: bool) -> None:
-        """Whether this process drives the sweep at present."""
-        with self._lock:
-            self._driven[name] = int(driving)
-
     def note(self, name: str, standing: SweepGauges, tick_seconds: float | None) -> None:
         """The sweep as it is now."""
         with self._lock:
@@ -132,7 +126,7 @@ class Metrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:
-            sweeps, ticks, driven = dict(self._sweeps), dict(self._ticks), dict(self._driven)
+            sweeps, ticks = dict(self._sweeps), dict(self._ticks)
         now = time.time()
         trials = GaugeMetricFamily("lora_tune_trials", "trials by state", labels=["study", "state"])
         hours = CounterMetricFamily("lora_tune_node_hours", "node-hours of all attempts", labels=["study"])
@@ -159,7 +153,6 @@ class Metrics:
             ),
             "best_objective": ("of the trials that reached the target", {n: s.best for n, s in sweeps.items()}),
             "tick_seconds": ("work of the driver's last tick", dict(ticks)),
-            "driven": ("1 while this process drives the study", {n: float(v) for n, v in driven.items()}),
         }
         for key, (description, values) in gauges.items():
             family = GaugeMetricFamily(f"lora_tune_{key}", description, labels=["study"])

@@ -42,7 +42,6 @@ from lora_tune.config.study import (
     with_secrets_of,
 )
 from lora_tune.controller.runtime import DrivePlan
-from lora_tune.controller.signatures import read_key
 from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords
 from lora_tune.workloads import load as load_workload
@@ -227,13 +226,17 @@ storage_option = click.option(
     callback=_storage,
     help=f"database URL, or the variable {STORAGE_VARIABLE} [SQLite in the sweep folder]",
 )
-signing_key_option = click.option(
-    "--signing-key",
-    envvar="LORA_TUNE_SIGNING_KEY",
-    type=click.Path(path_type=Path),
-    help="file with the key that signs studies for a service; a service with it drives signed ones only",
-)
 metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics, on 127.0.0.1")
+
+
+def replaced_option(name: str, instead: str, *, is_flag: bool = False) -> Callable[[Command], Command]:
+    """An option of a former release: hidden, and refused with what to do ``instead``."""
+
+    def refuse(_context: click.Context, _parameter: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(f"{name} has left: {instead}")
+
+    return click.option(name, is_flag=is_flag, hidden=True, expose_value=False, callback=refuse)
 
 
 def guarded(command: Command) -> Command:
@@ -397,7 +400,6 @@ def plan_of(
     from_file: Study,
     options: Mapping[str, Mapping[str, Any]],
     output: Path | None = None,
-    signing_key: Path | None = None,
 ) -> DrivePlan:
     """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
     study = from_file.with_options(options)
@@ -409,7 +411,6 @@ def plan_of(
         options=options,
         paths=sweep_paths(study.name, output),
         workload=load_workload(study, file),
-        key=read_key(signing_key) if signing_key else None,
     )
 
 

@@ -26,7 +26,7 @@ from lora_tune.cli.options import (
     people_if_known,
     plan_of,
     refuse_marks,
-    signing_key_option,
+    replaced_option,
     storage_option,
     study_option,
     typed,
@@ -44,9 +44,6 @@ from lora_tune.controller.runtime import (
     given_back,
     make_clock,
     open_sweep,
-    own_folder,
-    record_study,
-    run_again,
 )
 from lora_tune.launchers import make_launcher
 from lora_tune.review.describe import parameters_text
@@ -90,16 +87,16 @@ class How:
 )
 @click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
 @click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
-@click.option("--register", is_flag=True, help="write the study into the database for lora_tune.serve, and end")
+@replaced_option("--register", "start it: sweep itself is the service (docs/service.md)", is_flag=True)
 @click.option(
     "--merge-rescued", is_flag=True, help="first put the folder's rescued.db back into the database, which lost some"
 )
 @metrics_option
-@signing_key_option
+@replaced_option("--signing-key", "studies are started by their own units; there is no common service to sign for")
 @click.option("--quiet", is_flag=True, help="print nothing but the result")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
 @guarded
-def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: bool, **options: Any) -> None:
+def main(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: Any) -> None:
     """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
@@ -115,7 +112,7 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
     for key in secrets_written_in(from_file):
         name = key.rpartition(".")[2]
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
-    plan = plan_of(file, from_file, study_options, options["output"], options["signing_key"])
+    plan = plan_of(file, from_file, study_options, options["output"])
     if gone := replaced_in(plan.text):
         click.echo(f"warning: {gone}", err=True)
     if dry_run:
@@ -126,9 +123,6 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
             sys.exit(errors.EXIT_NOTHING_REACHED)
         return
     refuse_marks(file)
-    if register:
-        _register(plan, options["storage"], accept_changes=options["accept_changes"])
-        return
     if options["merge_rescued"]:
         _merge_rescued(plan, options["storage"])
     how = How(
@@ -138,19 +132,6 @@ def main(study_name: str, dry_run: bool, register: bool, quiet: bool, as_json: b
         say=not as_json,
     )
     sys.exit(_sweep(plan, options["storage"], make_view(quiet, as_json), how))
-
-
-def _register(plan: DrivePlan, storage: str | None, *, accept_changes: bool) -> None:
-    """Write the study into the database, so that lora_tune.serve takes it up."""
-    store = open_sweep(plan, storage, time.time())
-    lease = take_lease(store, plan.study.name, time.time())
-    try:
-        with given_back(store, lease), own_folder(plan, store, lease):
-            record_study(plan, store, lease, accept_changes=accept_changes, fixed=True)
-            run_again(plan, store, lease, time.time(), click.echo)
-    finally:
-        store.close()
-    click.echo(f"{plan.study.name} is registered; python -m lora_tune.serve takes it up")
 
 
 def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A sweep's driver from its parts, under its lease: what ``sweep`` does for one study and ``serve`` for many."""
+"""A sweep's driver from its parts, under its lease: what ``sweep`` does for one study."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
-from lora_tune.controller.signatures import SigningKey
 from lora_tune.controller.steering import RequestStore
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
 from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
@@ -41,7 +40,7 @@ from lora_tune.workloads.base import Prepares, RunsBeside, Workload, start, unre
 class DrivePlan:
     """What is to be driven. from_file: the study as its file ``file`` with ``text`` says it.
 
-    study: the same with the command line's ``options``, sections of the study, laid over it. key: to sign it with.
+    study: the same with the command line's ``options``, sections of the study, laid over it.
     """
 
     file: Path
@@ -51,11 +50,10 @@ class DrivePlan:
     options: Mapping[str, Mapping[str, Any]]
     paths: SweepPaths
     workload: Workload
-    key: SigningKey | None = None
 
     def registration(self, text: str) -> Registered:
-        """What the database holds of it, signed where there is a key. text: of the study, as it is kept there."""
-        where = Registered(
+        """What the database holds of it. text: of the study, as it is kept there."""
+        return Registered(
             name=self.study.name,
             study_toml=text,
             cwd=Path.cwd(),
@@ -63,7 +61,6 @@ class DrivePlan:
             folder=self.paths.root,
             options=self.options,
         )
-        return replace(where, signature=self.key.sign(where)) if self.key else where
 
     @property
     def launcher_kind(self) -> LauncherKind:

@@ -194,7 +194,6 @@ class Store:
                 folder=Path(row.folder),
                 options=json.loads(row.options),
                 ended=row.ended,
-                signature=row.signature,
             )
             for row in sweeps
             if row.folder
@@ -342,7 +341,7 @@ def _held(connection: sa.Connection, name: str) -> Held:
 def _place_columns(where: Registered) -> dict[str, str]:
     """What a sweep's row holds of the place from which it is driven."""
     places = {"cwd": str(where.cwd), "file": str(where.file), "folder": str(where.folder)}
-    return {**places, "options": json.dumps(where.options), "signature": where.signature}
+    return {**places, "options": json.dumps(where.options)}
 
 
 def _ours(lease: Lease) -> Any:

@@ -41,7 +41,6 @@ class Registered:
     """From where a sweep is driven. cwd: the working folder, where relative paths start.
 
     options: sections of the study with what the command line laid over them. ended: why it is over, "" while it is not.
-    signature: of one who may run programs as a service's user, "" where nobody signed.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Registered:
     folder: Path
     options: Mapping[str, Mapping[str, Any]]
     ended: str = ""
-    signature: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

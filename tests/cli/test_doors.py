@@ -278,12 +278,13 @@ def test_another_user_gets_nothing_of_a_server_its_metrics_its_tools_and_its_tri
     tokens = {"LORA_TUNE_METRICS_TOKEN": SECRET, "LORA_TUNE_MCP_TOKEN": SECRET, "HF_TOKEN": SECRET}
     environment = {**os.environ, **tokens, "LORA_TUNE_STORAGE": f"sqlite:///{tmp_path}/all.db"}
     command = [sys.executable, "-m"]
-    register = [*command, "lora_tune.sweep", "--study", "kept", "--register"]
-    subprocess.run(register, cwd=tmp_path, env=environment, check=True, timeout=60, capture_output=True)
     with (tmp_path / "server.out").open("w") as output:
         ours = [
             subprocess.Popen([*command, *what], cwd=tmp_path, env=environment, stdout=output, stderr=output)
-            for what in (("lora_tune.serve", "--metrics", "0"), ("lora_tune.mcp", "--http", str(port)))
+            for what in (
+                ("lora_tune.sweep", "--study", "kept", "--metrics", "0"),
+                ("lora_tune.mcp", "--http", str(port)),
+            )
         ]
     try:
         said = tmp_path / "server.out"

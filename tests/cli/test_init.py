@@ -122,7 +122,7 @@ def test_a_mark_that_init_left_stops_the_sweep_with_its_line(place: Path) -> Non
     assert dry.exit_code == 0
     assert f"# no trial would run: {mark}" in dry.output
     (place / "mine.toml").write_text(text.replace("EDIT: ", ""))
-    decided = CliRunner().invoke(sweep, ["--study", "mine.toml", "--register"])
+    decided = CliRunner().invoke(sweep, ["--study", "mine.toml", "--dry-run"])
     assert decided.exit_code == 0, decided.output
 
 

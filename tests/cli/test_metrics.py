@@ -44,7 +44,6 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
     waiting = Trial(number=12, seed=1, tuned={}, parameters={}, state=TrialState.RUNNING)
     queued = Attempt(trial=12, number=0, job_name="j", folder="f", state="queued", submitted_at=BEGAN, node_count=1)
     around.view.update(study, with_trial(sweep, waiting, queued), clock.now())
-    metrics.driven("built", driving=True)
     found = scraped(where)
     seen = standing(study, with_trial(sweep, waiting, queued), clock.now())
     assert {k: v for k, v in found.items() if k.startswith("lora_tune_trials{")} == {
@@ -57,7 +56,6 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
     assert found["lora_tune_queue_wait_seconds"] > 0
     assert found["lora_tune_last_queue_wait_seconds"] == 3.0
     assert found["lora_tune_tick_seconds"] >= 0
-    assert found["lora_tune_driven"] == 1
     best = sweep.best()
     assert best is not None
     assert found["lora_tune_best_objective"] == pytest.approx(best.objective)
