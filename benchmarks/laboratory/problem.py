@@ -35,10 +35,9 @@ class Problem:
     """surface: has ``outcome(parameters, seed)`` and ``expected_score(parameters)``. nodes: of one trial.
 
     trial_minutes: the time limit that every method's runs are held to. interval: samples between evals; None: the
-    closed division's schedule, and the published Llama-2-70B results are about this problem. rungs: samples of half a
-    good run and of two, between which successive halving compares. start: where the user stands before any search, the
-    published entry or the script's own defaults; every method measures it first. joint: every parameter may drive
-    speed and convergence, so that the best point is searched over all of them at once.
+    closed division's schedule, and the published Llama-2-70B results are about this problem. start: where the
+    user stands before any search, the published entry or the script's own defaults; every method measures it first.
+    joint: every parameter may drive speed and convergence, so that the best point is searched over all of them at once.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Problem:
     target: float = 0.925
     trial_minutes: float = 60.0
     interval: float | None = None
-    rungs: tuple[int, int] = (1536, 6144)
     start: Values | None = None
     joint: bool = False
     _scores: dict[tuple[Any, ...], float] = field(default_factory=dict)

@@ -53,8 +53,6 @@ def lora_small(variant: int) -> Problem:
 
 def _table(name: str, surface: TabularSurface) -> Problem:
     """A table's own ranges of rate, warm-up and batch, on 8 GPUs with every layout of those batches."""
-    from lora_tune.launchers.simulated.lora_tables import fewest_samples
-
     axes = surface.table.axes
     steps = [int(n) for n in axes["MAX_STEPS"]]
     layout = LayoutParameter(
@@ -72,11 +70,7 @@ def _table(name: str, surface: TabularSurface) -> Problem:
         nodes=1,
         gpus_per_node=8,
     )
-    good = fewest_samples(surface.table, surface.target)
-    return Problem(
-        name, surface, space, target=surface.target, interval=surface.table.interval,
-        rungs=(round(good / 2), round(2 * good)),
-    )  # fmt: skip
+    return Problem(name, surface, space, target=surface.target, interval=surface.table.interval)
 
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {

@@ -55,7 +55,7 @@ def _problem(
 ) -> Problem:
     return Problem(
         name, surface, Space(dict(space), nodes=1, gpus_per_node=1), target=surface.target, trial_minutes=minutes,
-        interval=surface.interval, rungs=(int(SAMPLES / 2), int(2 * SAMPLES)), start=start, joint=True,
+        interval=surface.interval, start=start, joint=True,
     )  # fmt: skip
 
 
