@@ -164,10 +164,10 @@ class Record(Mapping[str, Value]):
     def gbs(self) -> int | None:
         """Samples of one optimizer step: stated whole, or what follows from MINIBS and the layout.
 
-        None where the tree has a way of its own to count them.
+        None where the tree has a way of its own to count them, and where the layout needs more GPUs than there are.
         """
         follows = self.count("MINIBS") is not None
-        return self.count("GBS") or (self.layout.gbs(self.gpus) if follows else None)
+        return self.count("GBS") or (self.layout.gbs(self.gpus) or None if follows else None)
 
     def with_batch(self) -> Record:
         """The same with GBS among its values where it follows from others."""

@@ -169,3 +169,9 @@ def test_a_thing_is_stated_once_whatever_its_names_are() -> None:
     assert (record.value("LR"), record.value("LEARNING_RATE"), "LEARNING_RATE" in record) == (5e-4, 5e-4, False)
     assert [record.value(n) for n in ("WARMUP_STEPS", "SP", "TP", "PP")] == [80, 1, 4, None]
     assert (record.gpus, record.gbs, record.layout.minibs) == (16, 64, 16)
+
+
+def test_a_layout_that_needs_more_gpus_than_there_are_has_no_batch() -> None:
+    record = record_of({}, {"TP": "8", "PP": "8", "MINIBS": "4"}, {}, gpus_per_node=8)
+    assert record.gbs is None
+    assert "GBS" not in record.with_batch()
