@@ -73,7 +73,7 @@ def play(table: Table, seed: int, trials: int) -> tuple[Study, StudyRecords]:
     """A whole sweep in which nothing is stopped."""
     path = Path(lora_tune.studies.__path__[0]) / "tiny.toml"
     study = load_study(path).with_options(
-        {"search": {"seed": seed}, "budget": {"trials": trials}, "pruning": {"cap": False}}
+        {"search": {"seed": seed}, "budget": {"trials": trials}, "pruning": {"cap": False, "references": 8}}
     )
     known = optuna.create_study(sampler=make_sampler(study))
     sweep = StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
