@@ -245,4 +245,5 @@ def place_of(option: Option) -> str:
     name, value = option.names[0], option.value
     if _FILE_NAME.fullmatch(value):
         return value.rpartition("/")[2] if _FILE.fullmatch(name) else ""
-    return "out" if _FOLDER.fullmatch(name) else ""
+    here = value.rstrip("/") in (".", "..")  # where it reads, too
+    return "out" if _FOLDER.fullmatch(name) and not here else ""

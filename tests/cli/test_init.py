@@ -226,6 +226,7 @@ def test_the_usage_text_of_a_program_in_c() -> None:
         (("--work-dir", "out", "--save_model_to", "best.bin"), ["{folder}/out", "{folder}/best.bin"]),
         (("--log", "a/run.csv", "--out", "b/run.csv"), ["{folder}/run.csv", "{folder}/out.csv"]),
         (("--save", "best", "--checkpoint", "base.pt", "--log", "info"), ["best", "base.pt", "info"]),
+        (("--work-dir", ".", "--ckpt-path", "base.ckpt"), [".", "base.ckpt"]),
     ],
 )
 def test_each_option_that_names_a_place_names_one_of_the_trials_own(words: tuple[str, ...], filled: list[str]) -> None:
