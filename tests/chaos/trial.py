@@ -56,7 +56,7 @@ def main() -> None:
     token = os.environ.get("LORA_TUNE_ATTEMPT", "")
     truth: dict[str, Any] = {
         "token": token, "rate": rate, "seed": seed, "pid": os.getpid(), "seconds": None, "pauses": [],
-        "restarts": 0, "resumes": 0, "began": 0.0,
+        "restarts": 0, "resumes": 0, "began": 0.0, "evals": None,
     }  # fmt: skip
     ledger = Path(os.environ["CHAOS_LEDGER"], f"{time.monotonic_ns()}-{os.getpid()}.json")
     note(ledger, truth)
@@ -66,7 +66,7 @@ def main() -> None:
             train(rate, seed, pace, ledger, truth, done)
             return
         except Again as again:
-            done = truth["evals"] if again.kept else 0
+            done = (truth["evals"] or 0) if again.kept else 0
             truth["resumes" if done else "restarts"] += 1
             note(ledger, truth)
 
@@ -78,7 +78,9 @@ def train(rate: float, seed: int, pace: float, ledger: Path, truth: dict[str, An
     emit(stamped, "opt_base_learning_rate", rate)
     emit(stamped, "global_batch_size", BATCH)
     began = emit(stamped, "run_start", None)
-    if not done:  # who goes on from a checkpoint has trained since its first start
+    # Who goes on from a checkpoint has trained since its first start. So has, for all that a log can tell, who starts
+    # again before it has printed any progress.
+    if not done and truth["evals"] != 0:
         truth |= {"began": began, "pauses": [], "evals": 0}
     for number, kept in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
         signal.signal(number, lambda *_, kept=kept: again(kept))
