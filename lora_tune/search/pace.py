@@ -123,18 +123,19 @@ class MachinePace:
     """What the machine did in the ended runs of a sweep.
 
     slower: seconds over those at the reference pace, of the runs for which the machine was another. beside: runs at
-    that pace, by the number of each of these. groups: runs by their work. states: (when, ln of how slow the machine
+    that pace, by the number of each of these. groups: runs by their work and by how much
+    they train between evals, which take time, too. states: (when, ln of how slow the machine
     was) of nodes, in order of time.
     """
 
     slower: dict[int, float]
     beside: dict[int, Sequence[_Ran]]
-    groups: Mapping[Work, _EqualWork]
+    groups: Mapping[Work, Mapping[str, _EqualWork]]
     states: dict[Nodes, Sequence[tuple[float, float]]]
 
     def now(self, study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
         """The same of a run that goes on; 1 where nothing is known, ``BLIND`` where it should have shown progress."""
-        group = self.groups.get(_work(study, trial)) if trial.tuned else None
+        group = self.equal_work(study, trial, run.evals)
         if group is None:
             return self.there(sweep, trial)
         points = _running(study, trial, run)
@@ -142,6 +143,15 @@ class MachinePace:
             return BLIND
         samples, seconds = np.array([max(points)]).T
         return float(group.times_slower(samples, seconds)[0]) * math.exp(group.at)
+
+    def equal_work(self, study: Study, trial: Trial, evals: Sequence[Eval] = ()) -> _EqualWork | None:
+        """Ended runs of the same work; of those with as much training between evals, as far as they are known.
+
+        None for a run that only its log tells of (``replay``): a log does not state all that its program was given.
+        """
+        groups = self.groups.get(_work(study, trial)) if trial.tuned else None
+        largest = None if groups is None else max(groups.values(), key=lambda group: len(group.runs))
+        return largest if groups is None else groups.get(_interval(evals), largest)
 
     def there(self, sweep: StudyRecords, trial: Trial) -> float:
         """The same by what the last runs on its nodes have shown; 1 where nothing is known."""
@@ -169,9 +179,8 @@ def slowdown_there(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog)
 
 
 def references(study: Study, sweep: StudyRecords, trial: Trial) -> Mapping[int, Points]:
-    """Ended runs of the same work a step, at the reference pace. None for a run that only its log tells of
-    (``replay``): a log does not state all that its program was given."""
-    group = machine_pace(study, sweep).groups.get(_work(study, trial)) if trial.tuned else None
+    """Ended runs of the same work a step, at the reference pace."""
+    group = machine_pace(study, sweep).equal_work(study, trial)
     return {} if group is None else {run.number: run.points for run in group.fast if run.number != trial.number}
 
 
@@ -242,19 +251,22 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
-    groups: dict[Work, _EqualWork] = defaultdict(lambda: _EqualWork([]))
+    groups: dict[Work, dict[str, _EqualWork]] = defaultdict(lambda: defaultdict(lambda: _EqualWork([])))
+    judges_evals = objective_of(study).judges_evals
     for trial in sweep.trials.values():
-        if points := _ended(study, sweep, trial):
-            seconds = math.inf if _by_speed(study, trial) else max(points)[1]
+        by_speed = trial.probe or not judges_evals
+        if points := _ended(sweep, trial, by_speed=by_speed):
+            seconds = math.inf if by_speed else max(points)[1]
             ran = _Ran(trial.number, _nodes(sweep, trial), _began(sweep, trial), points, seconds)
-            groups[_work(study, trial)].runs.append(ran)
-    scatter, each = USUAL_SCATTER, list(groups.values())
+            interval = "" if by_speed else _interval(sweep.last_evals(trial.number))
+            groups[_work(study, trial)][interval].runs.append(ran)
+    scatter, each = USUAL_SCATTER, [group for alike in groups.values() for group in alike.values()]
     for _ in range(2):
         for group in each:
             group.compare(_tolerance(each, scatter))
         scatter = _scatter(each)
     tolerance = _tolerance(each, scatter)
-    pace = MachinePace({}, {}, dict(groups), {})
+    pace = MachinePace({}, {}, {work: dict(alike) for work, alike in groups.items()}, {})
     for part in _parts(each):
         _join(pace, part, tolerance, scatter)
     return pace
@@ -375,26 +387,29 @@ def _work(study: Study, trial: Trial) -> Work:
     )
 
 
-def _ended(study: Study, sweep: StudyRecords, trial: Trial) -> Points:
-    """(samples, seconds) of a run that has ended; none of one that says nothing of its pace."""
+def _interval(evals: Sequence[Eval]) -> str:
+    """How much is trained between evals, "" where there are fewer than two."""
+    return f"{np.median(np.diff([e.samples for e in evals])):.3g}" if len(evals) > 1 else ""
+
+
+def _ended(sweep: StudyRecords, trial: Trial, *, by_speed: bool) -> Points:
+    """(samples, seconds) of a run that has ended; none of one that says nothing of its pace.
+
+    by_speed: it is known by its speed alone: its evals, if it has any, are no part of what it is for.
+    """
     if trial.finished_at is None or trial.verdict in (Verdict.FAILED, Verdict.CANCELLED) or trial.replicates > 1:
         return ()
     speed = trial.metrics.samples_per_second
-    if _by_speed(study, trial):
+    if by_speed:
         return [(1.0, 1 / speed)] if speed else ()
     return timed(sweep.last_evals(trial.number))
 
 
 def _running(study: Study, trial: Trial, run: RunLog) -> Points:
     speed = curves.fastest_pace(run, 0.0)
-    if _by_speed(study, trial):
+    if trial.probe or not objective_of(study).judges_evals:
         return [(1.0, 1 / speed)] if speed else ()
     return timed([*run.evals, *run.train])
-
-
-def _by_speed(study: Study, trial: Trial) -> bool:
-    """Whether a run is known by its speed alone: its evals, if it has any, are no part of what it is for."""
-    return trial.probe or not objective_of(study).judges_evals
 
 
 def _nodes(sweep: StudyRecords, trial: Trial) -> Nodes:

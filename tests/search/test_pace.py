@@ -249,6 +249,16 @@ def replaced(score: str) -> Study:
     return study
 
 
+def test_runs_that_evaluate_more_often_are_no_slow_machine() -> None:
+    """Evals take time, too: of two schedules each is a work of its own, though equal parameters cost alike."""
+    often = swept([({"STEPS": 100 * (1 + n % 2)}, "", 1.0, 8) for n in range(12)], at_pace=False)
+    evals = {
+        (n, a): tuple(e._replace(samples=e.samples / 2) for e in each) if n % 2 else each
+        for (n, a), each in often.evals.items()
+    }
+    assert corrected(told(STUDY, replace(often, evals=evals))) == {}
+
+
 def test_what_was_corrected_is_the_clock_again_when_the_sweep_says_otherwise() -> None:
     """A single run faster than the rest is not believed once four have run."""
     rows = rates(8, lambda n: 0.5 if n == 0 else 1.0)
