@@ -15,8 +15,6 @@ from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState
 
-SHORT_OF_MEMORY = (JobState.OUT_OF_MEMORY, JobState.HOST_MEMORY)
-"""Ends of a pack for which one of its trials may be to blame, or all together."""
 SIGNALS = 128
 """Exit codes from here on tell which signal ended a process."""
 TOLD_BYTES = 1 << 16
@@ -127,12 +125,11 @@ def _displaced(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | None:
 def _interrupted(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus:
     """A trial whose pack ended without a word about it: it is run again, since another one may be to blame."""
     below = pack.status
-    kept = JobState.HOST_MEMORY if below.state in SHORT_OF_MEMORY else below.state
     own = (JobState.HOST_MEMORY, JobState.NODE_FAILED, JobState.NOT_BEGUN)
-    state = kept if kept in own else JobState.PREEMPTED
+    state = below.state if below.state in own else JobState.PREEMPTED
     code = "" if below.exit_code is None else f", exit code {below.exit_code}"
     how = below.reason if below.state is JobState.HOST_MEMORY else f"{below.state.value}{code}"
     why = f"its pack {pack.ticket.name} ended before it: {how}"
     reason = why if how == below.reason else "; ".join(filter(None, (why, below.reason)))
-    own_end = below.exit_code if below.state in (JobState.ENDED, *SHORT_OF_MEMORY) else None  # not of preemption
+    own_end = below.exit_code if below.state in (JobState.ENDED, JobState.HOST_MEMORY) else None  # not of preemption
     return JobStatus(state=state, ended_at=below.ended_at, exit_code=own_end, reason=reason, **known)

@@ -562,10 +562,10 @@ _STATES_ABOVE_LOG = {
     "not begun": (FailureKind.CAPACITY, "nothing to fix in the study: it is submitted again, and no attempt is spent"),
 }
 _STATES_BELOW_LOG = {
-    "out of memory": (FailureKind.INFEASIBLE, "ask for more host memory (--mem=0), or use fewer data workers"),
     "host memory": (
         FailureKind.HOST_MEMORY,
-        "ask for more host memory (under Slurm --mem=0), or run fewer side by side (site.slots, budget.parallel)",
+        "ask for more host memory (under Slurm --mem=0), use fewer data workers, or run fewer side by side "
+        "(site.slots, budget.parallel)",
     ),
     "time limit": (FailureKind.CONFIGURATION, "raise budget.trial_minutes, or WALLTIME"),
     "cancelled": (FailureKind.INFRASTRUCTURE, "it was cancelled: run it again"),

@@ -24,6 +24,9 @@ from lora_tune.workloads.sandbox import Sourced, source_files
 _MISSING = re.compile(r": line \d+: (?P<path>.*\.sh): No such file or directory$")
 _UNSET = re.compile(r"\b([A-Za-z_]\w*): (?:unbound variable|parameter (?:null or )?not set)$")
 _YAML_DEFAULT = re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")
+_PYTHON_DEFAULT = re.compile(
+    r"""(?:getenv|environ\.get)\(\s*["']([A-Z][A-Z0-9_]*)["']\s*,\s*["']?([^\s"'(),]+)["']?\s*\)"""
+)
 _SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")
 _FIELDS_NAME = re.compile(r"config_(.+?)_\d+x\d+x[^_]*(?:_(.+?))?(?:\.sh)?")
 _PACKAGED = ("setup.py", "pyproject.toml")
@@ -225,12 +228,14 @@ def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -
 def stated_defaults(folder: Path) -> dict[str, str]:
     """What the implementation's files take where nobody sets a variable: the first literal default, by name.
 
-    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``. Libraries
+    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``, and these
+    before Python's ``getenv("NAME", default)``. Libraries
     that lie in the folder as a whole, such as NeMo, say nothing of its training: their scripts are others'.
     """
     libraries = {p.parent for name in _PACKAGED for p in _tree(folder, name)} - {folder}
     defaults: dict[str, str] = {}
-    for suffixes, pattern in (((".yaml", ".yml"), _YAML_DEFAULT), ((".sh", ".sub"), _SHELL_DEFAULT)):
+    files = (((".yaml", ".yml"), _YAML_DEFAULT), ((".sh", ".sub"), _SHELL_DEFAULT), ((".py",), _PYTHON_DEFAULT))
+    for suffixes, pattern in files:
         for suffix in suffixes:
             for path in _tree(folder, f"*{suffix}"):
                 if (suffix == ".sh" and path.name.startswith("config")) or not libraries.isdisjoint(path.parents):

@@ -21,7 +21,7 @@ from lora_tune.workloads.base_config import BaseConfig, computed_from, equal, fi
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import launch_scripts
 from lora_tune.workloads.mlperf_names import spelled
-from lora_tune.workloads.places import ALSO, required, unseen
+from lora_tune.workloads.places import ALSO, misplaced, required, unseen
 from lora_tune.workloads.record import names_of, spellings, usual_name
 from lora_tune.workloads.sandbox import source_files
 from lora_tune.workloads.script_needs import script_doubts
@@ -52,6 +52,7 @@ def check(workload: MlperfWorkload) -> list[str]:
                 f"{names[0]} is not set, and {implementation.folder} needs it; set site.{key}, or export {names[0]}"
             )
     job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
+    places = {name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}
     takes_changes(workload)
     elsewhere = (
         [f"{implementation.folder}: {_ELSEWHERE}"]
@@ -64,7 +65,8 @@ def check(workload: MlperfWorkload) -> list[str]:
         *_not_swept(workload),
         *other_scripts(workload),
         *elsewhere,
-        *unseen({name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}),
+        *misplaced(places, implementation.folder),
+        *unseen(places),
         *script_doubts(implementation.folder / workload.settings.script, job.environment),
     ]
 
@@ -154,7 +156,7 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     """What a user should know of the config that trials build on, or that there is one that they do not."""
     base = workload.base
     if base is None:
-        return [sentence] if (sentence := _left_out(workload)) else []
+        return [*filter(None, (_left_out(workload), _other_architecture(workload)))]
     start = workload.start()
     assert start is not None
     sentences = [
@@ -171,8 +173,32 @@ def about_base(workload: MlperfWorkload) -> list[str]:
         sentences.append(f"trial 0 is {start.why}")
     sentences += _widening(workload.study.search_space, start)
     schedule = _other_schedule(workload, base)
-    sentences += filter(None, (schedule, _shorter_limit(workload, base), _left_behind(workload, base)))
+    others = (_shorter_limit(workload, base), _left_behind(workload, base), _other_architecture(workload))
+    sentences += filter(None, (schedule, *others))
     return sentences + _by_the_rules(workload, base, evals=not schedule)
+
+
+_ARCHITECTURES = {"h": ("Hopper", r"H(?:100|200|800|20)(?!\d)"), "b": ("Blackwell", r"B[123]00(?!\d)")}
+"""First letter of GPU_ARCH -> the architecture, and the systems that have it by their names."""
+
+
+def _other_architecture(workload: MlperfWorkload) -> str:
+    """Where trials use another architecture's tables than the machine's: v5.0 and v5.1 take Blackwell's by default."""
+    base, system = workload.base, workload.study.site.system.upper()
+    stated = str(workload.beneath.value("GPU_ARCH") or "").lower()[:1]
+    own = next((letter for letter, (_, names) in _ARCHITECTURES.items() if re.search(names, system)), stated)
+    if stated not in _ARCHITECTURES or stated == own or "GPU_ARCH" in workload.study.space:
+        return ""
+    by = (
+        base.file
+        if base is not None and "GPU_ARCH" in base.values
+        else f"the default in {workload.implementation.folder}"
+    )
+    where = "in it" if base is not None else "in the config that trials source, or name that in workload.base"
+    return (
+        f"GPU_ARCH is {workload.beneath.value('GPU_ARCH')} by {by}, {_ARCHITECTURES[stated][0]}'s, and the system is "
+        f"{system}, a {_ARCHITECTURES[own][0]}; export GPU_ARCH={own} {where}"
+    )
 
 
 def _unheeded(workload: MlperfWorkload, base: BaseConfig) -> list[str]:

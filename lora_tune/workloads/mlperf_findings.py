@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.mlperf.benchmark import LORA
 from lora_tune.workloads.base import PYXIS, some_proposal
 from lora_tune.workloads.mlperf_checks import about_base, other_benchmark, other_scripts, same_machine
+from lora_tune.workloads.places import misplaced
 from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts
 from lora_tune.workloads.training_files import (
     FREE_GB,
@@ -31,7 +33,7 @@ def findings(workload: MlperfWorkload, paths: SweepPaths) -> Iterator[Finding]:
     """The implementation, the container, what is trained from, and the NCCL test of the last run."""
     yield from _implementation(workload, paths.attempt(0, 0).folder)
     known, site = workload.known_places(), workload.study.site
-    yield (container if workload.engine == PYXIS else docker_image)(known.get("CONT"))
+    yield from _container(workload, known, paths.attempt(0, 0).folder)
     benchmark = workload.study.benchmark
     if benchmark is not None and benchmark.name != LORA:
         yield from (mounted(name, known.get(name)) for name in _mounted_names(workload))
@@ -40,6 +42,18 @@ def findings(workload: MlperfWorkload, paths: SweepPaths) -> Iterator[Finding]:
     if workload.engine == PYXIS:  # run_with_docker.sh makes no NCCL test
         folders = [folder for folder in (paths.root, site.log_folder) if folder and folder.is_dir()]
         yield bandwidth(folders, site.system, site.nodes)
+
+
+def _container(workload: MlperfWorkload, known: Mapping[str, str], trial: Path) -> Iterator[Finding]:
+    """The container, and every place that is named by a path that jobs do not find. trial: a trial's own folder."""
+    lost = []
+    with contextlib.suppress(LoraTuneError):  # without the folder, which is said above
+        lost = misplaced(known, workload.implementation.folder if workload.engine == PYXIS else trial)
+    for sentence in lost:
+        what, _, fix = sentence.rpartition("; ")
+        yield problem(what, "every trial would look for it there", fix)
+    if not any(sentence.startswith("CONT") for sentence in lost):
+        yield (container if workload.engine == PYXIS else docker_image)(known.get("CONT"))
 
 
 def _mounted_names(workload: MlperfWorkload) -> list[str]:

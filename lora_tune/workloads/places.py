@@ -22,6 +22,35 @@ def required(reads: Collection[str]) -> list[tuple[str, ...]]:
     return [known for name, others in ALSO.items() if (known := tuple(n for n in (name, *others) if n in reads))]
 
 
+_IMAGES = (".sqsh", ".sqfs", ".squashfs", ".sif")
+"""What ends the name of a container that is a file."""
+
+
+def is_image_file(container: str) -> bool:
+    """Whether CONT is a file, not an image of a registry such as ``nvcr.io/nvidia/pytorch:25.04-py3``."""
+    return container.startswith(("/", ".")) or container.endswith(_IMAGES)
+
+
+def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
+    """A sentence, its last part the remedy, for each relative path that a job does not find that starts in ``folder``.
+
+    pyxis takes a container's name without ``/`` or ``.`` at its head for an image of a registry.
+    """
+    sentences = []
+    for name in (n for ours, others in ALSO.items() for n in (ours, *others) if n != "TOKENIZER"):
+        value, container = named.get(name, ""), name in ("CONT", *ALSO["CONT"])
+        if not value or value.startswith("/") or (container and not is_image_file(value)):
+            continue
+        bare = container and not value.startswith(".")
+        if (folder / value).exists() and not bare:
+            continue
+        why = "pyxis takes it for an image of a registry" if bare else f"jobs start in {folder}, where it is not"
+        there = next((root / value for root in (folder, Path.cwd()) if (root / value).exists()), None)
+        remedy = f"name it by its whole path{f', {there.resolve()}' if there else ''}"
+        sentences.append(f"{name}={value} is relative, and {why}; {remedy}")
+    return sentences
+
+
 def unseen(named: Mapping[str, str]) -> list[str]:
     """Places that are absolute paths with nothing at them as this machine sees it, one sentence each.
 

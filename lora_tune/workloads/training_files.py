@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import Finding, good, problem, warning
+from lora_tune.workloads.places import is_image_file
 
 GB = 1e9
 MODEL_GB = 130
@@ -28,7 +29,7 @@ def container(image: str | None) -> Finding:
     if not image:
         return problem("no container", why, "set site.container, or export CONT=/path/to/image.sqsh")
     path = Path(image)
-    if not path.is_absolute() and "." not in path.suffix:
+    if not is_image_file(image):
         return warning(
             f"container {image} is a registry's image",
             "every job pulls it again, which takes minutes and may be throttled",

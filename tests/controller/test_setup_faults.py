@@ -49,6 +49,7 @@ TRAINS = 'echo \'{"step": 4, "eval_loss": 1.5\'"${1//[^0-9]/}"\', "seconds": 1}\
 FAULTS = {
     "SPANK": "echo 'srun: spank.c:1105: _do_option_cb(): Assertion `opt failed.'; exit 134",
     "a command that is not there": "nccl_tests_of_site",
+    "little host memory": "echo 'slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.'; exit 137",
     "what nobody knows": "echo 'site check: rack 7 is being cabled'; exit 3",
 }
 

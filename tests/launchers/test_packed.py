@@ -319,7 +319,6 @@ def test_a_trial_that_no_pack_took_can_be_taken_back(quiet: Launcher, tmp_path: 
     [
         (JobState.NODE_FAILED, JobState.NODE_FAILED),
         (JobState.TIME_LIMIT, JobState.PREEMPTED),
-        (JobState.OUT_OF_MEMORY, JobState.HOST_MEMORY),
         (JobState.HOST_MEMORY, JobState.HOST_MEMORY),
         (JobState.CANCELLED, JobState.PREEMPTED),
         (JobState.ENDED, JobState.PREEMPTED),

@@ -111,7 +111,7 @@ def test_a_completing_job_still_holds_its_nodes() -> None:
         ("TIMEOUT", JobState.TIME_LIMIT),
         ("NODE_FAIL", JobState.NODE_FAILED),
         ("PREEMPTED", JobState.PREEMPTED),
-        ("OUT_OF_MEMORY", JobState.OUT_OF_MEMORY),
+        ("OUT_OF_MEMORY", JobState.HOST_MEMORY),
         ("A_STATE_OF_TOMORROW", JobState.RUNNING),
     ],
 )
@@ -122,10 +122,10 @@ def test_states(word: str, state: JobState) -> None:
 def test_a_job_that_took_more_memory_than_slurm_gave_it() -> None:
     """As squeue and sacct of Slurm 22.05 say it where ``ConstrainRAMSpace`` is on: a signal that is none, 125."""
     shown = status_of(State="OUT_OF_MEMORY", exit_code="253", Reason="OutOfMemory")
-    assert (shown.state, shown.reason) == (JobState.OUT_OF_MEMORY, "OUT_OF_MEMORY OutOfMemory")
+    assert (shown.state, shown.reason) == (JobState.HOST_MEMORY, "OUT_OF_MEMORY OutOfMemory")
     (row,) = parse.sacct_rows("1|OUT_OF_MEMORY|0:125|0:0|1000|1001|1003|00:00:00|n1|token|study-0000-0\n")
     accounted = parse.status(row, 1000.0)
-    assert (accounted.state, accounted.exit_code) == (JobState.OUT_OF_MEMORY, shown.exit_code)
+    assert (accounted.state, accounted.exit_code) == (JobState.HOST_MEMORY, shown.exit_code)
 
 
 def test_a_job_that_was_requeued_is_preempted_at_the_time_of_the_requeue() -> None:

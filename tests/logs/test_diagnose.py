@@ -283,12 +283,12 @@ FAILURES = [
     ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "infeasible"),
     ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", "infeasible"),
     ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "infeasible"),
-    ("slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup.", "infeasible"),
+    ("slurmstepd: error: Detected 2 oom-kill event(s) in step 3756240.batch cgroup.", "host memory"),
     (
         "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
-        "infeasible",
+        "host memory",
     ),
-    ("OSError: [Errno 12] Cannot allocate memory", "infeasible"),
+    ("OSError: [Errno 12] Cannot allocate memory", "host memory"),
     # Parameters and study.
     (
         "ValueError: `val_check_interval` (192) must be less than or equal to the number of the training batches (9).",
@@ -408,7 +408,7 @@ class TestPrologs:
         run = RunLog(run_start_ms=0, evals=(Eval(8, 0.95, 1.0),))
         assert diagnose(prolog + prologs.RUN_BEGINS + "0: training\n", run=run).kind == ""
 
-    @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.OUT_OF_MEMORY])
+    @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.HOST_MEMORY])
     def test_the_schedulers_verdict_is_not_hidden(self, prolog: str, state: JobState) -> None:
         found = diagnose(prolog + prologs.RUN_BEGINS + "0: training\n", state=state.value, reason="its words")
         assert found.line == "its words"
@@ -622,7 +622,7 @@ class TestChoice:
         found = diagnose("ValueError: no fused kernel here, using another\n\nKeyError: 'train'\n", exit_code=1)
         assert found.line == "KeyError: 'train'"
 
-    @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.OUT_OF_MEMORY])
+    @pytest.mark.parametrize("state", [JobState.TIME_LIMIT, JobState.CANCELLED, JobState.LOST, JobState.HOST_MEMORY])
     def test_the_schedulers_verdict_beats_a_general_text_and_yields_to_a_specific_one(self, state: JobState) -> None:
         general, specific = "KeyError: 'x'\n", "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
         found = diagnose(general, state=state.value, reason="its words")
@@ -665,7 +665,6 @@ class TestChoice:
         [
             (JobState.NODE_FAILED, "infrastructure"),
             (JobState.PREEMPTED, "preempted"),
-            (JobState.OUT_OF_MEMORY, "infeasible"),
             (JobState.HOST_MEMORY, "host memory"),
             (JobState.DISPLACED, "displaced"),
             (JobState.TIME_LIMIT, "configuration"),

@@ -31,25 +31,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-TRAIN_SAMPLES = 3901  # of the real data set; bounds val_check_interval
+from trainer import Degrees, Log, conf, emit, eval_steps
+
 TARGET = 0.925
+EVAL_SECONDS = 75.0 / 651.0
 SPEED = 651.0
 """Samples a second of eight GPUs with TP=4: 300 times a DGX H100's, so that the time stamps of a short run are true."""
-
-
-def conf() -> dict[str, str]:
-    """The effective values: ``key: ${oc.env:NAME,default}`` with the environment laid over the defaults."""
-    text = (Path(__file__).parent / "conf" / "megatron_gpt_peft_tuning_config.yaml").read_text()
-    found = re.findall(r"\$\{oc\.env:(\w+),([^}]*)\}", text)
-    return {name: os.environ.get(name) or default for name, default in found}
-
-
-def emit(key: str, value: object = None, kind: str = "POINT_IN_TIME", at: float | None = None, **meta: object) -> None:
-    """One MLLOG line; ``at`` is in seconds since the epoch."""
-    stamp = time.time() if at is None else at
-    meta = {"file": "custom_callbacks.py", "lineno": 1, **meta}
-    line = {"namespace": "", "time_ms": int(stamp * 1000), "event_type": kind, "key": key, "value": value}
-    print(f":::MLLOG {json.dumps({**line, 'metadata': meta})}", flush=True)
 
 
 def failures() -> set[str]:
@@ -63,40 +50,15 @@ def failures() -> set[str]:
     return found
 
 
-class Layout:
-    """NVIDIA's arithmetic: DP and GBS from the degrees, floored as its configuration floors them."""
-
-    def __init__(self, values: dict[str, str]) -> None:
-        nodes, gpus = int(values["DGXNNODES"]), int(values["DGXNGPU"])
-        self.tp, self.pp, self.cp = int(values["TP"]), int(values["PP"]), int(values["CP"])
-        self.minibs = int(values["MINIBS"])
-        self.gbs = (self.minibs * (nodes * gpus // (self.tp * self.pp))) // self.cp
-        self.gpus = nodes * gpus
-        if self.gpus % (self.tp * self.pp * self.cp):
-            print(f"warning: {self.gpus} GPUs do not divide by TP*PP*CP; GBS becomes {self.gbs}", flush=True)
-
-    def throughput(self) -> float:
-        """Samples a second of one node or more: TP=4 is best on 80 GB, as in the public results."""
-        penalty = {1: 1.6, 2: 1.12, 4: 1.0, 8: 1.25}.get(self.tp, 2.0) * (
-            1 + 0.06 * (self.cp - 1) + 0.1 * (self.pp - 1)
-        )
-        return SPEED * self.gpus / 8 / penalty
+def throughput(layout: Degrees) -> float:
+    """Samples a second of one node or more: TP=4 is best on 80 GB, as in the public results."""
+    penalty = {1: 1.6, 2: 1.12, 4: 1.0, 8: 1.25}.get(layout.tp, 2.0) * (
+        1 + 0.06 * (layout.cp - 1) + 0.1 * (layout.pp - 1)
+    )
+    return SPEED * layout.gpus / 8 / penalty
 
 
-def steps_of_evals(values: dict[str, str], gbs: int) -> list[int]:
-    """Optimizer steps after which the training evaluates."""
-    interval, skip, last = int(values["VAL_CHECK_INTERVAL"]), int(values["SKIP_EVALS"]), int(values["MAX_STEPS"])
-    batches = TRAIN_SAMPLES * math.ceil(last * gbs / TRAIN_SAMPLES) // gbs
-    first, between = (skip + 1) * interval // gbs, max(1, -(-interval // gbs))
-    if first > batches:
-        raise ValueError(
-            f"val_check_interval ({first}) must be less than or equal to the number of the training batches "
-            f"({batches})."
-        )
-    return list(range(max(1, first), last + 1, between))
-
-
-def curve_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> Iterator[float]:
+def curve_losses(values: dict[str, str], layout: Degrees, evals: list[int]) -> Iterator[float]:
     """Eval losses from a formula: the public median curve, slowed by a poor learning rate, with the seed's noise."""
     rng = random.Random(f"{values['SEED']} {values['LR']} {layout.gbs}")
     off = math.log(float(values["LR"]) / 4.5e-4)
@@ -109,7 +71,7 @@ KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH", "SEED", "MAX_STEPS", "LORA_TUNE_WO
 """Variables of the job that a real training takes over."""
 
 
-def tiny_losses(values: dict[str, str], layout: Layout, evals: list[int]) -> Iterator[float]:
+def tiny_losses(values: dict[str, str], layout: Degrees, evals: list[int]) -> Iterator[float]:
     """Eval losses of a real LoRA training of the tiny model, one tiny sequence for eight samples."""
     batch = max(1, layout.gbs // 8)
     environment = {
@@ -160,7 +122,7 @@ def die_early(modes: set[str]) -> None:
         sys.exit(1)
 
 
-def stop_logging(modes: set[str], layout: Layout, samples: int) -> None:
+def stop_logging(modes: set[str], layout: Degrees, samples: int) -> None:
     """The failures that begin after the first eval."""
     if "deaf" in modes:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -179,75 +141,59 @@ def stop_logging(modes: set[str], layout: Layout, samples: int) -> None:
 
 
 def main() -> None:
-    values, modes = conf(), failures()
-    layout = Layout(values)
+    values, modes = conf(Path(__file__).parent), failures()
+    layout = Degrees.of(values)
     mode = os.environ.get("STANDIN_TRAINING", "curve")
     if "ecc" in modes:
         sys.exit("RuntimeError: CUDA error: uncorrectable ECC error encountered")
     if "nodata" in modes:
         sys.exit("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'")
     print(f"stand-in: training mode {mode}" + ("; this is a formula, not a training" if mode == "curve" else ""))
-    emit("cache_clear", True)
-    emit("init_start", kind="INTERVAL_START")
-    emit("submission_benchmark", "llama2_70b_lora")
-    for key, value in {
-        "seed": int(values["SEED"]),
-        "global_batch_size": layout.gbs,
-        **({"clock": "virtual"} if os.environ.get("STANDIN_TRAINING", "curve") == "curve" else {}),
-        "gradient_accumulation_steps": layout.minibs // int(values["MBS"]),
-        "opt_learning_rate_training_steps": int(values["MAX_STEPS"]),
-        "opt_base_learning_rate": float(values["LR"]),
-        "lora_rank": 16,
-        "lora_alpha": 32,
-    }.items():
-        emit(key, value)
-    evals = steps_of_evals(values, layout.gbs)
+    log = Log("llama2_70b_lora", layout.gbs)
+    log.header(values, target(), **({"clock": "virtual"} if mode == "curve" else {}))
+    layout.refuse(log.benchmark)
+    evals = eval_steps(
+        log.benchmark,
+        every=int(values["VAL_CHECK_INTERVAL"]),
+        skipped=int(values["SKIP_EVALS"]),
+        last=int(values["MAX_STEPS"]),
+        gbs=layout.gbs,
+    )
     if not evals:
         print("stand-in: MAX_STEPS ends before the first eval")
     emit("init_stop", kind="INTERVAL_END")
-    run(values, modes, layout, evals, mode)
+    run(values, modes, layout, log, evals, mode)
 
 
-def run(values: dict[str, str], modes: set[str], layout: Layout, evals: list[int], mode: str) -> None:
+def run(values: dict[str, str], modes: set[str], layout: Degrees, log: Log, evals: list[int], mode: str) -> None:
     """From run_start to run_stop. In curve mode by the formula's own, true times: STANDIN_SECONDS or more."""
-    begun, speed = time.time(), layout.throughput()
+    begun, speed = time.time(), throughput(layout)
     pace = float(os.environ.get("STANDIN_SECONDS", "2")) / max(1, len(evals))
     losses = tiny_losses(values, layout, evals) if mode == "tiny" else curve_losses(values, layout, evals)
     clock = (lambda simulated: begun + simulated) if mode == "curve" else (lambda simulated: time.time())
-    emit("run_start", kind="INTERVAL_START", at=begun)
+    log.begin(begun)
     simulated, last, reached, loss = 0.0, 0, False, math.nan
     for index, (step, value) in enumerate(zip(evals, losses, strict=False)):
-        samples, before = step * layout.gbs, last * layout.gbs
-        emit("block_start", kind="INTERVAL_START", at=clock(simulated), samples_count=before)
+        log.block_start(last, step - last, clock(simulated))
         if index == 0:
             die_early(modes)
         loss = math.nan if "nan" in modes else value
         for ten in range((last // 10 + 1) * 10, step + 1, 10):
-            seconds = simulated + (ten - last) * layout.gbs / speed
-            emit(
-                "train_loss",
-                math.nan if "nan" in modes else 1.3,
-                at=clock(seconds),
-                samples_count=ten * layout.gbs,
-                lr=1e-4,
-            )
-        simulated += (samples - before) / speed
+            at = clock(simulated + (ten - last) * layout.gbs / speed)
+            log.train_loss(ten, math.nan if "nan" in modes else 1.3, layout.gbs / speed, at)
+        simulated += (step - last) * layout.gbs / speed
         if mode == "curve":
-            time.sleep(max(pace, clock(simulated + 75.0 / speed) - time.time()))
-        emit("tracked_stats", {"throughput": speed * (0.985 if index == 0 else 1)}, at=clock(simulated), step=samples)
-        emit("block_stop", kind="INTERVAL_END", at=clock(simulated), samples_count=samples)
-        emit("eval_start", kind="INTERVAL_START", at=clock(simulated), samples_count=samples)
-        simulated += 75.0 / speed
-        emit("eval_accuracy", loss, at=clock(simulated), samples_count=samples)
-        emit("eval_stop", kind="INTERVAL_END", at=clock(simulated), samples_count=samples)
+            time.sleep(max(pace, clock(simulated + EVAL_SECONDS) - time.time()))
+        log.block_stop(step, step - last, speed * (0.985 if index == 0 else 1), clock(simulated))
+        began, simulated = clock(simulated), simulated + EVAL_SECONDS
+        log.eval(step, loss, began, clock(simulated))
         last = step
         if index == 0:
-            stop_logging(modes, layout, samples)
+            stop_logging(modes, layout, step * layout.gbs)
         if loss <= target() and "fake_success" not in modes:
             reached = True
             break
-    status = "success" if reached or "fake_success" in modes else "aborted"
-    emit("run_stop", loss, "INTERVAL_END", at=clock(simulated), samples_count=last * layout.gbs, status=status)
+    log.stop(last, loss, "success" if reached or "fake_success" in modes else "aborted", clock(simulated))
 
 
 if __name__ == "__main__":

@@ -6,18 +6,22 @@ eval schedule, disclosures and export.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Proposal, Value, written
+from lora_tune.workloads.base import Proposal, Value, rules_of, written
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base
 from lora_tune.workloads.mlperf_evals import counts_steps
+from lora_tune.workloads.mlperf_findings import findings
 from lora_tune.workloads.record import record_of
 from lora_tune.workloads.starting_point import parameters_at
 
@@ -150,6 +154,83 @@ def test_evals_are_counted_as_the_tree_counts_them(
     assert record.value("VAL_CHECK_INTERVAL") == interval
     assert workload.first_eval(proposal) == (first[0] * (1 + skipped), first[1])
     assert not [s for s in about_base(workload) if "evaluates otherwise" in s and "VAL_CHECK" in s]
+
+
+@pytest.mark.parametrize(
+    ("default", "config", "system", "told"),
+    [
+        ("b", "", "DGXH100", "by the default in"),
+        ("b", "", "XE9680x8H200", "by the default in"),
+        ("blackwell", "export GPU_ARCH=b\n", "H100", f"by {CONFIG}"),
+        ("h", "", "B200", "by the default in"),
+        ("b", "export GPU_ARCH=h\n", "DGXH100", ""),
+        ("b", "", "GB200", ""),
+        ("b", "", "P8000", ""),
+    ],
+)
+@pytest.mark.parametrize("python", [False, True])
+def test_another_machines_architecture_is_told_of(
+    default: str, config: str, system: str, told: str, python: bool, tmp_path: Path
+) -> None:
+    """v5.0 and v5.1 take Blackwell's tables of tensor-parallel overlap unless GPU_ARCH says otherwise."""
+    yaml = "" if python else f"arch: ${{oc.env:GPU_ARCH,{default}}}"
+    workload = tree(tmp_path / "tree", LORA + config, yaml=yaml, site={"system": system})
+    if python:
+        (tmp_path / "tree" / "train.py").write_text(f'import os\narch = os.getenv("GPU_ARCH", "{default}")\n')
+    sentences = [s for s in about_base(workload) if "GPU_ARCH" in s]
+    assert [told in s for s in sentences] == ([True] if told else [])
+    stated = written(workload, trial(workload, LR=5e-4))["GPU_ARCH"]
+    assert stated == (config.strip().rpartition("=")[2] or default)
+
+
+class TestPlaces:
+    """Container, data and model by relative paths: jobs start in the implementation's folder."""
+
+    def test_one_that_jobs_do_not_find_is_told_with_its_whole_path(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "lora.sqsh").write_bytes(b"hsqs")
+        monkeypatch.chdir(tmp_path / "here")
+        workload = tree(tmp_path / "tree", LORA + "export CONT=./lora.sqsh\n", site={"data": "d", "model": "/"})
+        assert written(workload, trial(workload))["CONT"] == "./lora.sqsh"
+        assert environment(workload, trial(workload), tmp_path / "a")["CONT"] == "./lora.sqsh"
+        told = [f for f in findings(workload, SweepPaths(tmp_path / "sweep")) if "is relative" in f.what]
+        assert [f.what.partition("=")[0] for f in told] == ["CONT", "DATADIR"]
+        assert told[0].fix == f"name it by its whole path, {tmp_path / 'here' / 'lora.sqsh'}"
+        assert any(s.startswith("CONT=./lora.sqsh is relative, and jobs start in") for s in workload.check())
+
+    @pytest.mark.parametrize(
+        ("container", "told"),
+        [
+            ("./lora.sqsh", False), ("lora.sqsh", True), ("images/other.sqsh", True), ("../lora.sqsh", True),
+            ("nvcr.io/nvidia/pytorch:25.04-py3", False), ("mlperf-nvidia:llama2_70b_lora-pyt", False),
+        ],
+    )  # fmt: skip
+    def test_what_lies_in_the_folder_is_found_where_pyxis_takes_it_for_a_file(
+        self, container: str, told: bool, tmp_path: Path
+    ) -> None:
+        workload = tree(tmp_path / "tree", LORA, site={"container": container, "data": "/", "model": "/"})
+        (tmp_path / "tree" / "lora.sqsh").write_bytes(b"hsqs")
+        assert bool([s for s in workload.check() if "is relative" in s]) is told
+        whats = [f.what for f in findings(workload, SweepPaths(tmp_path / "sweep"))]
+        assert not [what for what in whats if "25.04-py3 is not there" in what], "an image of a registry is no file"
+
+
+def test_one_output_names_one_smallest_batch(tmp_path: Path) -> None:
+    """Ruleset 5.0 has a reference at 1008 for 405B, the newest has 1152 as its smallest: the tree's script decides."""
+    config = "export LR=8e-5 MAX_STEPS=450 MINIBS=63 DGXNNODES=4 DGXNGPU=8 TP=4 CP=1 PP=1\n"
+    layout = {"type": "layout", "tp": [4], "gbs": [896]}
+    workload = tree(
+        tmp_path / "tree", config, benchmark="llama31_405b", space={"layout": layout}, site={"nodes": 4},
+        division="closed",
+    )  # fmt: skip
+    (tmp_path / "tree" / "run.sub").write_text('#!/bin/bash\n: "${MLPERF_RULESET:=5.0.0}"\nsrun ./run_and_time.sh\n')
+    (tmp_path / "tree" / CONFIG).write_text(config.replace("MINIBS=63", "MINIBS=112"))
+    told = [v.sentence for v in closed_violations(workload.study, rules_of(workload))]
+    told += about_base(workload)
+    smallest = {match for s in told for match in re.findall(r"below (\d+), the smallest", s)}
+    assert smallest == {"1008"}
 
 
 def test_what_the_site_sets_for_every_job_is_what_trials_find(tmp_path: Path) -> None:

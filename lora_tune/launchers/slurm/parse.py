@@ -45,7 +45,7 @@ STATES = {
     "LAUNCH_FAILED": JobState.NODE_FAILED,
     "RECONFIG_FAIL": JobState.NODE_FAILED,
     "PREEMPTED": JobState.PREEMPTED,
-    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "OUT_OF_MEMORY": JobState.HOST_MEMORY,
     "REVOKED": JobState.LOST,
 }
 """Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> ours."""
