@@ -20,7 +20,7 @@ from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.base.paths import near
 from lora_tune.cli.options import guarded
 from lora_tune.mlperf.log_check import parse
-from lora_tune.mlperf.package import check_description, counted, described_by_logs, template, tree
+from lora_tune.mlperf.package import check_description, counted, described_by_logs, folder_of, template, tree
 from lora_tune.mlperf.submission import Submission, read_submission, result_files, sentences
 
 CHECKERS = ("package_checker", "repo_checker")
@@ -77,7 +77,9 @@ def main(
     _write(out, {str(path): data for path, data in contents.items()})
     if beyond:
         click.echo(f"left out {', '.join(beyond)}: a submission of {submission.benchmark} has {submission.runs} runs")
-    _judge(out / str(description["submitter"]), submission.ruleset, results=out, benchmark=submission.benchmark)
+    _judge(
+        out / folder_of(str(description["submitter"])), submission.ruleset, results=out, benchmark=submission.benchmark
+    )
 
 
 def _log(file: Path) -> bytes:

@@ -79,6 +79,11 @@ def check_description(system: Mapping[str, object], announced: Mapping[str, obje
             raise InputError(f"{place}: {field} is {system[field]!r}, and the logs say {logged!r}; they must agree")
 
 
+def folder_of(submitter: str) -> str:
+    """The name of a submitter's folder: "Juniper Networks" submitted below JuniperNetworks (v4.0)."""
+    return "".join(submitter.split())
+
+
 def counted(names: Sequence[str], needed: int, where: str) -> tuple[list[str], list[str]]:
     """The result files of a submission and those beyond it: the first ``needed`` in order of their numbers.
 
@@ -99,12 +104,13 @@ def tree(
     implementation: str,
     code: Mapping[str, bytes],
 ) -> dict[PurePosixPath, bytes]:
-    """Every file of the package by its path.
+    """Every file of the package by its path; blanks of the submitter's name are no part of its folder's.
 
     system: name of the folder of results and of the description's file. results: the logs, in order.
     implementation: name of the folder of what was run. code: its files by relative path. Raises InputError for a name
     that is no name of a folder.
     """
+    submitter = folder_of(submitter)
     for what, name in (("submitter", submitter), ("system", system), ("implementation", implementation)):
         if not _NAME.fullmatch(name):
             problem = "allowed are letters, digits, '.', '_', '+' and '-', a letter or digit first"

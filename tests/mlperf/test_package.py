@@ -129,6 +129,11 @@ def test_a_description_that_contradicts_the_logs_is_refused(changed: dict[str, o
         check_description(filled(**changed), SAID, "DGXH100.json")
 
 
+def test_a_submitter_of_two_words_has_a_folder_of_one() -> None:
+    files = tree("Juniper Networks", "s", "b", description={}, results=[b"log"], implementation="i", code={})
+    assert {path.parts[0] for path in files} == {"JuniperNetworks"}
+
+
 @given(st.text())
 def test_a_name_is_a_folder_of_its_own_or_refused(name: str) -> None:
     """Whatever a submitter is called, nothing is written beside the package."""
@@ -136,4 +141,4 @@ def test_a_name_is_a_folder_of_its_own_or_refused(name: str) -> None:
         files = tree(name, "s", "b", description={}, results=[b"log"], implementation="i", code={})
     except InputError:
         return
-    assert all(path.parts[0] == name and ".." not in path.parts for path in files)
+    assert all(path.parts[0] == "".join(name.split()) and ".." not in path.parts for path in files)

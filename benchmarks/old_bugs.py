@@ -1,0 +1,122 @@
+"""``python -m benchmarks.old_bugs [NAME...]``: bugs that once were here, put back one by one, and whether a test fails.
+
+Each bug is a change of a few characters in the package as it is; the quick tests of its room must then fail, and they
+must pass without it. The checkout is changed while a bug is in it, and is as before afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Bug(NamedTuple):
+    """right: text that stands once in the package. wrong: in its place. tests: that must see the difference."""
+
+    right: str
+    wrong: str
+    tests: str
+
+
+BUGS = {
+    "an eval that is no number reaches the target": Bug(
+        "return next((e for e in self.evals if e.loss <= target), None)",
+        "return next((e for e in self.evals if not e.loss > target), None)",
+        "tests/logs",
+    ),
+    "another attempt's record is taken": Bug("if not expected or token == expected:", "if True:", "tests/launchers"),
+    "the olympic mean keeps its outliers": Bug(
+        "kept = sorted(values)[1:-1]", "kept = sorted(values)[0:]", "tests/mlperf"
+    ),
+    "any falling curve is learnt by heart": Bug(
+        "rise = min(e.loss for e in evals[-3:]) - lowest",
+        "rise = sorted(e.loss for e in evals[-3:])[1] - lowest + 1e9",
+        "tests/review",
+    ),
+    "null in a base is no statement": Bug('NULLS = ("null", "None")', 'NULLS = ("none",)', "tests/workloads"),
+    "a token of a known form stays in a text": Bug(
+        "text = _KNOWN_TOKEN.sub(HIDDEN, text)", "text = _KNOWN_TOKEN.sub(r'\\g<0>', text)", "tests/logs tests/package"
+    ),
+    "a driver whose lease was taken writes on": Bug(
+        "mine = _ours(lease) & (table.c.saves >= least)",
+        "mine = (table.c.sweep == lease.sweep) & (table.c.saves >= 0)",
+        "tests/store",
+    ),
+    "a program that begins anew inside its job is timed from its last beginning": Bug(
+        "return samples > beyond", "return False", "tests/logs"
+    ),
+    "a local driver takes the first GPUs of the machine": Bug(
+        "if visible is None:\n        return tuple(str(index)",
+        "if True:\n        return tuple(str(index)",
+        "tests/launchers",
+    ),
+    "a clock that runs too fast all along is not seen": Bug(
+        "if abs(drift) > max(DRIFT_SECONDS, DRIFT_SHARE * (now - began)):",
+        "if abs(drift) > 1e9 * max(DRIFT_SECONDS, DRIFT_SHARE * (now - began)):",
+        "tests/launchers",
+    ),
+    "a seed is an arm": Bug("return _SEED.search(name) is not None", "return False", "tests/search"),
+    "each arm of a campaign has the whole error": Bug(
+        "return EQUALLY_CHEAP / ((position + EQUALLY_CHEAP - 1) * (position + EQUALLY_CHEAP))",
+        "return 1.0 + 0 * EQUALLY_CHEAP / ((position + EQUALLY_CHEAP - 1) * (position + EQUALLY_CHEAP))",
+        "tests/search",
+    ),
+    "a probe is held to its trial's target": Bug(
+        "return None if trial.probe else objective_of(study).stop(run)",
+        "return objective_of(study).stop(run)",
+        "tests/controller",
+    ),
+    "sbatch's job is the first number that a wrapper prints": Bug(
+        "return str(lines[-1] if lines else", "return str(lines[0] if lines else", "tests/launchers"
+    ),
+    "a hidden partition does not exist": Bug(
+        'ask("sinfo", "--all", "--noheader", "--format=%P")',
+        'ask("sinfo", "--noheader", "--format=%P")',
+        "tests/launchers",
+    ),
+}
+"""Bugs by what a user would have seen."""
+
+
+def place_of(bug: Bug) -> Path:
+    """The one file of the package that holds the right text. Raises SystemExit where none or several do."""
+    files = [f for f in (ROOT / "lora_tune").rglob("*.py") if bug.right in f.read_text(encoding="utf-8")]
+    if len(files) != 1:
+        sys.exit(f"{bug.right!r} stands in {len(files)} files; this bug must be written anew")
+    return files[0]
+
+
+def caught(bug: Bug) -> str:
+    """The first test that fails with the bug; "" where all pass."""
+    file = place_of(bug)
+    before = file.read_text(encoding="utf-8")
+    try:
+        file.write_text(before.replace(bug.right, bug.wrong), encoding="utf-8")
+        words = ["-m", "pytest", "-q", "-x", "-m", "not long", "-p", "no:cacheprovider", *bug.tests.split()]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=environment)
+    finally:
+        file.write_text(before, encoding="utf-8")
+    failed = (line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    return next(failed, "")
+
+
+def main() -> int:
+    """Put back the bugs that the command line names, or all; returns how many no test sees."""
+    missed = 0
+    for name in sys.argv[1:] or BUGS:
+        began = time.monotonic()
+        failed = caught(BUGS[name])
+        missed += not failed
+        print(f"{'caught' if failed else 'MISSED'} {name} ({time.monotonic() - began:.0f} s) {failed}", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main() > 0)
