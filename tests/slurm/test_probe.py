@@ -17,7 +17,7 @@ from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StopKind, Trial, Verdict
 from lora_tune.workloads import load as load_workload
 from tests.slurm.house import House
-from tests.standin.train import SPEED
+from tests.standin.trainer import SPEED
 
 pytestmark = pytest.mark.slurm
 
