@@ -103,9 +103,14 @@ class _EqualWork:
         order, to which its own are added.
 
         A machine stays as it is from one run to the next on the same nodes; where it did not, nothing is taken over.
+        Runs between two others say more of that than runs before or after all of them.
         """
-        there = [(run, _state(known.get(run.nodes, ()), run.began, tolerance)) for run in self.runs]
-        moved = [state - run.machine for run, state in there if state is not None]
+        there = [(run, known.get(run.nodes, ())) for run in self.runs]
+        between = [(run, states) for run, states in there if states and states[0][0] < run.began < states[-1][0]]
+        moved: list[float] = []
+        for runs in (between, there):
+            states = ((run, _state(beside, run.began, tolerance)) for run, beside in runs)
+            moved = moved or [state - run.machine for run, state in states if state is not None]
         at = float(np.median(moved)) if moved else 0.0
         self.at = at if abs(at) > tolerance else 0.0
         for run in self.runs:
@@ -301,14 +306,15 @@ def _join(pace: MachinePace, part: Sequence[_EqualWork], tolerance: float, scatt
         group.take_over(known, tolerance)
     _to_fastest(part, known, tolerance)
     middles = _other_nodes(known, scatter)
-    fastest = min(part, key=lambda group: (abs(group.at) > tolerance, -len(group.runs)))
+    compared = (run for group in part for run in group.runs if len(group.runs) > 1)
+    alike = sorted((run for run in compared if abs(run.machine) <= tolerance), key=lambda run: run.number)[:MOST]
     for group in part:
         for run in group.runs:
             if abs(1 - math.exp(-run.machine)) * run.seconds <= LATE:
                 continue
             if abs(run.machine) > tolerance or run.machine / middles.get(run.nodes, math.inf) > 0.5:
                 pace.slower[run.number] = math.exp(run.machine)
-                pace.beside[run.number] = (fastest if abs(group.at) > tolerance else group).fast
+                pace.beside[run.number] = alike if abs(group.at) > tolerance and alike else group.fast
     pace.states.update(known)
 
 

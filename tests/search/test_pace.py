@@ -225,6 +225,14 @@ def test_a_work_that_ran_only_while_the_machine_was_busy_is_at_the_pace_of_befor
     ranks = (8, 16, 8, 16, 8, 64, 16, 8, 64, 32, 8)
     sweep = swept([({"RANK": r}, "", 3.0 if n > 3 else 1.0, 6) for n, r in enumerate(ranks)])
     assert corrected(sweep) == dict.fromkeys(range(4, 11), 3.0), "64 twice and 32 once, with no run before"
+    assert sweep.trials[9].metrics.pace_of == "trials 0, 1, 2 and 3", "whose pace it is: none of those that were slow"
+
+
+def test_the_reference_is_of_trials_that_were_not_slow_though_the_largest_work_was() -> None:
+    ranks = (16, 8, 8, 16, *[32] * 6, 8, 8, 32)
+    sweep = swept([({"RANK": r}, "", 3.0 if n > 3 else 1.0, 6) for n, r in enumerate(ranks)])
+    assert corrected(sweep) == dict.fromkeys(range(4, 13), 3.0)
+    assert {t.metrics.pace_of for t in sweep.trials.values()} == {None, "trials 1 and 2", "trials 0, 1, 2 and 3"}
 
 
 @pytest.mark.parametrize("score", ["time", "throughput", "node_hours"])
