@@ -18,10 +18,8 @@ import numpy as np
 from scipy.special import betaincinv
 
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
-from lora_tune.curves.crossing import Z90, estimate
-from lora_tune.curves.family import HUBER, Family, Offset, fit_offset
+from lora_tune.curves.family import HUBER, Z90, Family, Offset, estimate, fit_offset, robust_sd
 from lora_tune.curves.forecast import expected_stop, forecast
-from lora_tune.curves.learn import robust_sd
 from lora_tune.curves.phases import recognised
 from lora_tune.curves.points import first_reached, points
 from lora_tune.curves.stall import highest_pair

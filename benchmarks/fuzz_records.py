@@ -28,7 +28,7 @@ from benchmarks.fuzz import STUDIES, damaged
 from lora_tune.base.errors import LoraTuneError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import parse_study
-from lora_tune.controller import preparation
+from lora_tune.controller import runtime
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.sweep_folder import refuse_foreign
 from lora_tune.launchers import local
@@ -134,8 +134,8 @@ class Room:
         seen = FolderLock(self.paths.lock, "x")._look()
         assert seen is None or (seen.owner and not seen.gone) or seen.gone
 
-    def preparation(self) -> None:
-        record = preparation._record(self.paths, self.job)
+    def runtime(self) -> None:
+        record = runtime._record(self.paths, self.job)
         assert record["attempt"] >= 0
         assert record["state"] in ("running", "done", "failed")
 

@@ -22,9 +22,7 @@ import yaml
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
-from lora_tune.mlperf.gate import check_values
-from lora_tune.mlperf.header import log_lines
-from lora_tune.mlperf.knobs import announced, keys_of
+from lora_tune.mlperf.gate import announced, check_values, keys_of, log_lines
 from lora_tune.mlperf.rulesets import benchmarks_of, order, rulesets
 
 FIRST = "5.0.0"

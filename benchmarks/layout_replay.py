@@ -30,7 +30,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.model import learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
-from lora_tune.search.study_physics import StudyPhysics, physics_of
+from lora_tune.search.physics import StudyPhysics, physics_of
 from lora_tune.search.throughput import ThroughputSampler, best, risk_of
 
 ROOT = Path(__file__).resolve().parent.parent

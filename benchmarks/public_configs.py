@@ -26,7 +26,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal
 from lora_tune.workloads.base_config import read_base
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.sandbox import source_files
+from lora_tune.workloads.script_needs import source_files
 
 SCRIPTS = ("run.sub", "*.sub", "run_with_docker.sh", "run_and_time.sh", "*.sh")
 """What may launch a tree's training, most telling first."""

@@ -22,7 +22,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval
-from lora_tune.review.intervals import time_interval
+from lora_tune.review.summary import time_interval
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords
 

@@ -96,7 +96,7 @@ def _played(study: Study, records: StudyRecords | None, truth: SwitchedRun) -> P
 def best_score(truth: SwitchedRun, study: Study) -> float:
     """The lowest true score of a study's space: of random points, each bettered one parameter at a time."""
     from benchmarks.laboratory.problem import at_random
-    from lora_tune.search.grey_box.unit_range import from_unit
+    from lora_tune.search.grey_box.features import from_unit
 
     space, spread = study.search_space, study.search_space.distributions()
     rng = np.random.default_rng(3)

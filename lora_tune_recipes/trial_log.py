@@ -13,7 +13,7 @@ from mlperf_logging import mllog
 from mlperf_logging.mllog import constants
 
 from lora_tune.base.paths import ATTEMPT_KEY, ATTEMPT_VARIABLE, SWEEP_KEY, SWEEP_VARIABLE
-from lora_tune.mlperf.disclosures import disclosures
+from lora_tune.mlperf.gate import disclosures
 from lora_tune_recipes.settings import Settings
 
 TRAIN_LOSS_EVERY = 10

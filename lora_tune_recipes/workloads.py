@@ -25,10 +25,19 @@ from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
-from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Export, Job, Proposal, Resources, SlotTerms, Value
+from lora_tune.workloads.base import (
+    BY_THE_SITE,
+    LAUNCH,
+    Export,
+    Job,
+    Proposal,
+    Resources,
+    SlotTerms,
+    Value,
+    reader_of,
+    unseen,
+)
 from lora_tune.workloads.config_file import render, value_text
-from lora_tune.workloads.metric import reader_of
-from lora_tune.workloads.places import unseen
 from lora_tune_recipes.kept_worker import kept_worker
 from lora_tune_recipes.pack_gain import doubts_of_packing
 from lora_tune_recipes.peft_refusals import refuse_in_packs, refuse_without_library

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.launchers.cgroups import own_cgroup
+from lora_tune.launchers.processes import own_cgroup
 
 LIMIT_BYTES = 300 << 20
 GREEDY = "held = []\nwhile True: held.append(b'1' * (8 << 20))"

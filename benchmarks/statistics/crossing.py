@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.calibrate_curves import calibrate, forecast_holds, is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, fold, is_test, load
 from lora_tune import curves
-from lora_tune.curves.crossing import Z90
+from lora_tune.curves.family import Z90
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 from lora_tune.mlperf.convergence import CALIBRATION, envelope

@@ -222,7 +222,7 @@ OBJECTIVES = Registry(
     {
         "time_to_target": "lora_tune.search.objectives.time_to_target:TimeToTarget",
         "mlperf_score": "lora_tune.search.objectives.time_to_target:MlperfScore",
-        "throughput": "lora_tune.search.objectives.throughput:Throughput",
+        "throughput": "lora_tune.search.objectives.metric_value:Throughput",
         "best_value": "lora_tune.search.objectives.metric_value:BestValue",
         "final_value": "lora_tune.search.objectives.metric_value:FinalValue",
         "node_hours": "lora_tune.search.objectives.time_to_target:NodeHours",

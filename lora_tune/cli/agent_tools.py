@@ -25,7 +25,7 @@ from lora_tune.base.text import redact, visible
 from lora_tune.cli import ask_tell
 from lora_tune.cli.explain import trial_story
 from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
-from lora_tune.cli.standing import Standing, SweepSnapshot
+from lora_tune.cli.status import Standing, SweepSnapshot
 from lora_tune.cli.steer_request import this_person
 from lora_tune.cli.tell import as_json as trial_json
 from lora_tune.cli.verdict import arm_verdict, shown
@@ -34,8 +34,7 @@ from lora_tune.config.study import Study, find_study, load_study, parse_study
 from lora_tune.controller.runtime import DrivePlan
 from lora_tune.controller.steering import course, refusal_of_values
 from lora_tune.review.advice import advise
-from lora_tune.review.describe import money, parameters_text
-from lora_tune.review.summary import objective_words, overview, recommended_words
+from lora_tune.review.summary import money, objective_words, overview, parameters_text, recommended_words
 from lora_tune.search.campaign import campaign
 from lora_tune.search.objectives import objective_of
 from lora_tune.store import LEASE_SECONDS

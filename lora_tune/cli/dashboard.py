@@ -20,7 +20,6 @@ import click
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.host import is_loopback
-from lora_tune.cli.doors import own_token, refusal, same, visitor
 from lora_tune.cli.options import (
     Review,
     from_anywhere,
@@ -32,10 +31,8 @@ from lora_tune.cli.options import (
     study_option,
     watch_store,
 )
-from lora_tune.cli.web_server import Application, listen
-from lora_tune.cli.well_formed import well_formed
-from lora_tune.review.dashboard_notes import is_note, with_notes
-from lora_tune.review.web_page import with_style
+from lora_tune.cli.web_server import Application, listen, own_token, refusal, same, visitor, well_formed
+from lora_tune.review.dashboard_notes import is_note, with_notes, with_style
 from lora_tune.store.locate import open_store
 from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords

@@ -26,15 +26,13 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.cli.checks import cluster, database, probe
 from lora_tune.cli.options import guarded, output_option, storage_option, study_option, sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.controller.doubts import doubts, option_refusals
+from lora_tune.controller.runtime import doubts, option_refusals
 from lora_tune.launchers.base import launcher_kind
-from lora_tune.launchers.slurm.client import ask
+from lora_tune.launchers.slurm.client import ask, in_words
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
-from lora_tune.launchers.slurm.shell import in_words
 from lora_tune.launchers.slurm.submission import question
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import PYXIS, Examined, Workload, some_proposal
-from lora_tune.workloads.places import ALSO, places
+from lora_tune.workloads.base import ALSO, PYXIS, Examined, Workload, places, some_proposal
 
 SWEEP_GB = 1.0
 """Room for a sweep's logs and database; a trial's log has a few megabytes."""

@@ -15,17 +15,16 @@ from lora_tune.config.checks import range_words
 from lora_tune.config.holding import study_holding
 from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
-from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
-from lora_tune.controller.runtime import DrivePlan
+from lora_tune.controller.runtime import DrivePlan, doubts
 from lora_tune.launchers import preview
 from lora_tune.launchers.base import launcher_kind
-from lora_tune.launchers.slurm.shell import in_words
-from lora_tune.review.describe import parameters_text
+from lora_tune.launchers.slurm.client import in_words
+from lora_tune.review.summary import parameters_text
 from lora_tune.search.session import Session
 from lora_tune.store.records import Trial
 from lora_tune.workloads.base import Job, Prepares, Start, Workload, start, unread_switches
-from lora_tune.workloads.starting_point import parameters_at
+from lora_tune.workloads.base_config import parameters_at
 
 PREVIEWED = 2
 """Proposals that are shown."""

@@ -21,22 +21,22 @@ from lora_tune.controller import budgets, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review import importance
 from lora_tune.review.advice import Advice, advise
-from lora_tune.review.describe import parameters_text
 from lora_tune.review.importance import FEWEST, Knob, cannot_tell, failing_values, knobs
 from lora_tune.review.stopping import account_words, stopping_account
 from lora_tune.review.summary import (
     ending_word,
     objective_words,
+    parameters_text,
     prior_words,
     ranked,
     recommended_words,
     trial_name,
 )
 from lora_tune.search import pace
+from lora_tune.search.capping import not_worth
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, leaders, recommend
-from lora_tune.search.worth import not_worth
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
 if TYPE_CHECKING:

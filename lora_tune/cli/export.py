@@ -23,9 +23,8 @@ from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
 from lora_tune.review import config_check, importance
-from lora_tune.review.intervals import time_interval
-from lora_tune.review.replicates import runs_words
-from lora_tune.review.summary import best_run_words, objective_words, recommended_words, trial_name
+from lora_tune.review.stopping import runs_words
+from lora_tune.review.summary import best_run_words, objective_words, recommended_words, time_interval, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_words

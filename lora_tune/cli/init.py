@@ -3,32 +3,299 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
 
 import click
 
 from lora_tune.base.errors import InputError
 from lora_tune.base.files import MetricFiles, format_of
-from lora_tune.base.host import gpus_of_machine, send_signal, visible_in
+from lora_tune.base.host import gpus_of_command, gpus_of_machine, send_signal, visible_in
 from lora_tune.base.paths import near
-from lora_tune.cli.new_study import ScriptFacts, study_text
+from lora_tune.base.text import counted
 from lora_tune.cli.options import called, guarded
 from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
+from lora_tune.logs.lines import TELL_APART
 from lora_tune.logs.log_files import LogFile, log_files
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads import parser_hook
-from lora_tune.workloads.command_words import script_of
-from lora_tune.workloads.config_copy import is_config, scalars
+from lora_tune.workloads.command import script_of
+from lora_tune.workloads.config_file import is_config, scalars
+from lora_tune.workloads.proposed_space import (
+    SEED,
+    Option,
+    ProposedParameter,
+    from_command,
+    from_help,
+    from_parser,
+    place_of,
+    propose,
+    together,
+    without_value,
+)
 from lora_tune.workloads.script_constants import constants
-from lora_tune.workloads.script_options import Option, from_command, from_help, from_parser, together
+
+# The text of a first study for somebody's script: every guess with its reason beside it. Pure functions.
+
+
+RELAY = ("python", "-m", "lora_tune.logs.relay")
+UNREAD = "EDIT: not known without a log; run the script once and give init its output (--log FILE)"
+NOTHING = "EDIT: nothing in {source} looks like an eval; write the pattern that reads yours"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFacts:
+    """What is known of a script.
+
+    Parameters
+    ----------
+    command : tuple of str
+        The command line that runs it today; empty where only a log is known.
+    options : sequence of Option
+        Its options.
+    log : LogGuess or None
+        How its log reads; None where nothing in it looks like a loss, or none was given.
+    source : str
+        The log's name, for comments.
+    writes_files : bool
+        Whether the metrics stand in files that the script writes, and not in what it prints.
+    config : str
+        The config file that the command names; "" for none.
+    gpus : int
+        GPUs of this machine that trials may use.
+    """
+
+    command: tuple[str, ...]
+    options: Sequence[Option] = field(default=())
+    log: LogGuess | None = None
+    source: str = ""
+    writes_files: bool = False
+    config: str = ""
+    gpus: int = 0
+
+
+def study_text(facts: ScriptFacts) -> str:
+    """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
+    proposals = propose(facts.options, _steps(facts.log))
+    argv, keys = _words(facts, proposals)
+    parts = [
+        f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why\n",
+        f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_config(facts, keys)}{_log(facts, proposals)}',
+        _space(proposals, facts.options),
+        _objective(facts.log),
+        _search(proposals),
+        _site(facts),
+        f"[budget]\ntrials = 20\nparallel = {max(1, facts.gpus // _gpus_of_trial(facts)):<11}# trials at one time\n"
+        "trial_minutes = 60    # a trial that takes longer is ended\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _text(value: str) -> str:
+    """A TOML string: literal where it can be, so that patterns stay readable."""
+    plain = "'" not in value and value.isprintable()
+    return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
+
+
+def _gpus_of_trial(facts: ScriptFacts) -> int:
+    return max(1, min(facts.gpus, gpus_of_command(facts.command)))
+
+
+def _site(facts: ScriptFacts) -> str:
+    """``[site]`` where this machine has GPUs: each trial has its own."""
+    if not facts.gpus:
+        return ""
+    each = f"gpus_per_node = {_gpus_of_trial(facts)}"
+    return f"[site]\n{each}     # of a trial; this machine has {counted(facts.gpus, 'GPUs')} for trials\n"
+
+
+def _steps(log: LogGuess | None) -> int | None:
+    """The optimizer steps of the run that a log is of, where it counts in steps."""
+    return int(log.run.evals[-1].samples) if log is not None and log.unit == "step" else None
+
+
+def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[list[str], dict[str, str]]:
+    """The command with a place for each parameter, the seed and a folder of the trial's own; and the config's keys.
+
+    A seed that is not set today stays so: setting one may turn on slower, deterministic training.
+    """
+    argv = list(facts.command) or ["python", "train.py"]
+    filled = [(p.option, "{" + p.place + "}") for p in proposals]
+    names = [(o, o.names[0]) for o in facts.options]
+    filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name) and o.number is not None][:1]
+    filled += _places(facts.options)
+    keys = {option.flag: place for option, place in filled if option.in_file}
+    if keys:
+        argv = [
+            f"{word.removesuffix(facts.config)}{{config}}" if word.endswith(facts.config) else word for word in argv
+        ]
+    for option, place in filled:
+        if option.in_file:
+            continue
+        if option.at is None:
+            argv += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
+        elif option.joined:
+            argv[option.at] = f"{option.flag}={place}"
+        else:
+            argv[option.at + 1] = place
+    return argv, keys
+
+
+def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
+    """``[workload.config]``: what of the script's config file is another in each trial."""
+    if not keys:
+        return ""
+    values = ", ".join(f"{_text(key)} = {_text(place)}" for key, place in keys.items())
+    return (
+        "\n[workload.config]   # {config} is the trial's own copy of this file; the rest stays as it is there\n"
+        f"file = {_text(facts.config)}\nvalues = {{ {values} }}\n"
+    )
+
+
+def _places(options: Sequence[Option]) -> list[tuple[Option, str]]:
+    """A place of the trial's own for each option that names one today, or else for the first that may.
+
+    Options that name the same place today name the same one in a trial; a file stays a file.
+    """
+    able = [(o, place) for o in options if (place := place_of(o))]
+    named = [(o, place) for o, place in able if o.at is not None or o.value not in ("", "None")] or able[:1]
+    own: dict[str, str] = {}
+    for option, place in named:
+        free = place not in own.values()
+        own.setdefault(option.value, place if free else f"{option.names[0]}{PurePath(place).suffix}")
+    return [(option, f"{{folder}}/{own[option.value]}") for option, _ in named]
+
+
+def _argv(facts: ScriptFacts, argv: list[str]) -> str:
+    lines = []
+    if not facts.command:
+        lines.append("# EDIT: the command that runs your script, a {NAME} where a parameter's value belongs")
+    if facts.writes_files:
+        folders = sorted({w for word in argv if (w := word.rpartition("=")[2]).startswith("{folder}/")})
+        if not folders:
+            lines.append("# EDIT: no option for an output folder was found; {folder} is the trial's own folder")
+        lines.append("# the relay prints the metrics that the script writes into files of this folder")
+        one = len(folders) == 1 and not PurePath(folders[0]).suffix
+        argv = [*RELAY, folders[0] if one else "{folder}", "--", *argv]
+    rows, row = [], ""
+    for word in map(_text, argv):
+        if row and len(row) + len(word) > 100:
+            rows.append(row)
+            row = ""
+        row += f"{word}, "
+    rows.append(row.rstrip(", "))
+    return "\n".join((*lines, "argv = [" + "\n        ".join(r.rstrip() for r in rows) + "]"))
+
+
+def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
+    """``[workload.log]`` with the line that it was made from."""
+    log = facts.log
+    if log is None:
+        return (
+            f"\n[workload.log]\n# {NOTHING.format(source=facts.source) if facts.source else UNREAD}\n"
+            'kind = "regex"\n'
+            "eval = 'step\\s+(?P<step>\\d+).*?loss\\s*[:=]?\\s*(?P<loss>[-+.\\w]+)'\n"
+        )
+    comment = _shown(log)
+    settings: dict[str, Any] = dict(log.settings)
+    batch = next((p.place for p in proposals if p.place == "BATCH_SIZE"), None)
+    if log.unit == "step" and batch:
+        settings["global_batch_size"] = batch
+    lines = [f"\n[workload.log]\n# {comment}"]
+    if log.example:
+        lines.append(f"# made from: {log.example[:160]}")
+    if log.last_batch:
+        lines.append("# an eval prints its batches alone: the last one counts")
+    if log.names_batch:
+        lines.append("# the pattern finds it by its number, which is another where evals have more or fewer of them")
+    if not log.is_eval:
+        lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
+    if log.other_sets:
+        lines.append(f"# EDIT: not read: {', '.join(log.other_sets)}; name that one instead where it is what counts")
+        if log.settings["kind"] == "hf_trainer":
+            lines.append(
+                "# metric below is the set that is read; for the mean of all let the script log it, as eval_loss"
+            )
+    notes = {
+        "from_zero": "the first epoch is called 0",
+        "repeated": "the progress bar shows the last eval again until there is a new one",
+        "decimal_comma": "numbers as 0,925; the patterns see 0.925",
+        "progress": "the line that says how far the run is",
+        "global_batch_size": "samples a step: steps of different sizes compare by samples",
+    }
+    for name, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else _text(str(value))
+        lines.append(f"{name} = {text}" + (f"   # {notes[name]}" if name in notes else ""))
+    if log.unit == "epoch":
+        lines.append("# samples_per_epoch = 10000   # samples in the training set, so that progress counts in samples")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(log: LogGuess) -> str:
+    evals = log.run.evals
+    first, last = evals[0], evals[-1]
+    begin, end = (counted(point.samples, f"{log.unit.removesuffix('s')}s") for point in (first, last))
+    more = log.run.other_values
+    others = f"; EDIT: {counted(more, 'other values')} for the same progress passed over, {TELL_APART}" if more else ""
+    return f"{counted(len(evals), 'evals')} read in it: {first.loss:g} at {begin}, {last.loss:g} at {end}{others}"
+
+
+def _space(proposals: Sequence[ProposedParameter], options: Sequence[Option]) -> str:
+    unknown = "".join(
+        f"# {place} of {o.flag}: not searched, as nothing states what it is today; give the command today's value\n"
+        for place, o in without_value(options, proposals)
+    )
+    if not proposals:
+        return (
+            "[space]\n# EDIT: no option was recognised as a learning rate, batch size, rank or warm-up;\n"
+            f"{unknown}# every parameter also reaches the script as an environment variable of its name\n"
+            'LR = { type = "float", low = 1e-5, high = 1e-2, log = true }\n'
+        )
+    lines = [f"{p.place} = {p.toml}" + (f"   # {p.option.flag}: {p.why}" if p.why else "") for p in proposals]
+    return "[space]\n" + "\n".join(lines) + "\n" + unknown
+
+
+def _objective(log: LogGuess | None) -> str:
+    """The best eval of a trial counts; the time to a value is one line away."""
+    if log is None:
+        return (
+            '[objective]\nmetric = "loss"   # the lowest eval of a trial counts; with target = VALUE the time to it\n'
+        )
+    losses = [point.loss for point in log.run.evals if point.loss == point.loss]
+    best = (max if log.rising else min)(losses, default=1.0)
+    direction = 'direction = "maximize"\n' if log.rising else ""
+    end = "highest" if log.rising else "lowest"
+    unit = log.unit if log.unit.endswith("s") else f"{log.unit}s"
+    why = f"the {end} eval of a trial counts, whenever it comes; progress is counted in {unit}"
+    best_there = "the best in that log: with this line the time to it counts"
+    target = f"# target = {reachable(best, rising=log.rising)!r}   # {best_there}"
+    return f"[objective]\nmetric = {_text(log.metric)}   # {why}\n{direction}{target}\n"
+
+
+def reachable(best: float, *, rising: bool) -> float:
+    """``best`` with three significant digits, rounded to the side that is easier to reach."""
+    if not best or not math.isfinite(best):
+        return 1.0 if not math.isfinite(best) else best
+    digits = 2 - math.floor(math.log10(abs(best)))
+    rounded = (math.floor if rising else math.ceil)(round(best * 10.0**digits, 6)) / 10.0**digits
+    return float(f"{rounded:.6g}")
+
+
+def _search(proposals: Sequence[ProposedParameter]) -> str:
+    """Today's values as the first trial, where they are known."""
+    today = [f"{p.place} = {p.today}" for p in proposals if p.toml.startswith("{")]
+    return f"[search]\nenqueue = [{{ {', '.join(today)} }}]   # trial 0 is what runs today\n" if today else ""
+
 
 HELP_SECONDS = 60.0
 HOOK = Path(parser_hook.__file__).parent

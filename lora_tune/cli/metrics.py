@@ -12,8 +12,7 @@ from typing import Any
 
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.host import is_loopback
-from lora_tune.cli.doors import SHORTEST_TOKEN, with_bearer
-from lora_tune.cli.web_server import Application, listen
+from lora_tune.cli.web_server import SHORTEST_TOKEN, Application, listen, with_bearer
 from lora_tune.config.study import Study
 from lora_tune.controller.driver import Clock, View
 from lora_tune.controller.runtime import Environment

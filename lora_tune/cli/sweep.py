@@ -36,7 +36,6 @@ from lora_tune.config.study import Study, find_study, load_study, secrets_writte
 from lora_tune.config.tables import replaced_in
 from lora_tune.controller.base_watch import with_base
 from lora_tune.controller.driver import Outcome
-from lora_tune.controller.rescue import still_there
 from lora_tune.controller.runtime import (
     DrivePlan,
     Environment,
@@ -45,11 +44,11 @@ from lora_tune.controller.runtime import (
     make_clock,
     open_sweep,
 )
+from lora_tune.controller.sweep_records import still_there
 from lora_tune.launchers import make_launcher
-from lora_tune.review.describe import parameters_text
 from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import promise_words
-from lora_tune.review.summary import recommended_words, score_words, trial_name
+from lora_tune.review.summary import parameters_text, recommended_words, score_words, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend

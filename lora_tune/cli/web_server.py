@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import hmac
 import io
+import json
+import os
+import pwd
+import re
+import secrets
 import socket
+import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
+from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from lora_tune.base.errors import SetupError
+from lora_tune.base.host import is_loopback
 
 MOST_BYTES = 1 << 20
 """Of what a client sends after its headers; pages allow less."""
@@ -114,3 +125,143 @@ def listen(
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the client was sooner
         connection.shutdown(socket.SHUT_RDWR)
+
+
+# Who knocks: tokens of our small web servers, and what is known of who is at the other end of a connection.
+
+
+SHORTEST_TOKEN = 16
+"""Characters of a token that nobody guesses."""
+
+
+def own_token(path: Path) -> str:
+    """The token in the file ``path``, made with mode 0600 where there is none, so that an address stays valid.
+
+    Raises SetupError where the file is not this user's alone: others may know what is in it.
+    """
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            return _read_own(path)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            os.fchmod(file.fileno(), 0o600)
+            token = secrets.token_urlsafe(24)
+            file.write(f"{token}\n")
+            return token
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror}; set LORA_TUNE_TOKEN to a secret instead") from error
+
+
+def _read_own(path: Path) -> str:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        text = file.read(200).decode("ascii", errors="replace").strip()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not len(text) >= SHORTEST_TOKEN:
+        raise SetupError(f"{path} is not a token of this user alone (mode 0600); remove it, and another one is made")
+    return text
+
+
+def same(typed: str, token: str) -> bool:
+    """Whether two texts are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(typed.encode(errors="replace"), token.encode())
+
+
+def refusal(start_response: Callable[..., Any], reason: str, status: str = "403 Forbidden") -> list[bytes]:
+    """An answer that says no, and why, as JSON."""
+    body = json.dumps({"reason": reason}).encode()
+    start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def with_bearer(application: Application, token: str) -> Application:
+    """``application`` for programs that send ``Authorization: Bearer TOKEN``."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if same(environ.get("HTTP_AUTHORIZATION", ""), f"Bearer {token}"):
+            return application(environ, start_response)
+        return refusal(start_response, "send Authorization: Bearer TOKEN", "401 Unauthorized")
+
+    return answer
+
+
+def visitor(environ: Mapping[str, Any]) -> str:
+    """Who is at the other end, by what the kernel knows: ``ada@host`` of this machine's users, else the address.
+
+    What a client says of itself counts for nothing. Who runs the server stands behind it: it acts in that name.
+    """
+    owner = f"{getpass.getuser()}@{os.uname().nodename}"
+    address, port = str(environ.get("REMOTE_ADDR", "")), str(environ.get("REMOTE_PORT", ""))
+    if not address:
+        return owner
+    user = _user_of(address, int(port)) if is_loopback(address) and port.isdigit() else None
+    who = address if user is None else f"{user}@{os.uname().nodename}"
+    return who if who == owner else f"{who} by the dashboard of {owner}"
+
+
+def _user_of(address: str, port: int) -> str | None:
+    """The user whose socket has this local address (proc(5), net/tcp); None where the kernel does not say."""
+    table, family = ("tcp6", socket.AF_INET6) if ":" in address else ("tcp", socket.AF_INET)
+    words = struct.unpack(f">{4 if family == socket.AF_INET6 else 1}I", socket.inet_pton(family, address))
+    wanted = "".join(f"{socket.htonl(word):08X}" for word in words) + f":{port:04X}"
+    try:
+        rows = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return None
+    uids = [fields[7] for row in rows if len(fields := row.split()) > 7 and fields[1] == wanted]
+    if len(uids) != 1:
+        return None
+    try:
+        return pwd.getpwuid(int(uids[0])).pw_name
+    except KeyError:
+        return f"uid {uids[0]}"
+
+
+# Requests that no page of ours sends are answered before the page hears of them: with 4xx and a sentence.
+
+
+MOST_FIELDS = 1000
+"""Of an address."""
+
+_TOO_LONG = re.compile(r"[-+]?[0-9]{19,}")
+"""A number that no database holds."""
+
+_LENGTH = re.compile(r"[0-9]{0,9}")
+_FIELDS = {"after": re.compile(r"[0-9]{1,18}"), "trial_ids": re.compile(r"(?: *[0-9]{1,18} *(?:,|$))*")}
+"""What optuna-dashboard takes for numbers without a look."""
+
+
+def well_formed(application: Application) -> Application:
+    """``application`` for requests that it can read; optuna-dashboard answers others with 500."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        problem = problem_of(environ)
+        if problem:
+            body = problem.encode()
+            headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
+            start_response("400 Bad Request", headers)
+            return [body]
+        encoding = environ.get("HTTP_ACCEPT_ENCODING", "")
+        return application(environ | {"HTTP_ACCEPT_ENCODING": encoding if encoding.isascii() else ""}, start_response)
+
+    return answer
+
+
+def problem_of(environ: Mapping[str, Any]) -> str:
+    """What is wrong with a request, a sentence; "" where nothing is."""
+    if not _LENGTH.fullmatch(environ.get("CONTENT_LENGTH") or ""):
+        return "Content-Length is no number of bytes"
+    try:
+        path = environ["PATH_INFO"].encode("latin-1").decode()
+        fields = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except UnicodeError:
+        return "the path of this address is not UTF-8"
+    except ValueError:
+        return f"an address has at most {MOST_FIELDS} fields"
+    if "\0" in path:
+        return "the path of this address holds the character NUL"
+    if any(map(_TOO_LONG.fullmatch, [*path.split("/"), *(value.strip() for _, value in fields)])):
+        return "a number in this address is longer than any that is known here"
+    if not all(_FIELDS[name].fullmatch(value) for name, value in fields if name in _FIELDS):
+        return "a field of this address wants numbers"
+    return ""

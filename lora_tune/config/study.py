@@ -21,9 +21,8 @@ from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in,
 from lora_tune.config.parameters import Parameter, Value, as_parameter
 from lora_tune.config.problems import Section, first_problem, line_shown
 from lora_tune.config.secrets import Secret, without_values, written_in
-from lora_tune.config.site import Site
 from lora_tune.config.space import Space
-from lora_tune.config.tables import CHEAP_TRIALS, DEFAULT_AUDIT, Budget, Pruning, Search, WorkloadTable
+from lora_tune.config.tables import CHEAP_TRIALS, DEFAULT_AUDIT, Budget, Pruning, Search, Site, WorkloadTable
 
 if TYPE_CHECKING:
     from lora_tune.logs.run import Eval

@@ -7,28 +7,62 @@ tick: jobs that run are adopted, none is lost, none is started twice. The driver
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from lora_tune.base.errors import SetupError, SweepBusyError
+from lora_tune.base.errors import LauncherError, SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, queueing
 from lora_tune.controller.dependencies import Clock, Dependencies, Proposer, RealClock, View
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs, proposal
 from lora_tune.controller.monitor import JobMonitor
-from lora_tune.controller.orphans import Orphans
 from lora_tune.controller.proposals import Proposals
 from lora_tune.controller.steering import Steering
 from lora_tune.controller.stops import JobStops
 from lora_tune.controller.submissions import Submissions
-from lora_tune.controller.sweep_records import SweepRecords
-from lora_tune.launchers.base import JobState
+from lora_tune.controller.sweep_records import EventLog, SweepRecords
+from lora_tune.launchers.base import JobState, Launcher, Surveys
 from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
+
+# Jobs of a sweep that no open trial wants, such as those of records that were lost since: found and ended.
+
+
+SURVEY_SECONDS = 600.0
+"""Between two looks for them."""
+
+
+class Orphans:
+    """Looks through the jobs that the launcher knows below the sweep's folder; where it knows none, nothing is done."""
+
+    def __init__(self, launcher: Launcher, paths: SweepPaths, events: EventLog) -> None:
+        self._launcher, self._paths, self._events = launcher, paths, events
+        self.surveyed_at = -math.inf
+
+    def doubt(self) -> None:
+        """A job was lost: look at once."""
+        self.surveyed_at = -math.inf
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for a look, at ``now`` in epoch seconds."""
+        return isinstance(self._launcher, Surveys) and now - self.surveyed_at >= SURVEY_SECONDS
+
+    def cancel(self, open_names: Collection[str], now: float) -> None:
+        """Cancel the sweep's jobs that are not among ``open_names``."""
+        assert isinstance(self._launcher, Surveys), "asked only when due"
+        self.surveyed_at = now
+        try:
+            for ticket in self._launcher.jobs_below(self._paths.trials.absolute()):
+                if ticket.name not in open_names:
+                    text = f"job {ticket.job_id} ({ticket.name}) belongs to no open trial of this sweep: cancelled"
+                    self._events.note(text, "orphan", job=ticket.job_id)
+                    self._launcher.cancel(ticket)
+        except LauncherError as error:
+            self._events.trouble("cluster", str(error))
+
 
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
 

@@ -12,8 +12,8 @@ from lora_tune.controller import conclusion, healing, node_faults, pauses, polic
 from lora_tune.controller.acceptance import other_log, why_untrue
 from lora_tune.controller.dependencies import Clock
 from lora_tune.controller.doubted_times import why_doubted
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.controller.verdict_line import first_clause, verdict_line
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
@@ -21,7 +21,7 @@ from lora_tune.logs.follower import LogFollower
 from lora_tune.logs.run import RunLog
 from lora_tune.search import pace
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.study_physics import far_over
+from lora_tune.search.physics import far_over
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork

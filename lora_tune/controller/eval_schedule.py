@@ -12,9 +12,9 @@ from statistics import fmean, median, stdev
 
 from lora_tune import curves
 from lora_tune.config.study import Study
-from lora_tune.curves.crossing import Z90
+from lora_tune.curves.family import Z90
 from lora_tune.mlperf.benchmark import LORA
-from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES
+from lora_tune.mlperf.gate import INTERVAL_NAMES, SKIP_NAMES
 from lora_tune.search.grey_box.objective import closed_schedule
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.metrics import TrialMetrics

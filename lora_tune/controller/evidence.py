@@ -23,7 +23,7 @@ from lora_tune.controller.public_runs import (
 from lora_tune.curves.overlay import ComparedRun, comparable, course
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf.precision import FP4
+from lora_tune.mlperf.gate import FP4
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 

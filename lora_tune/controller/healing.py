@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from lora_tune import curves
 from lora_tune.logs.run import RunLog
-from lora_tune.mlperf.precision import FP4, Precision, precision_of
+from lora_tune.mlperf.gate import FP4, Precision, precision_of
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial
 

@@ -11,11 +11,11 @@ from lora_tune.controller import policy, pruning, queueing
 from lora_tune.controller.acceptance import impossible_times
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.ended_jobs import EndedJobs
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
 from lora_tune.controller.pauses import SeenPauses, suspended_words, unplaced
 from lora_tune.controller.shared_jobs import SharedJobs
 from lora_tune.controller.stops import JobStops
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import JobState, JobStatus, Widens
 from lora_tune.logs.arrival import LOOK_SECONDS
 from lora_tune.logs.follower import LogFollower, ReadBudget

@@ -10,16 +10,16 @@ from lora_tune.config.study import Study
 from lora_tune.controller import budgets, eval_schedule
 from lora_tune.controller.dependencies import Dependencies, Discards
 from lora_tune.controller.doomed import MOST, why_doomed
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import proposal as proposal_of
 from lora_tune.controller.submissions import Submissions
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.logs.failures import FailureKind
 from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Trial, TrialState
 from lora_tune.store.unit_of_work import UnitOfWork
 from lora_tune.workloads.base import start
-from lora_tune.workloads.starting_point import parameters_at
+from lora_tune.workloads.base_config import parameters_at
 
 if TYPE_CHECKING:
     from lora_tune.search.session import Asked

@@ -20,7 +20,7 @@ from lora_tune.curves.credibility import PUBLISHED_STEP, BesideEnvelope, credibi
 from lora_tune.curves.overlay import course
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import convergence
-from lora_tune.mlperf.precision import FP4
+from lora_tune.mlperf.gate import FP4
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 

@@ -3,37 +3,240 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from lora_tune import store as stores
 from lora_tune.base import errors
-from lora_tune.base.files import write_text
+from lora_tune.base.errors import LauncherError, LoraTuneError, RefusedError, SetupError
+from lora_tune.base.files import read_json, text_of, whole_of, write_json, write_text
 from lora_tune.base.host import commit_of
 from lora_tune.base.paths import SweepPaths
+from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import Study
 from lora_tune.controller import setup_faults
 from lora_tune.controller.base_watch import refuse_departed, with_base
 from lora_tune.controller.changed_study import changes_since, lasting, remedy
+from lora_tune.controller.conclusion import RETRIED
 from lora_tune.controller.dependencies import Projects
-from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
 from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
+from lora_tune.controller.refusals import UNKNOWN_SECONDS
 from lora_tune.controller.steering import RequestStore
 from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
-from lora_tune.launchers.base import Launcher, LauncherKind, launcher_kind
+from lora_tune.controller.sweep_records import EventFile
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket, launcher_kind
+from lora_tune.launchers.slurm.client import functions_of, handed_on, held_back
+from lora_tune.logs.failures import Diagnosis, diagnose
 from lora_tune.search.objectives import objectives_of
 from lora_tune.store import Changes, Lease, Registered
 from lora_tune.store.leases import keeping
 from lora_tune.store.locate import open_store
 from lora_tune.store.records import TrialState
-from lora_tune.workloads.base import Prepares, RunsBeside, Workload, start, unread_switches
+from lora_tune.workloads.base import (
+    ChecksBeforehand,
+    Job,
+    Prepares,
+    RunsBeside,
+    Workload,
+    some_proposal,
+    start,
+    unread_switches,
+)
+from lora_tune.workloads.script_needs import (
+    environment_doubts,
+    environment_options,
+    function_doubts,
+    header_options,
+    path_doubts,
+    refusals,
+    script_text,
+)
+
+# What a sweep needs made before its first trial: run once, recorded, and taken up again after an interruption.
+#
+# The record (``prepare/preparation.json``) is written before the job is submitted, as a trial's is. A preparation
+# that ended well is not repeated while its command stays the same.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """How a preparation is made and watched.
+
+    make: the job that runs in a folder. tick: called between two looks; waits, and keeps the sweep's lease.
+    """
+
+    make: Callable[[Path], Job | None]
+    launcher: Launcher
+    now: Callable[[], float]
+    tick: Callable[[], None]
+    say: Callable[[str], None]
+    attempts: int = 3
+
+
+def prepare(paths: SweepPaths, preparation: Preparation) -> None:
+    """Run the sweep's preparation unless it is done. Raises SetupError with its remedy when it fails."""
+    first = preparation.make(paths.preparation(0).folder)
+    if first is None:
+        return
+    record = _record(paths, first)
+    if record["state"] == "done":
+        return
+    journal = EventFile(paths.driver_log)
+    last = record["attempt"] + preparation.attempts
+    while record["state"] != "done":
+        if record["state"] == "failed":
+            record = {**record, "attempt": record["attempt"] + 1, "state": "running"}
+        _write(paths, record)
+        job = preparation.make(paths.preparation(record["attempt"]).folder)
+        assert job is not None
+        status = _run(job, preparation)
+        diagnosis = _diagnosis(job, status)
+        seconds = (status.ended_at or 0.0) - (status.started_at or status.ended_at or 0.0)
+        record |= {
+            "state": "failed" if diagnosis.kind else "done",
+            "job_id": status.job_id,
+            "started_at": status.started_at,
+            "ended_at": status.ended_at,
+            "node_hours": max(0.0, seconds) * job.resources.nodes / 3600,
+        }
+        _write(paths, record)
+        journal.write(
+            preparation.now(), "prepared" if not diagnosis.kind else "preparation failed", **record, line=diagnosis.line
+        )
+        if diagnosis.kind and (diagnosis.kind not in RETRIED or record["attempt"] + 1 >= last):
+            raise SetupError(
+                f"the preparation failed, so no trial was started: {diagnosis.line}; {diagnosis.remedy}; "
+                f"its log is {job.log}; fix it and rerun the same command"
+            )
+        what = f"again: {diagnosis.line}" if diagnosis.kind else f"done in {seconds:.0f} s, job {status.job_id}"
+        preparation.say(f"preparation: {what}")
+
+
+def _run(job: Job, preparation: Preparation) -> JobStatus:
+    """Submit the job, or take up the one that an earlier command submitted, and wait for its end.
+
+    Raises RefusedError for what the scheduler refuses for good, or for too long.
+    """
+    ticket = Ticket(name=job.name, folder=job.folder)
+    status = JobStatus(state=JobState.LOST)
+    submitted = printed = ""
+    refused_at = math.inf
+    job.folder.mkdir(parents=True, exist_ok=True)
+    while status.state.alive or status.state is JobState.LOST:
+        try:
+            status = preparation.launcher.poll([ticket])[job.name]
+            if status.state is JobState.LOST:
+                if submitted:
+                    return status  # it was there, and vanished without a trace
+                submitted = preparation.launcher.submit(job)
+                ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=preparation.now())
+                preparation.say(f"preparation: {job.name} is job {submitted}")
+        except LauncherError as error:
+            if isinstance(error, RefusedError):
+                refused_at = min(refused_at, preparation.now())
+                if error.lasting or preparation.now() - refused_at >= UNKNOWN_SECONDS:
+                    raise
+            if str(error) != printed:
+                preparation.say(str(error))
+            printed = str(error)
+        preparation.tick()
+    return status
+
+
+def _diagnosis(job: Job, status: JobStatus) -> Diagnosis:
+    """Its exit code decides: a preparation measures nothing."""
+    if status.state is JobState.ENDED and not status.exit_code:
+        return Diagnosis()
+    log = job.log.read_bytes() if job.log.exists() else b""
+    return diagnose(log, state=status.state.value, exit_code=status.exit_code, reason=status.reason)
+
+
+def _record(paths: SweepPaths, job: Job) -> dict[str, Any]:
+    """The record of this preparation; a new one where there is none, or where another command was prepared."""
+    command = json.dumps([job.argv, sorted(job.environment.items()), str(job.cwd), job.resources.nodes])
+    key = hashlib.sha256(command.encode()).hexdigest()[:12]
+    record = read_json(paths.prepared).content or {}
+    attempt = whole_of(record, "attempt")
+    if attempt is None or attempt < 0:
+        return {"key": key, "attempt": _last_attempt(paths) + 1, "state": "running"}
+    if text_of(record, "key") != key or text_of(record, "state") not in ("running", "done", "failed"):
+        return {"key": key, "attempt": attempt + 1, "state": "running"}
+    return {**record, "attempt": attempt}
+
+
+def _last_attempt(paths: SweepPaths) -> int:
+    """The number of the last attempt that has a folder, -1 without any: its record is absent or damaged."""
+    names = (folder.name.rpartition("-")[2] for folder in paths.prepared.parent.glob("attempt-*"))
+    return max((int(number) for number in names if number.isdecimal()), default=-1)
+
+
+def _write(paths: SweepPaths, record: dict[str, Any]) -> None:
+    paths.prepared.parent.mkdir(parents=True, exist_ok=True)
+    write_json(paths.prepared, record)
+
+
+# What can be told before any trial of a sweep runs.
+
+
+def doubts(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]:
+    """What its trials need and may not find, a sentence each.
+
+    Raises SetupError for what is surely missing, and for options of ``sbatch`` under which no job is its trial's.
+    """
+    checked = workload.check() if isinstance(workload, ChecksBeforehand) else ()
+    try:
+        job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
+        before = workload.preparation(paths.preparation(0).folder) if isinstance(workload, Prepares) else None
+    except LoraTuneError:  # of these values; what is wrong with a trial's own is said when it is made
+        return checked
+    for each in (job, *([before] if before else [])):
+        for sentence in option_refusals(each, study):
+            raise SetupError(f"study {study.name}: {sentence}")
+    return (*checked, *path_doubts(job), *_shell_doubts(job, study, checked))
+
+
+def _shell_doubts(job: Job, study: Study, checked: Sequence[str]) -> list[str]:
+    """What a job's scripts have in the shell that starts the sweep, and a job lacks. checked: doubts so far."""
+    if not launcher_kind(study.site).slurm:
+        return []
+    inherited = handed_on(os.environ)
+    known = {*inherited, *job.environment, *job.secrets, *study.site.step_variables()}
+    needs = [d for d in environment_doubts(job, known, os.environ) if not any(d.split(",")[0] in s for s in checked)]
+    held = [name for name in held_back(os.environ) if name not in job.secrets and name not in job.environment]
+    secrets = [
+        f"{name} of this shell reaches no trial, since it is a secret; "
+        f'if they need it, write {name} = {{ env = "{name}" }} in [site.environment]'
+        for name in held
+    ]
+    return [*function_doubts(job, functions_of(inherited)), *needs, *secrets]
+
+
+def option_refusals(job: Job, study: Study) -> list[str]:
+    """Under which options of its script and its site a job would not be its trial's, a sentence each."""
+    if not launcher_kind(study.site).slurm:
+        return []
+    words = (study.workload.model_extra or {}).get("argv", ())
+    by_environment = {
+        name for name in study.search_space.resolve(study.search_space.corner()) if name in job.environment
+    }
+    unnamed = {name for name in by_environment if not any(f"{{{name}}}" in word for word in words)}
+    return refusals(
+        header_options(script_text(job, job.argv[0])) if job.script else (),
+        sbatch_options(study.site.sbatch_args),
+        script=Path(job.argv[0]).name if job.script else "",
+        needed={*(unnamed if job.script else ()), *job.secrets},
+        nodes=job.resources.nodes,
+        environment=environment_options({**study.site.step_variables(), **job.environment}),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,14 +524,13 @@ def _prepare_once(
     """What the workload wants made before the first trial."""
     if not isinstance(dependencies.workload, Prepares):
         return
-    from lora_tune.controller import preparation
 
     def tick() -> None:
         pause(plan.period)
         with contextlib.suppress(errors.StoreError):  # the preparation goes on while the database is away
             dependencies.store.save(lease, Changes(), dependencies.clock.now())
 
-    how = preparation.Preparation(
+    how = Preparation(
         make=dependencies.workload.preparation,
         launcher=dependencies.launcher,
         now=dependencies.clock.now,
@@ -336,4 +538,4 @@ def _prepare_once(
         say=dependencies.view.line,
         attempts=plan.study.budget.attempts,
     )
-    preparation.prepare(prepared, how)
+    prepare(prepared, how)

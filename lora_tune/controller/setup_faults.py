@@ -18,7 +18,7 @@ from lora_tune.logs.failures import FailureKind
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, Changes, StopKind, StudyRecords, Trial, TrialState, Verdict
 from lora_tune.workloads.base import Start
-from lora_tune.workloads.starting_point import parameters_at
+from lora_tune.workloads.base_config import parameters_at
 
 
 def nothing_measured(study: Study, sweep: StudyRecords) -> bool:

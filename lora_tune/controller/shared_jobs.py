@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.controller.event_log import EventLog
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import Launcher, SharedJob, SharesJobs
 from lora_tune.store.records import Attempt
 from lora_tune.store.unit_of_work import UnitOfWork

@@ -15,9 +15,9 @@ from lora_tune.config.checks import range_words, within
 from lora_tune.config.parameters import Conditions, Value
 from lora_tune.config.study import Study
 from lora_tune.controller.dependencies import Dependencies
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.stops import JobStops
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.store.port import Request
 from lora_tune.store.records import Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork

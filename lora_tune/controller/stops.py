@@ -7,8 +7,8 @@ from dataclasses import replace
 from lora_tune.base.errors import LauncherError
 from lora_tune.controller import policy
 from lora_tune.controller.dependencies import Clock
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import Launcher
 from lora_tune.store.records import Attempt, StopKind
 from lora_tune.store.unit_of_work import UnitOfWork

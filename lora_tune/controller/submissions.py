@@ -11,11 +11,11 @@ from lora_tune.base.registry import on_this_machine
 from lora_tune.config.study import Study
 from lora_tune.controller import base_watch, company, healing, node_faults
 from lora_tune.controller.dependencies import Dependencies
-from lora_tune.controller.event_log import EventLog
 from lora_tune.controller.jobs import Jobs
 from lora_tune.controller.refusals import Refusal
+from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.folders import write_files
+from lora_tune.launchers.files import write_files
 from lora_tune.store.records import Attempt, Trial, TrialState
 from lora_tune.store.unit_of_work import UnitOfWork
 

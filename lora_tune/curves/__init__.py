@@ -3,19 +3,19 @@
 Pure functions of evals; nothing here raises on bad data. See docs/statistics.md for the formulas and their calibration.
 """
 
-from lora_tune.curves.crossing import Crossing, estimate
-from lora_tune.curves.family import Family, log_linear
+from lora_tune.curves.family import Crossing, Family, estimate, learn_family, log_linear
 from lora_tune.curves.forecast import Forecast, chance_words, expected_stop, forecast
-from lora_tune.curves.interval import EvalPlan, choose_schedule
-from lora_tune.curves.learn import learn_family
-from lora_tune.curves.pace import fastest_pace, measured_throughput
 from lora_tune.curves.phases import recognised, second_phase
 from lora_tune.curves.stall import Envelope, StallVerdict
 from lora_tune.curves.timing import (
+    EvalPlan,
     Healed,
     Schedule,
     Timing,
+    choose_schedule,
     clock_seconds,
+    fastest_pace,
+    measured_throughput,
     pace_spread,
     predicted_seconds,
     samples_between_evals,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lora_tune.curves.family import Family, fit_offset
-from lora_tune.curves.learn import before_target, free_family
+from lora_tune.curves.family import Family, before_target, fit_offset, free_family
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import Array, eval_interval, evals_of, first_reached
 from lora_tune.curves.timing import Schedule

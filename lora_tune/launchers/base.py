@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lora_tune.base.registry import LAUNCHERS
-from lora_tune.config.site import Site
 from lora_tune.config.study import Study
+from lora_tune.config.tables import Site
 from lora_tune.workloads.base import Job
 
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from lora_tune.base.files import create_json, read_json, text_of, write_json
 from lora_tune.base.host import send_signal, steady
 from lora_tune.base.paths import AttemptPaths, log_head
-from lora_tune.launchers import cgroups, descendants
+from lora_tune.launchers import processes
 from lora_tune.launchers.clock_watch import ClockWatch
 from lora_tune.launchers.job_records import describe, foreign, read_records
 from lora_tune.launchers.pause_watch import Pause, PauseWatch
@@ -107,7 +107,7 @@ def run_job(folder: str, token: str = "") -> int:
         return NOT_CLAIMED
     code, began, clock = os.EX_IOERR, steady(), ClockWatch()  # where a full disk keeps us from running it
     spent: dict[str, Any] = {}
-    killed_before = cgroups.oom_kills()
+    killed_before = processes.oom_kills()
     try:
         with command.log.open("ab") as log:
             headed = _write_head(log, command)
@@ -115,7 +115,7 @@ def run_job(folder: str, token: str = "") -> int:
             spent |= {"log_bytes": os.fstat(log.fileno()).st_size} if headed else {}
     finally:
         spent |= {"seconds": round(steady() - began, 3), "clock_steps": clock.steps}
-        spent |= {"oom_kills": cgroups.oom_kills() - killed_before}
+        spent |= {"oom_kills": processes.oom_kills() - killed_before}
         write_json(
             attempt.ended,
             {"token": command.token, "sweep": command.sweep, "exit_code": code, "at": time.time(), **spent},
@@ -151,22 +151,22 @@ def _write_head(log: BinaryIO, command: Command) -> bool:
 
 
 def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -> int:
-    others = descendants.children()  # of whoever calls this in a process with children of its own
-    descendants.adopt_orphans()
-    cgroup = descendants.make_cgroup(attempt)
+    others = processes.children()  # of whoever calls this in a process with children of its own
+    processes.adopt_orphans()
+    cgroup = processes.make_cgroup(attempt)
     try:
         child = _start(command, attempt, log, cgroup)
         write_json(attempt.started, describe(child.pid, command.token, command.sweep))
         # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
         signal.signal(signal.SIGTERM, lambda *_: send_signal(child.pid, signal.SIGTERM, group=True))
         with clock, PauseWatch(child.pid, cgroup, functools.partial(_note_pauses, command, attempt)):
-            child.returncode = descendants.wait_for(child.pid)
+            child.returncode = processes.wait_for(child.pid)
         return child.returncode
     except _NotStarted as error:
         os.write(log, f"{error}\n".encode())
         return 127
     finally:
-        descendants.end_children(cgroup, others)
+        processes.end_children(cgroup, others)
 
 
 def _note_pauses(command: Command, attempt: AttemptPaths, pauses: Sequence[Pause]) -> None:
@@ -184,7 +184,7 @@ def _start(command: Command, attempt: AttemptPaths, log: int, cgroup: Path | Non
         return subprocess.Popen(
             command.argv,
             cwd=command.cwd,
-            env={**os.environ, **command.environment, descendants.MARK: str(attempt.folder)},
+            env={**os.environ, **command.environment, processes.MARK: str(attempt.folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -196,9 +196,9 @@ def _start(command: Command, attempt: AttemptPaths, log: int, cgroup: Path | Non
 
 
 def _in_child(cgroup: Path | None) -> None:
-    descendants.die_with_parent()
+    processes.die_with_parent()
     if cgroup is not None:
-        descendants.enter(cgroup)
+        processes.enter(cgroup)
     # What a terminal sent before this was a session of its own waits behind the mask; ignoring it drops it.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})

@@ -26,11 +26,10 @@ from lora_tune.base.host import (
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
-from lora_tune.launchers.descendants import kill_strays
-from lora_tune.launchers.folders import pickle_folder
+from lora_tune.launchers.files import pickle_folder, secret_values
 from lora_tune.launchers.job_records import JobRecords, ProcessRecord, alive, describe, read_pauses, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
-from lora_tune.launchers.secret_values import secret_values
+from lora_tune.launchers.processes import kill_strays
 from lora_tune.workloads.base import Job
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lora_tune.base.host import steady
-from lora_tune.launchers.descendants import descendants
+from lora_tune.launchers.processes import descendants
 
 LOOK_SECONDS = 0.25
 LEAST_SECONDS = 1.0

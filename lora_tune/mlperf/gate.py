@@ -2,16 +2,144 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf.benchmark import Benchmark
-from lora_tune.mlperf.header import log_lines
-from lora_tune.mlperf.knobs import INTERVAL_NAMES, SKIP_NAMES, announced, keys_of
 from lora_tune.mlperf.log_check import findings, parse
+from lora_tune.mlperf.rules import reaching, read_rules
 from lora_tune.mlperf.rulesets import benchmarks_of
+
+# The log that a trial of a benchmark would print, before it runs: its header as announced, and one run that succeeds.
+#
+# Whatever is not announced is what the rules demand, or something that they accept: so what the compliance checker
+# says against such a log is about what was announced.
+
+
+CLOSED: Mapping[str, object] = {
+    "submission_org": "lora_tune",
+    "submission_platform": "proposal",
+    "submission_division": "closed",
+    "submission_status": "onprem",
+    "cache_clear": True,
+    "seed": 1,
+}
+"""What a header says beside hyperparameters, whatever the benchmark."""
+
+READ_BY_OTHERS = ("global_batch_size", "opt_learning_rate_warmup_steps")
+"""Keys that rules of other keys read, in the order in which a log must have them."""
+
+_EVENTS = frozenset({
+    "init_start", "init_stop", "run_start", "run_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
+    "eval_start", "eval_stop", "eval_accuracy", "aggregated_eval_accuracy",
+})  # fmt: skip
+
+
+def header(benchmark: Benchmark, announced: Mapping[str, object]) -> dict[str, object]:
+    """Every key of a compliant header in the order of the rules; values in ``announced`` stand as they are.
+
+    announced: values by MLLOG key, ``global_batch_size`` among them.
+    """
+    logged = {**CLOSED, "submission_benchmark": benchmark.name, **announced}
+    for part in (benchmark.rules, read_rules(benchmark.ruleset, "common")):
+        accepted = part.accepted({**benchmark.by_text(logged), **logged})
+        logged |= {key: value for key, value in accepted.items() if key not in logged and key not in _EVENTS}
+    # The rules of a key may read what another key left behind, and run in the order of the log.
+    first = {key: logged[key] for key in READ_BY_OTHERS if key in logged}
+    return first | logged
+
+
+def log_lines(
+    benchmark: Benchmark, announced: Mapping[str, object], readings: Mapping[str, float] | None = None
+) -> list[str]:
+    """``:::MLLOG`` lines of a whole run with that header, which reaches the target at its first evals.
+
+    readings: what its evals read instead, by the metric's name.
+    """
+    lines = [_line(0, "init_start")]
+    lines += [_line(1, key, value) for key, value in header(benchmark, announced).items()]
+    lines += [_line(2, "init_stop"), _line(3, "run_start")]
+    lines += list(_evals(benchmark, announced.get("global_batch_size"), readings or {}))
+    return [*lines, _line(9, "run_stop", status="success")]
+
+
+def _evals(benchmark: Benchmark, batch: object, readings: Mapping[str, float]) -> Iterator[str]:
+    """The first two blocks and evals of a run, on the rules' grid."""
+    whole = batch if isinstance(batch, int) and batch >= 1 else 1
+    schedule = benchmark.eval_schedule(whole)
+    first, interval = (schedule.first_samples, schedule.interval_samples) if schedule else (whole, whole)
+    for samples in (first, first + interval):
+        at: dict[str, object] = {benchmark.progress: int(samples) if float(samples).is_integer() else samples}
+        block = {"samples_count": 0} if benchmark.progress == "samples_count" else {"first_epoch_num": 0}
+        yield _line(4, "block_start", **block, **({} if "samples_count" in block else {"epoch_count": 1}))
+        yield _line(5, "block_stop", **at, **({} if "samples_count" in block else block))
+        yield _line(6, "eval_start", **at)
+        for metric in benchmark.metrics:
+            named = {"metric": metric.name} if metric.name else {}
+            yield _line(7, "eval_accuracy", readings.get(metric.name, reaching(metric)), **at, **named)
+        yield _line(8, "eval_stop", **at)
+
+
+def _line(seconds: float, key: str, value: object = None, **metadata: object) -> str:
+    kind = "INTERVAL_START" if key.endswith("start") else "INTERVAL_END" if key.endswith("stop") else "POINT_IN_TIME"
+    record = {"namespace": "", "time_ms": 1_000 * seconds, "event_type": kind, "key": key, "value": value}
+    return ":::MLLOG " + json.dumps({**record, "metadata": {"file": "header", "lineno": 1, **metadata}})
+
+
+# Which MLLOG key a variable of the public implementations ends in: ``knobs.csv``, with where each was seen.
+
+
+INTERVAL_NAMES = ("VAL_CHECK_INTERVAL", "PRIMUS_EVAL_INTERVAL", "EVAL_INTERVAL", "EVAL_EVERY", "EVAL_STEPS")
+"""Variables that say how often a run evaluates, in samples or in steps."""
+
+INTERVAL_IN_STEPS = frozenset({"llama31_405b", "llama31_8b", "gpt_oss_20b", "deepseekv3_671b"})
+"""Benchmarks whose public implementations count VAL_CHECK_INTERVAL in optimizer steps; others count samples.
+
+Source: conf/custom.yaml of NVIDIA's llama31_405b and llama31_8b (v5.0 to v6.0), conf/gpt_oss.yaml (v6.0)."""
+
+SKIP_NAMES = ("SKIP_EVALS", "SKIP_EVAL")
+"""Variables that say how many evals are left out at the start."""
+
+
+@cache
+def keys_of(benchmark: str) -> Mapping[str, str]:
+    """Variable (upper case) -> MLLOG key for a benchmark; its own rows before those for all."""
+    text = (files("lora_tune.mlperf") / "knobs.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    common = {row["variable"]: row["key"] for row in rows if row["benchmark"] == "*"}
+    return common | {row["variable"]: row["key"] for row in rows if row["benchmark"] == benchmark}
+
+
+def batch_names(benchmark: str) -> tuple[str, ...]:
+    """Variables that state the global batch of a benchmark's implementations by themselves."""
+    return tuple(name for name, key in keys_of(benchmark).items() if key == "global_batch_size" and name != "GBS")
+
+
+def announced(benchmark: str, values: Mapping[str, object]) -> dict[str, object]:
+    """What a trial with these variables would announce, by MLLOG key; variables that no key names are left out.
+
+    Numbers in text become numbers, as the implementations read them.
+    """
+    keys = keys_of(benchmark)
+    stated = {keys[name.upper()]: value for name, value in values.items() if name.upper() in keys}
+    return {key: as_value(value) if isinstance(value, str) else value for key, value in stated.items()}
+
+
+def as_value(text: str) -> str | int | float:
+    """A variable's text as the value that a study would state: a whole number, a number, or the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +396,168 @@ def _equal(value: object, demanded: object) -> bool:
     if isinstance(value, int | float) and isinstance(demanded, int | float):
         return math.isclose(value, demanded, rel_tol=1e-6)
     return value == demanded
+
+
+# What a log must disclose from ruleset 6.1 on, derived from the variables that a trial runs with.
+#
+# Training rules, Run results, and common.yaml of mlperf_logging's 6.1.0: the lowest numerical precision in linear
+# layers, attention and communication, the parallelism, the micro batch size, and the name of the config file.
+
+
+LINEAR = "lowest_numerical_precision_in_linear"
+ATTENTION = "lowest_numerical_precision_in_attn"
+COMMUNICATION = "lowest_numerical_precision_in_comm"
+PARALLELISM = ("tensor_parallelism", "pipeline_parallelism", "context_parallelism", "expert_parallelism")
+
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    LINEAR: (
+        "MLPERF_LINEAR_PRECISION",
+        "MLLOG_LOWEST_NUMERICAL_PRECISION_LINEAR",
+        "MLLOG_LOWEST_NUMERICAL_PRECISION_IN_LINEAR",
+    ),
+    ATTENTION: (
+        "MLPERF_ATTN_PRECISION",
+        "MLLOG_LOWEST_NUMERICAL_PRECISION_ATTN",
+        "MLLOG_LOWEST_NUMERICAL_PRECISION_IN_ATTN",
+    ),
+    COMMUNICATION: (
+        "MLPERF_COMM_PRECISION",
+        "MLLOG_LOWEST_NUMERICAL_PRECISION_COMM",
+        "MLLOG_LOWEST_NUMERICAL_PRECISION_IN_COMM",
+    ),
+    "tensor_parallelism": ("MLLOG_TENSOR_PARALLELISM",),
+    "pipeline_parallelism": ("MLLOG_PIPELINE_PARALLELISM",),
+    "context_parallelism": ("MLLOG_CONTEXT_PARALLELISM",),
+    "expert_parallelism": ("MLLOG_EXPERT_PARALLELISM",),
+    "micro_batch_size": ("MLLOG_MICRO_BATCH_SIZE",),
+    "config_filename": ("MLLOG_CONFIG_FILENAME", "CONFIG_FILENAME"),
+}
+"""MLLOG key -> the variables from which implementations print it: NVIDIA's (MLPERF_...) and AMD's (MLLOG_...)."""
+
+WIDE = "bfloat16"
+"""Precision where nothing lower is switched on: what the public implementations train in."""
+
+
+def disclosures(
+    benchmark: str, values: Mapping[str, object], config_filename: str, wide: str = WIDE
+) -> dict[str, object]:
+    """What a trial's log must disclose, by MLLOG key.
+
+    values: every variable that the trial runs with, tuned ones and those of its base config. config_filename: of the
+    config that a submission would hold. wide: the precision of what no variable lowers.
+    """
+    logged = announced(benchmark, values)
+    return {
+        **precisions(values, wide),
+        **{key: _degree(logged.get(key)) for key in PARALLELISM},
+        "micro_batch_size": _degree(logged.get("micro_batch_size")),
+        "config_filename": config_filename,
+    }
+
+
+def precisions(values: Mapping[str, object], wide: str = WIDE) -> dict[str, str]:
+    """The lowest precision in linear layers, attention and communication, as NVIDIA's and AMD's variables switch them.
+
+    A healing step that raises the precision late changes nothing: the lowest one is asked for. Attention runs in FP8
+    where FP8_DPA says so, and never lower. Communication is lower than bfloat16 where parameters are gathered in the
+    low precision, and where dlrmv4's sparse all-to-all is set to.
+    """
+    four = _recipe(values, "FP4_RECIPE", {"mxfp4": "mxfp4"}, "nvfp4") if _on(values, "FP4") else None
+    eight = "fp8" if _on(values, "FP8") else None
+    gathered = (four or "nvfp4") if _on(values, "FP4_PARAM_GATHER") else None
+    gathered = gathered or ("fp8" if _on(values, "FP8_PARAM_GATHER") and (four or eight) else None)
+    sparse = {str(values[name]) for name in ("SPARSE_A2A_FWD", "SPARSE_A2A_BWD") if name in values}
+    return {
+        LINEAR: four or eight or wide,
+        ATTENTION: "fp8" if _on(values, "FP8_DPA") and (four or eight) else wide,
+        COMMUNICATION: gathered or ("fp16" if "fp16" in sparse else "fp32" if sparse == {"fp32"} else wide),
+    }
+
+
+def disclosure_exports(
+    benchmark: str, values: Mapping[str, object], config_filename: str, reads: Collection[str]
+) -> dict[str, object]:
+    """The disclosures under the variables that an implementation reads; nothing for one that reads none of them.
+
+    reads: names of the variables that its files read. A value that a script sets by itself is replaced: it was
+    written for another configuration.
+    """
+    disclosed = disclosures(benchmark, values, config_filename)
+    return {name: disclosed[key] for key, names in VARIABLES.items() for name in names if name in reads}
+
+
+def _on(values: Mapping[str, object], name: str) -> bool:
+    return str(values.get(name, "")).lower() in ("1", "true", "yes", "on")
+
+
+def _recipe(values: Mapping[str, object], name: str, named: Mapping[str, str], otherwise: str) -> str:
+    return named.get(str(values.get(name, "")).lower(), otherwise)
+
+
+def _degree(value: object) -> int:
+    """A degree of parallelism or a micro batch size; 1 where nothing sets it."""
+    return int(value) if isinstance(value, int | float) and value >= 1 else 1
+
+
+# The numerical precision that a trial trains in, read from the settings that its program is given or has printed.
+#
+# NVIDIA's implementations from v5.1 on train in FP4 when ``FP4`` is on and change to a higher precision ("healing")
+# at step ``HEALING_ITER``; 0 means never. ``HEALING_ITER`` has no effect on a run that is not in FP4.
+
+
+FP4, FP8, BF16 = "fp4", "fp8", "bf16"
+
+_HEALING = re.compile(r"(.*_)?healing_(iter|step)s?")
+_STATED = re.compile(r"(.*_)?(linear_precision|precision_(in_)?linear|fp4_recipe|precision)")
+_SWITCHES = {"fp4": FP4, "nvfp4": FP4, "mxfp4": FP4, "fp8": FP8, "mxfp8": FP8, "bf16": BF16}
+_OFF = ("", "0", "0.0", "false", "none", "null", "no", "off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What a run's linear layers compute in.
+
+    lowest: "fp4", "fp8", "bf16", or "" where nothing says it. healing_steps: optimizer step from which an FP4 run
+    goes on in a higher precision; 0: it does not, or nothing says so.
+    """
+
+    lowest: str = ""
+    healing_steps: int = 0
+
+    def __or__(self, other: Precision) -> Precision:
+        """This, with what it leaves open taken from ``other``."""
+        return self if self.lowest or self.healing_steps else other
+
+
+def precision_of(settings: Mapping[str, object]) -> Precision:
+    """The precision in ``settings``: environment variables, parameters, or what a log printed; names in any case.
+
+    A switch (``FP4``, ``FP8``, ...) counts before a name that states a precision in words
+    (``MLPERF_LINEAR_PRECISION``, ``lowest_numerical_precision_in_linear``). A healing step is disregarded where the
+    settings say that the run is not in FP4.
+    """
+    named = {name.strip().lower(): _text(value) for name, value in settings.items()}
+    on = {_SWITCHES[name] for name, value in named.items() if name in _SWITCHES and value not in _OFF}
+    off = {_SWITCHES[name] for name, value in named.items() if name in _SWITCHES and value in _OFF}
+    stated = {kind for name, value in named.items() if _STATED.fullmatch(name) for kind in _kinds(value)}
+    kinds = on or (stated - off)
+    lowest = next((kind for kind in (FP4, FP8, BF16) if kind in kinds), "")
+    steps = max((_steps(value) for name, value in named.items() if _HEALING.fullmatch(name)), default=0)
+    denied = lowest not in ("", FP4) or FP4 in off - on
+    return Precision(lowest=lowest, healing_steps=0 if denied else steps)
+
+
+def _text(value: object) -> str:
+    return str(value).strip().strip("'\"").lower()
+
+
+def _kinds(value: str) -> list[str]:
+    return [kind for kind in (FP4, FP8, BF16) if kind in value]
+
+
+def _steps(value: str) -> int:
+    try:
+        steps = float(value)
+    except ValueError:
+        return 0
+    return int(steps) if 0 < steps < 1e12 else 0

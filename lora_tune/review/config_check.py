@@ -20,7 +20,7 @@ from lora_tune.workloads.base import KnowsVariables, SourcesConfigs, Workload
 from lora_tune.workloads.base_config import Difference, differences, equal
 from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.implementation import sourced, sourced_file
-from lora_tune.workloads.sandbox import source_files
+from lora_tune.workloads.script_needs import source_files
 
 SIDECAR_VERSION = 1
 """Grows when a key of the sidecar changes its meaning."""

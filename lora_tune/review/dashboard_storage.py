@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Container
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
@@ -26,17 +27,62 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.base.text import redact
 from lora_tune.config.study import Study
 from lora_tune.review import notes
-from lora_tune.review.dashboard_belief import BeliefBesideRequests
 from lora_tune.review.plots import charts
 from lora_tune.review.plots.figures import figure
 from lora_tune.review.summary import overview_without_belief
 from lora_tune.search.objectives import objectives_of
 from lora_tune.search.optuna_trials import curve_of
-from lora_tune.search.recommendation import best_run
+from lora_tune.search.recommendation import Recommended, best_run, is_worked_out, recommend
 from lora_tune.search.recorded import space_of, trial_at
 from lora_tune.store.port import SWEEP
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState
+
+# What a sweep hands over, worked out beside the dashboard's requests: of 2,000 trials it takes seconds.
+
+
+GRACE_SECONDS = 0.5
+"""How long a request waits for it: of some dozens of trials the first answer is whole."""
+
+
+class BeliefBesideRequests:
+    """One thread at a time works out the recommendation; requests get the newest there is."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._lock = threading.Lock()
+        self._work: Future[Recommended | None] | None = None
+        self._newest: Recommended | None = None
+
+    def of(self, sweep: StudyRecords) -> tuple[Recommended | None, bool]:
+        """What is recommended as far as it is known, and whether that is by all trials of ``sweep`` that have ended.
+
+        Raises what working it out raised.
+        """
+        if not is_worked_out(sweep):
+            try:
+                self._newest = self._begun(sweep).result(GRACE_SECONDS)
+            except TimeoutError:
+                return self._newest, False
+        if is_worked_out(sweep):
+            self._newest = recommend(self._study, sweep)
+        return self._newest, is_worked_out(sweep)
+
+    def _begun(self, sweep: StudyRecords) -> Future[Recommended | None]:
+        """The work at hand, or, where none is, that on this sweep."""
+        with self._lock:
+            if self._work is None or self._work.done():
+                work: Future[Recommended | None] = Future()
+                threading.Thread(target=self._do, args=(work, sweep), daemon=True).start()
+                self._work = work  # a thread that could not be started is tried again by the next request
+            return self._work
+
+    def _do(self, work: Future[Recommended | None], sweep: StudyRecords) -> None:
+        try:
+            work.set_result(recommend(self._study, sweep))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the request that waits for it raises it
+            work.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
 
 FRESH_SECONDS = 5.0
 """How old the records may be that a request is answered from."""

@@ -26,12 +26,12 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Announced, Eval, LogReader, RunLog
 from lora_tune.mlperf.benchmark import find_benchmark
 from lora_tune.mlperf.rules import reaching
-from lora_tune.review.intervals import time_interval
+from lora_tune.review.summary import time_interval
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
-from lora_tune.workloads.metric import reader_of
+from lora_tune.workloads.base import reader_of
 
 ReaderFor = Callable[[Mapping[str, Value]], LogReader]
 """Makes a fresh reader of the study's log format for a trial with these parameters."""

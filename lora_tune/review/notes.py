@@ -12,10 +12,15 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.text import about, counted, duration, visible
 from lora_tune.config.spent import counts_node_hours, spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.review.describe import parameters_text
-from lora_tune.review.intervals import time_interval
 from lora_tune.review.stopping import account_words
-from lora_tune.review.summary import Overview, raced_words, recommended_words, trial_name
+from lora_tune.review.summary import (
+    Overview,
+    parameters_text,
+    raced_words,
+    recommended_words,
+    time_interval,
+    trial_name,
+)
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_words
 from lora_tune.store.metrics import as_mapping

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from lora_tune.base.text import visible
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.review.describe import short_layout
-from lora_tune.review.summary import ending_word
+from lora_tune.review.summary import ending_word, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial
 

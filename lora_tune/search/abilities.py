@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import optuna
 
-    from lora_tune.search.grey_box.forecast import Advantage
+    from lora_tune.search.grey_box.sampler import Advantage
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT, Family
 from lora_tune.curves.forecast import Forecast, chance_words, forecast
 from lora_tune.curves.phases import second_phase
@@ -126,3 +127,20 @@ def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) ->
     ends = begin + (stops - last.samples) / timing.samples_per_second + per_eval * np.arange(1, len(stops) + 1)
     within = int(np.searchsorted(ends, limit, side="right"))
     return ahead.chance[within - 1] if within else 0.0
+
+
+# Whether another node-hour pays for itself.
+
+
+def not_worth(study: Study, gain: float | None) -> str:
+    """Why the next node-hour is not worth its cost, "" when it is or nobody knows.
+
+    gain: share of the score by which it is expected to improve the recommendation (``session.expected_gain``).
+    """
+    least = study.budget.stop_below
+    if least is None or gain is None or gain >= least:
+        return ""
+    return (
+        f"the next node-hour is expected to improve the score by {100 * gain:.2g}%, "
+        f"less than budget.stop_below = {100 * least:g}%"
+    )

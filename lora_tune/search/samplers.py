@@ -178,8 +178,8 @@ def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
 def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., BaseSampler]) -> BaseSampler:
     """What ``make`` makes, with the rules that the study keeps and the public results where they apply."""
     from lora_tune.search.grey_box import objective
+    from lora_tune.search.physics import physics_of
     from lora_tune.search.published import CLOSED_DIVISION
-    from lora_tune.search.study_physics import physics_of
 
     space, public = study.search_space, study.objective.curves == "llama2_70b_lora"
     benchmark = study.benchmark
@@ -316,7 +316,7 @@ def _coordinates(study: Study) -> Coordinates:
 
 def _throughput(study: Study) -> BaseSampler:
     """Our own sampler where there is no convergence to learn."""
-    from lora_tune.search.study_physics import physics_of
+    from lora_tune.search.physics import physics_of
     from lora_tune.search.throughput import ThroughputSampler
 
     space = study.search_space

@@ -20,6 +20,7 @@ from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.search.abilities import KnowsGain, Plans
+from lora_tune.search.capping import not_worth
 from lora_tune.search.recorded import (
     BASE,
     FIXED,
@@ -34,7 +35,6 @@ from lora_tune.search.recorded import (
 )
 from lora_tune.search.samplers import make_sampler, sampler_kind
 from lora_tune.search.sizes import smaller
-from lora_tune.search.worth import not_worth
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
 

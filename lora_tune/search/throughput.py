@@ -26,12 +26,10 @@ from lora_tune.config.parameters import Conditions
 from lora_tune.search import fits_in_memory
 from lora_tune.search.fits_in_memory import Peaks
 from lora_tune.search.grey_box import memory
-from lora_tune.search.grey_box.features import Coordinates, trend
+from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, trend, unit
 from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Prior, condition
-from lora_tune.search.grey_box.model import SPEED_NOISE, SearchModel, learn
+from lora_tune.search.grey_box.model import SPEED_NOISE, GreyBoxScales, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.grey_box.scales import GreyBoxScales
-from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import annotate, of_trial
 from lora_tune.search.refusals import refused_chance

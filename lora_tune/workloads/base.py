@@ -6,16 +6,20 @@ It is pure; it never starts anything. A trial knows nothing of Optuna or the dat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from lora_tune.base.errors import Finding, SetupError
+from lora_tune.base.errors import Finding, SetupError, StudyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
+from lora_tune.config.tables import Site
+from lora_tune.logs.lines import LineReader
+from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.workloads.record import Record
@@ -324,3 +328,100 @@ def seeds_per_job(workload: Workload) -> int:
 def start(workload: Workload) -> Start | None:
     """The configuration that trial 0 measures as it stands; None where there is none."""
     return workload.start() if isinstance(workload, Starts) else None
+
+
+# How the evals of a study's logs are read.
+
+
+def reader_of(study: Study, reader: LogReader) -> LogReader:
+    """The reader as the study's metric wants it: evals that rise are read as what they lack of the study's ceiling.
+
+    Raises StudyError for a reader of another package where the metric rises: none is known to turn its evals.
+    """
+    if study.rising:
+        if not isinstance(reader, MllogReader | LineReader):
+            kind = type(reader).__name__
+            problem = f"maximize, but {kind} reads losses; read the log as mllog, or print a value that falls"
+            raise StudyError(f"study {study.name}", "objective.direction", problem)
+        reader.read_shortfall(study.ceiling)
+    return reader
+
+
+# Container, data, model and tokenizer under the names that launch scripts read.
+
+
+ALSO: Mapping[str, tuple[str, ...]] = {
+    "CONT": ("CONT_FILE",),
+    "DATADIR": ("PREPROC_DATA",),
+    "MODEL": ("LOAD_CHECKPOINTS_PATH",),
+    "TOKENIZER": (),
+}
+"""Our name -> what other recipes call it: Inventec's env.sh, and Llama 3.1 405B."""
+
+
+def required(reads: Collection[str]) -> list[tuple[str, ...]]:
+    """Which places a recipe that reads ``reads`` needs, each under the names that it goes by there."""
+    return [known for name, others in ALSO.items() if (known := tuple(n for n in (name, *others) if n in reads))]
+
+
+_IMAGES = (".sqsh", ".sqfs", ".squashfs", ".sif")
+"""What ends the name of a container that is a file."""
+
+
+def is_image_file(container: str) -> bool:
+    """Whether CONT is a file, not an image of a registry such as ``nvcr.io/nvidia/pytorch:25.04-py3``."""
+    return container.startswith(("/", ".")) or container.endswith(_IMAGES)
+
+
+def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
+    """A sentence, its last part the remedy, for each relative path that a job does not find that starts in ``folder``.
+
+    pyxis takes a container's name without ``/`` or ``.`` at its head for an image of a registry.
+    """
+    sentences = []
+    for name in (n for ours, others in ALSO.items() for n in (ours, *others) if n != "TOKENIZER"):
+        value, container = named.get(name, ""), name in ("CONT", *ALSO["CONT"])
+        if not value or value.startswith("/") or (container and not is_image_file(value)):
+            continue
+        bare = container and not value.startswith(".")
+        if (folder / value).exists() and not bare:
+            continue
+        why = "pyxis takes it for an image of a registry" if bare else f"jobs start in {folder}, where it is not"
+        there = next((root / value for root in (folder, Path.cwd()) if (root / value).exists()), None)
+        remedy = f"name it by its whole path{f', {there.resolve()}' if there else ''}"
+        sentences.append(f"{name}={value} is relative, and {why}; {remedy}")
+    return sentences
+
+
+def unseen(named: Mapping[str, str]) -> list[str]:
+    """Places that are absolute paths with nothing at them as this machine sees it, one sentence each.
+
+    A node may see more: its own disk, for one.
+    """
+    return [
+        f"{name}={value} is not there as this machine sees it; a trial fails unless its node has it "
+        "(python -m lora_tune.doctor --probe asks a node)"
+        for name, value in named.items()
+        if value.startswith("/") and not Path(value).exists()
+    ]
+
+
+def given_by_site(site: Site, name: str) -> bool:
+    """Whether the site profile names the place that scripts call ``name``."""
+    paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
+    ours = next((n for n, others in ALSO.items() if name in (n, *others)), name)
+    return bool(paths.get(ours)) or not {ours, name}.isdisjoint(site.environment)
+
+
+def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
+    """CONT, DATADIR, MODEL and TOKENIZER as far as known: the site's, else what the user's shell exports.
+
+    reads: the variables that the recipe reads; a place is then set under each of its names among them.
+    """
+    paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
+    known: dict[str, str] = {}
+    for name, others in ALSO.items():
+        shell = (os.environ.get(n, "") for n in (name, *others))
+        value = str(paths.get(name) or "") or site.environment.get(name, "") or next(filter(None, shell), "")
+        known |= {n: value for n in (name, *others) if value and (n == name or n in reads)}
+    return known

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,57 @@ from lora_tune.config.secrets import Variables
 from lora_tune.config.study import Study
 from lora_tune.logs.lines import SCALES, make_reader
 from lora_tune.logs.run import LogReader
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, some_proposal
-from lora_tune.workloads.command_words import one_word, script_of, shell_variable, shell_words
-from lora_tune.workloads.config_copy import changed
-from lora_tune.workloads.config_file import needs, render, value_text
-from lora_tune.workloads.metric import reader_of
-from lora_tune.workloads.places import places
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, places, reader_of, some_proposal
+from lora_tune.workloads.config_file import changed, needs, render, value_text
 from lora_tune.workloads.reach import PLACE, Reach, idle_sentence, reaches, script_text, unsure_sentence
+
+# The words of a command that no shell runs: which of them is the script, and what only a shell would understand.
+
+
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_INTERPRETERS = ("python", "python3", "bash", "sh")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_OPERATORS = ("|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1", "2>")
+
+
+def script_of(program: str, arguments: Sequence[str]) -> str:
+    """The script that an interpreter is given to run; "" for another program, for ``-c TEXT`` and for ``-m MODULE``."""
+    if Path(program).stem not in _INTERPRETERS:
+        return ""
+    script = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
+    inline = any(re.fullmatch(r"-\w*[cm]", argument) for argument in arguments[:script])
+    return "" if inline or script == len(arguments) else arguments[script]
+
+
+def _in_a_shell(argv: Sequence[str]) -> bool:
+    return any(Path(word).name in _SHELLS for word in argv)
+
+
+def shell_variable(argv: Sequence[str], names: Collection[str]) -> str:
+    """The first of the parameters ``names`` that stands as ``$NAME``, which no shell fills in; "" for none.
+
+    A word of several words is a text for what the command starts: another shell, a batch system, a language.
+    """
+    if _in_a_shell(argv):
+        return ""
+    single = [word for word in argv if len(word.split()) == 1]
+    return next((name for word in single for name in _VARIABLE.findall(word) if name in names), "")
+
+
+def shell_words(argv: Sequence[str]) -> list[str]:
+    """A doubt about the first word that only a shell would understand, where there is none."""
+    words = [] if _in_a_shell(argv) else [word for word in argv if word in _OPERATORS]
+    remedy = 'no shell runs this command, so that it goes to your script; write argv = ["bash", "-c", "..."]'
+    return [f"workload.argv: {word!r}: {remedy}" for word in words[:1]]
+
+
+def one_word(program: str, folder: Path) -> str:
+    """What is wrong with a whole command line written as one word; "" where it is a program's name."""
+    words = program.split()
+    if len(words) < 2 or (folder / program).exists():
+        return ""
+    return f"workload.argv: {program!r} is one word; write {json.dumps(words)}"
+
 
 _FEW = 4
 """Trials of a study that is not refused when nothing of its space reaches its script."""

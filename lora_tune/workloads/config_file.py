@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from lora_tune.workloads.base import Value
-from lora_tune.workloads.sandbox import as_typed
+from lora_tune.workloads.script_needs import as_typed
 
 _INTO_ITS_OWN = 'CDPATH= pushd "$(dirname "${BASH_SOURCE[0]}")"'
 
@@ -57,3 +61,108 @@ def needs(name: str) -> str:
 def printable(text: str) -> str:
     """Text without control characters: what a terminal would act on becomes a space."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+# A script's own config file, changed for a trial: scalars of YAML, JSON and TOML, everything else to the letter.
+#
+# Values are replaced where they stand in the text, so that comments, order and anchors stay. Pure functions of text.
+
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+
+_TABLE = re.compile(r"\s*\[\s*(?P<keys>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
+_ENTRY = re.compile(r"(?P<keys>\s*[\w\s.\"'-]+?\s*=\s*)(?P<value>\"[^\"\\]*\"|'[^']*'|[-+\w.:]+)\s*(?:#.*)?$")
+"""A table's head, and an entry with a scalar, each on a line of TOML."""
+
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
+"""What stands before a scalar of YAML: its anchor and its tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value in a file. begin, end: where it stands in the text; value: as it is read, without quotes."""
+
+    value: str
+    begin: int
+    end: int
+
+
+def is_config(name: str) -> bool:
+    """Whether a file of this name is one whose values are read here."""
+    return PurePath(name).suffix.lower() in SUFFIXES
+
+
+def scalars(text: str, name: str = "") -> dict[str, Scalar]:
+    """Every scalar within mappings, under its dotted key. Raises ValueError for what is no YAML, JSON or TOML.
+
+    name: the file's, which tells TOML from the others.
+    """
+    if name.lower().endswith(".toml"):
+        found = [*_toml_scalars(text)]
+        twice = Counter(key for key, _ in found)  # one of them stands in a text of several lines
+        return {key: scalar for key, scalar in found if twice[key] == 1}
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    return dict(_scalars(root, "", text)) if root is not None else {}
+
+
+def _scalars(node: object, before: str, text: str) -> Iterator[tuple[str, Scalar]]:
+    from yaml.nodes import MappingNode, ScalarNode
+
+    if not isinstance(node, MappingNode):
+        return
+    for key, value in node.value:
+        name = f"{before}{key.value}"
+        if isinstance(value, ScalarNode):
+            begin, end = value.start_mark.index, value.end_mark.index
+            begin += len(_PROPERTIES.match(text[begin:end])[0])  # type: ignore[index]  # it matches nothing, too
+            yield name, Scalar(value.value, begin, end)
+        else:
+            yield from _scalars(value, f"{name}.", text)
+
+
+def _toml_scalars(text: str) -> Iterator[tuple[str, Scalar]]:
+    """The entries of TOML that stand on a line of their own and that a whole reading confirms; not those of arrays."""
+    values, before, begin = _flat(tomllib.loads(text)), "", 0
+    for line in text.splitlines(keepends=True):
+        if table := _TABLE.match(line):
+            before = _dotted(table["keys"]) + "."
+        elif line.lstrip().startswith("[["):
+            before = "[]."  # a table of an array has no dotted key
+        elif entry := _ENTRY.match(line):
+            name = before + _dotted(entry["keys"].rpartition("=")[0])
+            quoted = entry["value"][0] in "\"'"
+            if name in values and values[name] == tomllib.loads(f"x = {entry['value']}")["x"]:
+                start, end = begin + entry.start("value") + quoted, begin + entry.end("value") - quoted
+                yield name, Scalar(text[start:end], start, end)
+        begin += len(line)
+
+
+def _flat(table: Mapping[str, object], before: str = "") -> dict[str, object]:
+    leaves: dict[str, object] = {}
+    for key, value in table.items():
+        leaves |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return leaves
+
+
+def _dotted(keys: str) -> str:
+    return ".".join(key.strip().strip("\"'") for key in keys.split("."))
+
+
+def changed(text: str, values: Mapping[str, str], name: str = "") -> str:
+    """The text with other values under the dotted keys of ``values``. Raises ValueError for a key that it lacks."""
+    known = scalars(text, name)
+    if absent := [key for key in values if key not in known]:
+        raise ValueError(f"there is no key {absent[0]!r}; it has {', '.join([*known][:20]) or 'none'}")
+    for key in sorted(values, key=lambda key: -known[key].begin):
+        text = text[: known[key].begin] + _written(values[key]) + text[known[key].end :]
+    return text
+
+
+def _written(value: str) -> str:
+    """A number as every reader of YAML, JSON and TOML takes it for one: PyYAML reads ``3e-05`` as words."""
+    return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", value)

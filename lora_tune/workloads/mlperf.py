@@ -20,15 +20,24 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import Benchmark, find_benchmark
-from lora_tune.mlperf.disclosures import VARIABLES, disclosure_exports
-from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export, mlperf_findings
-from lora_tune.workloads.base import PYXIS, Export, Job, Proposal, Resources, Value
+from lora_tune.mlperf.gate import VARIABLES, disclosure_exports
+from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
+from lora_tune.workloads.base import (
+    ALSO,
+    PYXIS,
+    Export,
+    Job,
+    Proposal,
+    Resources,
+    Value,
+    given_by_site,
+    places,
+    reader_of,
+)
 from lora_tune.workloads.base_config import equal
 from lora_tune.workloads.config_file import render, source_lines, value_text
-from lora_tune.workloads.metric import reader_of
 from lora_tune.workloads.mlperf_names import probe_values, refuse_illegal, spelled
 from lora_tune.workloads.mlperf_settings import MlperfSettings
-from lora_tune.workloads.places import ALSO, given_by_site, places
 from lora_tune.workloads.record import ALIASES, Record
 from lora_tune.workloads.tree import TreeWorkload
 
@@ -110,7 +119,7 @@ class MlperfWorkload(TreeWorkload):
 
     def findings(self, paths: SweepPaths) -> Iterator[Finding]:
         """The implementation, its base config, whether every knob of the study is read, container, data and model."""
-        return mlperf_findings.findings(self, paths)
+        return mlperf_checks.findings(self, paths)
 
     def known_places(self) -> Mapping[str, str]:
         """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lora_tune.mlperf.knobs import INTERVAL_IN_STEPS
+from lora_tune.mlperf.gate import INTERVAL_IN_STEPS
 from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.record import ALIASES, names_of

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import InputError
 from lora_tune.base.text import redact
-from lora_tune.workloads.base import Export, Proposal, Value
+from lora_tune.workloads.base import ALSO, Export, Proposal, Value
 from lora_tune.workloads.config_file import render, source_lines
-from lora_tune.workloads.places import ALSO
 from lora_tune.workloads.walltime import own_limit
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from functools import cache
 from lora_tune.base.errors import SetupError
 from lora_tune.config.layout import Layout
 from lora_tune.config.parameters import Value
-from lora_tune.mlperf.knobs import as_value, batch_names, keys_of
+from lora_tune.mlperf.gate import as_value, batch_names, keys_of
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "TP": ("TENSOR_MODEL_PARALLEL", "PRIMUS_TP"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from lora_tune.workloads.script_options import Option
+from lora_tune.workloads.proposed_space import Option
 
 _OVERWRITES = "configurator"
 

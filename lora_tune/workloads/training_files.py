@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import Finding, good, problem, warning
-from lora_tune.workloads.places import is_image_file
+from lora_tune.workloads.base import is_image_file
 
 GB = 1e9
 MODEL_GB = 130

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from lora_tune.config.study import Study
-from lora_tune.mlperf.knobs import as_value
+from lora_tune.mlperf.gate import as_value
 from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start, Value
-from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, stated_defaults
+from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, starting_point, stated_defaults
 from lora_tune.workloads.implementation import (
     LIBRARY_PREFIXES,
     Implementation,
@@ -22,8 +22,7 @@ from lora_tune.workloads.implementation import (
 )
 from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.record import Record, record_of
-from lora_tune.workloads.sandbox import on_path
-from lora_tune.workloads.starting_point import starting_point
+from lora_tune.workloads.script_needs import on_path
 
 
 class TreeWorkload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlperf_logging.mllog import constants
 
-from lora_tune.mlperf.disclosures import disclosures
+from lora_tune.mlperf.gate import disclosures
 from lora_tune_recipes.megatron.settings import CommonSettings
 
 

@@ -13,7 +13,7 @@ from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import Default
 from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import h100_wide
-from lora_tune.search.grey_box.unit_range import at_random
+from lora_tune.search.grey_box.features import at_random
 
 
 @pytest.mark.parametrize("make", [h100_wide, scripts.batch, scripts.switches])

@@ -37,7 +37,7 @@ from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
-from lora_tune.review.replicates import replicates
+from lora_tune.review.stopping import replicates
 from lora_tune.search.comparison import ComparisonRules
 from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
 from lora_tune.store import Store, sqlite_url

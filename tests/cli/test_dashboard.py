@@ -29,7 +29,7 @@ from lora_tune.cli import dashboard
 from lora_tune.cli.options import Review, load_sweep
 from lora_tune.cli.web_server import Application
 from lora_tune.config.study import Study
-from lora_tune.review import dashboard_belief, dashboard_notes, dashboard_storage, notes
+from lora_tune.review import dashboard_notes, dashboard_storage, notes
 from lora_tune.review.dashboard_notes import LINE, LONGEST
 from lora_tune.review.summary import recommended_words
 from lora_tune.search.recommendation import Recommended
@@ -190,13 +190,13 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
 def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
     built: Review, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, may = dashboard_belief.recommend, threading.Event()
+    real, may = dashboard_storage.recommend, threading.Event()
 
     def slow(study: Study, sweep: StudyRecords) -> Recommended | None:
         assert may.wait(60)
         return real(study, sweep)
 
-    monkeypatch.setattr(dashboard_belief, "recommend", slow)
+    monkeypatch.setattr(dashboard_storage, "recommend", slow)
     shown = dashboard.application(built, None)
     _, detail = ask(shown, "/api/studies/1")
     assert len(detail["trials"]) == 24
@@ -211,16 +211,16 @@ def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
 
 
 def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, fails = dashboard_belief.recommend, [True]
+    real, fails = dashboard_storage.recommend, [True]
 
     def broken(study: Study, sweep: StudyRecords) -> Recommended | None:
         if fails.pop():
             raise ValueError("no model")
         return real(study, sweep)
 
-    monkeypatch.setattr(dashboard_belief, "recommend", broken)
-    monkeypatch.setattr(dashboard_belief, "GRACE_SECONDS", 60)
-    belief, fresh = dashboard_belief.BeliefBesideRequests(built.study), replace(built.sweep)
+    monkeypatch.setattr(dashboard_storage, "recommend", broken)
+    monkeypatch.setattr(dashboard_storage, "GRACE_SECONDS", 60)
+    belief, fresh = dashboard_storage.BeliefBesideRequests(built.study), replace(built.sweep)
     with pytest.raises(ValueError, match="no model"):
         belief.of(fresh)
     fails[:] = [False, False]
@@ -231,12 +231,12 @@ def test_a_thread_that_cannot_be_started_is_tried_again(built: Review, monkeypat
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    belief, fresh = dashboard_belief.BeliefBesideRequests(built.study), replace(built.sweep)
+    belief, fresh = dashboard_storage.BeliefBesideRequests(built.study), replace(built.sweep)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="new thread"):
             belief.of(fresh)
-    monkeypatch.setattr(dashboard_belief, "GRACE_SECONDS", 60)
+    monkeypatch.setattr(dashboard_storage, "GRACE_SECONDS", 60)
     assert belief.of(fresh)[1]
 
 

@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.cli.doors import own_token, visitor
 from lora_tune.cli.metrics import Metrics
-from lora_tune.cli.web_server import listen
+from lora_tune.cli.web_server import listen, own_token, visitor
 from tests.cli.test_dashboard import reviewed
 from tests.reachable import reachable
 from tests.waiting import wait_for

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.cli import export
 from lora_tune.review import config_check
-from lora_tune.review.intervals import time_interval
+from lora_tune.review.summary import time_interval
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial
 from lora_tune.workloads import load as load_workload

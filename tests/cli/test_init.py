@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from lora_tune import Sweep
 from lora_tune.base.errors import StudyError
 from lora_tune.cli import init as module
+from lora_tune.cli.init import ScriptFacts, reachable, study_text
 from lora_tune.cli.init import main as init
-from lora_tune.cli.new_study import ScriptFacts, reachable, study_text
 from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study, load_study, parse_study
-from lora_tune.workloads.proposed_space import propose
-from lora_tune.workloads.script_options import Option, from_command, from_help, together
+from lora_tune.workloads.proposed_space import Option, from_command, from_help, propose, together
 from tests.waiting import wait_for
 
 SCRIPT = """

@@ -23,9 +23,8 @@ from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import load_study
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal
-from lora_tune.workloads.config_copy import changed, scalars
-from lora_tune.workloads.proposed_space import propose
-from lora_tune.workloads.script_options import Option
+from lora_tune.workloads.config_file import changed, scalars
+from lora_tune.workloads.proposed_space import Option, propose
 
 TRAINS = "open('trained', 'w').close()\n"
 

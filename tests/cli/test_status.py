@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lora_tune.cli import status
-from lora_tune.cli.standing import Standing, standing
+from lora_tune.cli.status import Standing, standing
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.layout import LayoutAxes, parse_layout
-from lora_tune.config.site import Site
 from lora_tune.config.study import Study, load_study, parse_study
+from lora_tune.config.tables import Site
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal
 from lora_tune.workloads.mlperf import MlperfWorkload

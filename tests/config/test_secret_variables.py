@@ -19,8 +19,8 @@ from lora_tune.base.text import names_secret
 from lora_tune.cli import sweep
 from lora_tune.config.study import parse_study, secrets_written_in, text_to_keep, with_secrets_of
 from lora_tune.launchers.base import JobState
+from lora_tune.launchers.files import SOURCING, file_in_memory
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.launchers.secret_values import SOURCING, file_in_memory
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal
 from tests.contracts.launcher import poll_until, ticket_of

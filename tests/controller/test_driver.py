@@ -18,10 +18,9 @@ import pytest
 from lora_tune.base.errors import LauncherError, SetupError, StoreError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, load_study
-from lora_tune.controller.driver import Dependencies, Driver
-from lora_tune.controller.orphans import SURVEY_SECONDS
+from lora_tune.controller.driver import SURVEY_SECONDS, Dependencies, Driver
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.launchers.folders import write_files
+from lora_tune.launchers.files import write_files
 from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.search.session import Session

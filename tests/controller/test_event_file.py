@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune.controller.event_file import KEPT_LINES, EventFile
+from lora_tune.controller.sweep_records import KEPT_LINES, EventFile
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

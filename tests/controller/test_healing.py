@@ -18,7 +18,7 @@ from lora_tune.controller import healing, pruning, results
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf import convergence
-from lora_tune.mlperf.precision import Precision, precision_of
+from lora_tune.mlperf.gate import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.store.metrics import TrialMetrics

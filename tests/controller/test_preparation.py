@@ -14,7 +14,7 @@ import pytest
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import parse_study
-from lora_tune.controller.preparation import Preparation, prepare
+from lora_tune.controller.runtime import Preparation, prepare
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal

@@ -11,7 +11,7 @@ import pytest
 
 from lora_tune.base.errors import SetupError, StoreError
 from lora_tune.controller.driver import Driver
-from lora_tune.controller.rescue import still_there
+from lora_tune.controller.sweep_records import still_there
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url
 from lora_tune.store.port import Request

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from lora_tune.base.registry import WORKLOADS
 from lora_tune.config import parameters, tables
 from lora_tune.config.objective import ObjectiveSettings
-from lora_tune.config.site import Site
+from lora_tune.config.tables import Site
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("[objective]", "what is minimised", ObjectiveSettings),

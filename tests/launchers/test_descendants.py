@@ -14,8 +14,8 @@ import pytest
 
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.descendants import _cgroup_name, _members, kill_strays
 from lora_tune.launchers.local import LocalLauncher
+from lora_tune.launchers.processes import _cgroup_name, _members, kill_strays
 from lora_tune.workloads.base import Job
 from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of, write_command
 from tests.waiting import wait_for

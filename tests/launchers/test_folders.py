@@ -10,7 +10,7 @@ import pytest
 
 from lora_tune.base.errors import RefusedError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.launchers.folders import pickle_folder
+from lora_tune.launchers.files import pickle_folder
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.workloads.base import Job, Resources
 

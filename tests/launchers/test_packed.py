@@ -18,8 +18,8 @@ import pytest
 from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.files import write_json
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.config.site import Site
 from lora_tune.config.study import Study
+from lora_tune.config.tables import Site
 from lora_tune.launchers import make_launcher
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
 from lora_tune.launchers.job_records import describe

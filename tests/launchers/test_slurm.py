@@ -17,7 +17,7 @@ from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.files import create_json, read_json
 from lora_tune.base.paths import AttemptPaths, without_head
 from lora_tune.config.secrets import Secret
-from lora_tune.config.site import Site
+from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.slurm import submitting

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.config.site import Site
-from lora_tune.launchers.slurm.shell import handed_on
+from lora_tune.config.tables import Site
+from lora_tune.launchers.slurm.client import handed_on
 from lora_tune.launchers.slurm.submission import preview, submission_command
 from lora_tune.workloads.base import Job, Resources
 

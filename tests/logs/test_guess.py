@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.cli.new_study import ScriptFacts, study_text
+from lora_tune.cli.init import ScriptFacts, study_text
 from lora_tune.logs.guess import guess
 from lora_tune.logs.line_forms import losses, positions
 from lora_tune.logs.lines import make_reader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lora_tune.cli.new_study import ScriptFacts, study_text
+from lora_tune.cli.init import ScriptFacts, study_text
 from lora_tune.logs.guess import LogGuess, guess
 from lora_tune.logs.line_forms import losses
 

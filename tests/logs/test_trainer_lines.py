@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_tune.cli.new_study import ScriptFacts, study_text
+from lora_tune.cli.init import ScriptFacts, study_text
 from lora_tune.logs.guess import LogGuess, guess
 from lora_tune.logs.trainer_lines import rows_of
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lora_tune.mlperf.benchmark import Benchmark
-from lora_tune.mlperf.header import header
+from lora_tune.mlperf.gate import header
 from lora_tune.mlperf.rules import reaching
 
 

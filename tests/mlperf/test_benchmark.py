@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import InputError
 from lora_tune.mlperf import benchmark as registry
 from lora_tune.mlperf.benchmark import Benchmark, read_benchmark
-from lora_tune.mlperf.header import log_lines
+from lora_tune.mlperf.gate import log_lines
 from lora_tune.mlperf.log_check import complaints, parse
 from lora_tune.mlperf.rules import reaching
 from lora_tune.mlperf.rulesets import as_ruleset, benchmarks_of, newest_with, package, rulesets

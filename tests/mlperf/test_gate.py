@@ -14,13 +14,20 @@ from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import parse_study
 from lora_tune.mlperf import log_check
 from lora_tune.mlperf.benchmark import read_benchmark
-from lora_tune.mlperf.disclosures import disclosure_exports, disclosures, precisions
-from lora_tune.mlperf.gate import check_range, check_space, check_values
-from lora_tune.mlperf.header import log_lines
-from lora_tune.mlperf.knobs import announced, keys_of
+from lora_tune.mlperf.gate import (
+    announced,
+    check_range,
+    check_space,
+    check_values,
+    disclosure_exports,
+    disclosures,
+    keys_of,
+    log_lines,
+    precisions,
+)
 from lora_tune.mlperf.log_check import complaints, findings, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
-from lora_tune.review.advice.rules import taken_back
+from lora_tune.review.advice import taken_back
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 

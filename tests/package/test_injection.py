@@ -23,10 +23,10 @@ from rich.console import Console
 from lora_tune.base.errors import StudyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.cli import report, status
-from lora_tune.config.site import Site
 from lora_tune.config.study import Study, parse_study
+from lora_tune.config.tables import Site
 from lora_tune.controller.driver import Dependencies, Driver
-from lora_tune.controller.event_file import EventFile
+from lora_tune.controller.sweep_records import EventFile
 from lora_tune.launchers.slurm.submission import preview, submission_command
 from lora_tune.review import notes, screen
 from lora_tune.review.screen import Quiet

@@ -11,7 +11,7 @@ import pytest
 
 from lora_tune.config.study import load_study
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.review.intervals import time_interval
+from lora_tune.review.summary import time_interval
 from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import StudyRecords, TrialState, Verdict
 from lora_tune_recipes.workloads import TINY_UNTRAINED

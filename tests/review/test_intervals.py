@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lora_tune.review.intervals import time_interval
+from lora_tune.review.summary import time_interval
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial, Verdict
 

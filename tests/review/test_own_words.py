@@ -19,7 +19,7 @@ from lora_tune.cli.report import main as report
 from lora_tune.cli.status import main as status
 from lora_tune.cli.sweep import main as sweep
 from lora_tune.cli.verdict import main as verdict
-from lora_tune.review.describe import interval_words
+from lora_tune.review.summary import interval_words
 
 SCRIPT = """
 import sys

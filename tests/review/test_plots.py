@@ -18,7 +18,6 @@ from lora_tune.cli import report
 from lora_tune.config.layout import LayoutAxes
 from lora_tune.config.study import Study
 from lora_tune.review import plots
-from lora_tune.review.describe import short_layout
 from lora_tune.review.plots import chart as svg
 from lora_tune.review.plots import curves
 from lora_tune.review.plots.chart import (
@@ -35,6 +34,7 @@ from lora_tune.review.plots.chart import (
     time_unit,
 )
 from lora_tune.review.plots.figures import figure
+from lora_tune.review.summary import short_layout
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.builders import BEGAN, STUDY, hostile, study_of, sweep_of
 

@@ -9,8 +9,8 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from lora_tune.search.grey_box.forecast import Advantage
 from lora_tune.search.grey_box.from_today import FromTodaySampler
+from lora_tune.search.grey_box.sampler import Advantage
 
 SPACE: dict[str, BaseDistribution] = {"LR": FloatDistribution(1e-5, 1e-1, log=True)}
 START = {"LR": 1e-3}

@@ -12,10 +12,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lora_tune.search.grey_box.acquisition import value_actions
 from lora_tune.search.grey_box.candidates import WALKS, candidates
-from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.features import Coordinates, unit
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
-from lora_tune.search.grey_box.unit_range import unit
 from lora_tune.search.observations import SEED_SD, Observation
 
 Values = Mapping[str, Any]

@@ -18,7 +18,7 @@ from scipy.special import ndtr
 from lora_tune.curves import Schedule, Timing, predicted_seconds
 from lora_tune.logs.run import Eval
 from lora_tune.search.grey_box import memory
-from lora_tune.search.grey_box.features import Coordinates, trend
+from lora_tune.search.grey_box.features import Coordinates, from_unit, trend, unit
 from lora_tune.search.grey_box.gaussian import (
     Data,
     Posterior,
@@ -29,11 +29,8 @@ from lora_tune.search.grey_box.gaussian import (
     matern,
     repeated_noise,
 )
-from lora_tune.search.grey_box.model import as_known, learn
+from lora_tune.search.grey_box.model import as_known, convergence_prior, learn, thinned
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, public_family, rcp_mean
-from lora_tune.search.grey_box.training_data import thinned
-from lora_tune.search.grey_box.unit_range import from_unit, unit
-from lora_tune.search.grey_box.weak_priors import convergence_prior
 from lora_tune.search.observations import Observation, readings
 from lora_tune.search.optuna_trials import of_trial
 

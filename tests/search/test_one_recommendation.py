@@ -12,8 +12,7 @@ from rich.console import Console
 from lora_tune.cli.confirm.race import contenders
 from lora_tune.cli.explain import next_proposal
 from lora_tune.cli.report import _cards
-from lora_tune.cli.standing import as_json
-from lora_tune.cli.status import picture
+from lora_tune.cli.status import as_json, picture
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.review.summary import overview
 from lora_tune.search.recommendation import best_run, chance_to_pass, nearest, recommend

@@ -26,8 +26,8 @@ from lora_tune.search.grey_box.model import learn as learn_grey_box
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
+from lora_tune.search.physics import far_over, physics_of
 from lora_tune.search.samplers import _time_to_target, make_sampler
-from lora_tune.search.study_physics import far_over, physics_of
 from lora_tune.search.throughput import risk_of
 
 TWO = RECORDS / "nemo_h200x2"

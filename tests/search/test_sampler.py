@@ -27,8 +27,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import Joint, Prior
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
-from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.grey_box.words import explain
+from lora_tune.search.grey_box.sampler import GreyBoxSampler, explain
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.unit_range import from_unit, unit
+from lora_tune.search.grey_box.features import Coordinates, from_unit, unit
 
 BETA2, RATE = FloatDistribution(0.9, 0.9999), FloatDistribution(1e-5, 1e-1, log=True)
 EVEN = [*(FloatDistribution(*ends) for ends in ((0, 0.3), (0.5, 0.9), (0.9, 1))), IntDistribution(0, 9)]

@@ -10,8 +10,8 @@ from optuna.trial import TrialState, create_trial
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import load_study, parse_study
+from lora_tune.search.capping import not_worth
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.worth import not_worth
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 RATE = {"LR": optuna.distributions.FloatDistribution(1e-4, 1e-3, log=True)}

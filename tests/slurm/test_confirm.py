@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.review.replicates import replicates
+from lora_tune.review.stopping import replicates
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
 from tests.slurm.house import House

@@ -22,7 +22,7 @@ from lora_tune.launchers.simulated.machine import Degrees
 from lora_tune.launchers.simulated.tabular import TABLES, Table, read_table
 from lora_tune.launchers.simulated.workload import PARAMETERS, SurfaceWorkload
 from lora_tune.search.grey_box.acquisition import PROBE_BLOCKS
-from lora_tune.search.grey_box.weak_priors import LOST
+from lora_tune.search.grey_box.model import LOST
 from lora_tune.workloads.base import Proposal
 
 SURFACES = {"lora_tiny": tiny, "lora_small": small}

@@ -23,21 +23,20 @@ from lora_tune.config.holding import study_holding
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import with_base
-from lora_tune.mlperf.knobs import as_value
+from lora_tune.mlperf.gate import as_value
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
-from lora_tune.workloads.base_config import computed_from, equal, read_base, stated_defaults
+from lora_tune.workloads.base_config import computed_from, equal, read_base, starting_point, stated_defaults
 from lora_tune.workloads.implementation import sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base
 from lora_tune.workloads.mlperf_names import warmup_ratio
 from lora_tune.workloads.record import record_of
-from lora_tune.workloads.sandbox import source_files
-from lora_tune.workloads.starting_point import starting_point
+from lora_tune.workloads.script_needs import source_files
 from lora_tune.workloads.walltime import minutes_of
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.workloads.command_words import one_word, shell_variable, shell_words
+from lora_tune.workloads.command import one_word, shell_variable, shell_words
 
 
 def test_an_operator_of_the_shell_is_doubted_where_there_is_none() -> None:

@@ -18,12 +18,11 @@ from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value, rules_of, written
+from lora_tune.workloads.base_config import parameters_at
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import about_base
+from lora_tune.workloads.mlperf_checks import about_base, findings
 from lora_tune.workloads.mlperf_evals import counts_steps
-from lora_tune.workloads.mlperf_findings import findings
 from lora_tune.workloads.record import record_of
-from lora_tune.workloads.starting_point import parameters_at
 
 CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
 LORA = "export LR=0.0004 MAX_STEPS=800 TP=4 PP=1 CP=1 MBS=1 MINIBS=4 DGXNNODES=1 DGXNGPU=8 VAL_CHECK_INTERVAL=384\n"

@@ -10,8 +10,8 @@ import pytest
 
 from lora_tune.base.errors import SetupError
 from lora_tune.review import config_check
-from lora_tune.workloads import sandbox
-from lora_tune.workloads.sandbox import source_files
+from lora_tune.workloads import script_needs
+from lora_tune.workloads.script_needs import source_files
 from tests.workloads.test_base_config import CONFIG, STANDIN, changed, made
 
 
@@ -59,7 +59,7 @@ def test_what_never_comes_back_is_ended_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     if words == "does not end":
-        monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+        monkeypatch.setattr(script_needs, "SECONDS", 1.0)
     with pytest.raises(SetupError, match=words):
         source_files([config(tmp_path, text)], strict="if then" in text)
 
@@ -115,7 +115,7 @@ def test_what_would_take_the_shell_along_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, words: str
 ) -> None:
     if words == "does not end":
-        monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+        monkeypatch.setattr(script_needs, "SECONDS", 1.0)
     file = tmp_path / "config_x.sh"
     file.write_bytes(text)
     with pytest.raises(SetupError, match=words):
@@ -152,6 +152,6 @@ def test_an_export_whose_base_does_such_things_is_checked_in_a_sentence(
     file = config(tmp_path, exported, name)
     with (tmp_path / "tree" / CONFIG).open("a") as base:
         base.write(text)
-    monkeypatch.setattr(sandbox, "SECONDS", 2.0)
+    monkeypatch.setattr(script_needs, "SECONDS", 2.0)
     with pytest.raises(SetupError, match="cannot be sourced"):
         config_check.without_effect(file, workload)

@@ -11,10 +11,10 @@ from lora_tune.base.errors import SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import load_study
-from lora_tune.controller.doubts import doubts
+from lora_tune.controller.runtime import doubts
 from lora_tune.sweep import main
 from lora_tune.workloads import load
-from lora_tune.workloads.script_header import environment_options, header_options, refusals
+from lora_tune.workloads.script_needs import environment_options, header_options, refusals
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller.doubts import doubts
+from lora_tune.controller.runtime import doubts
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, some_proposal
 from lora_tune.workloads.implementation import read_implementation

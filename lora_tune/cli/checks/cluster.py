@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from lora_tune.base.errors import Finding, LauncherError, good, problem, warning
-from lora_tune.config.site import Site
+from lora_tune.config.tables import Site
 from lora_tune.launchers.slurm import partitions
 from lora_tune.launchers.slurm.launcher import COMMANDS
 from lora_tune.launchers.slurm.parse import NODES, node_rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_tune.base.errors import Finding, good, problem, warning
-from lora_tune.config.site import Site
+from lora_tune.config.tables import Site
 from lora_tune.launchers.base import Launcher, Ticket
 from lora_tune.workloads.base import Job, Resources
 

@@ -34,11 +34,10 @@ from lora_tune.cli.options import (
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
 from lora_tune.controller.base_watch import refuse_departed
-from lora_tune.controller.doubts import doubts
 from lora_tune.controller.driver import proposal
-from lora_tune.controller.runtime import DrivePlan, Environment, at_work, given_back, make_clock, own_folder
+from lora_tune.controller.runtime import DrivePlan, Environment, at_work, doubts, given_back, make_clock, own_folder
 from lora_tune.launchers import make_launcher, preview
-from lora_tune.review.replicates import Replicate, replicates
+from lora_tune.review.stopping import Replicate, replicates
 from lora_tune.search.comparison import ComparisonRules
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of

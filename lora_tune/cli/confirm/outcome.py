@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.text import counted, duration
 from lora_tune.config.study import Study
-from lora_tune.review.describe import parameters_text
-from lora_tune.review.replicates import Replicate, missed, name_of, results
-from lora_tune.review.summary import objective_words
+from lora_tune.review.stopping import Replicate, missed, name_of, results
+from lora_tune.review.summary import objective_words, parameters_text
 from lora_tune.search.comparison import CannotSeparate, ComparisonPlan, Decided, means
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of

@@ -15,9 +15,8 @@ from lora_tune.base.text import counted
 from lora_tune.cli.options import again, typed
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
-from lora_tune.review.describe import parameters_text, race_words
-from lora_tune.review.replicates import name_of, replicates, results
-from lora_tune.review.summary import ranked
+from lora_tune.review.stopping import name_of, replicates, results
+from lora_tune.review.summary import parameters_text, race_words, ranked
 from lora_tune.search.comparison import ComparisonPlan, ComparisonRules, plan
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale

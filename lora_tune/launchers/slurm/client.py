@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.host import send_signal
+from lora_tune.base.text import names_secret
 
 ANSWER_SECONDS = 30.0
 """How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
@@ -82,3 +84,63 @@ def _last_line(text: str) -> str:
     """What a command said last, without the hint at its own help."""
     lines = (line.strip() for line in reversed(text.splitlines()))
     return next((line for line in lines if line and not line.startswith('Try "')), "")
+
+
+# What a job takes from the shell in which its sweep was started: where software, caches and services are.
+#
+# Everything else stays out, since a config that was sourced there would leak into every trial, and ``SLURM_*`` or
+# ``SBATCH_*`` of an enclosing job would change the submission. Secrets stay out as well: a study names them.
+
+
+_SHELL = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "BASH_ENV"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "MODULEPATH", "ENROOT_CONFIG_PATH", "SLURM_CONF"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+_SOFTWARE = (
+    *("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDNN_HOME", "NCCL_HOME", "ROCM_PATH", "ROCM_HOME", "MPI_HOME"),
+    *("CPATH", "LIBRARY_PATH", "MODULESHOME", "LOADEDMODULES", "_LMFILES_", "SPACK_ROOT", "EASYBUILD_PREFIX"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_CACHE_HOME", "XDG_DATA_HOME"),
+    *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NLTK_DATA", "MPLCONFIGDIR"),
+    *("PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPYCACHEPREFIX", "APPTAINER_CACHEDIR", "SINGULARITY_CACHEDIR"),
+    *(f"WANDB_{name}" for name in ("MODE", "DISABLED", "DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "BASE_URL")),
+    *("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_SILENT", "WANDB_CONSOLE"),
+)
+_FAMILIES = re.compile(r"(?:HF|TRANSFORMERS|CONDA|MAMBA|_CE|LMOD|__LMOD|MODULES|__MODULES)_\w+")
+"""Of the Hugging Face libraries, conda and environment modules: where they are and whether they may use the network."""
+
+_FUNCTIONS = re.compile(
+    r"BASH_FUNC_(_?module\w*|ml|switchml|_ml|scl|spack|_spack\w*|conda|mamba|micromamba|__(?:conda|mamba)\w*)(?:%%|\(\))"
+)
+"""As bash exports functions (``export -f``): those of modules, Spack and conda."""
+
+
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables and exported functions of a shell's ``environment`` that its jobs get."""
+    return {name: value for name, value in environment.items() if _is_handed_on(name)}
+
+
+def functions_of(environment: Mapping[str, str]) -> list[str]:
+    """The names of the exported functions among what jobs get."""
+    return sorted(match[1] for name in environment if (match := _FUNCTIONS.fullmatch(name)))
+
+
+def in_words(environment: Mapping[str, str]) -> str:
+    """What the jobs of a shell with this ``environment`` take from it, for people to read."""
+    plain = {*_SHELL}
+    names = sorted(name for name in handed_on(environment) if name not in plain and not _FUNCTIONS.fullmatch(name))
+    functions = functions_of(environment)
+    also = [*names, *(f"the function {name}" for name in functions)]
+    return f"jobs take from this shell its own settings (PATH, HOME, proxies, ...){', ' * bool(also)}{', '.join(also)}"
+
+
+def held_back(environment: Mapping[str, str]) -> list[str]:
+    """Secrets of known services in a shell's ``environment``, which jobs get by a study's [site.environment] alone."""
+    known = re.compile(r"(?:HF|HUGGING_?FACE|WANDB|COMET|NEPTUNE|MLFLOW)_\w+")
+    return sorted(name for name in environment if known.match(name) and names_secret(name))
+
+
+def _is_handed_on(name: str) -> bool:
+    if name in _SHELL or _FUNCTIONS.fullmatch(name):
+        return True
+    return not names_secret(name) and (name in _SOFTWARE or _FAMILIES.fullmatch(name) is not None)

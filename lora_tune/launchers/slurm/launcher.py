@@ -21,12 +21,12 @@ from lora_tune.base.errors import LauncherError, LimitError, RefusedError, Setup
 from lora_tune.base.files import read_json, text_of, write_json
 from lora_tune.base.host import hostnames
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.config.site import Site
 from lora_tune.config.study import Study
+from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
+from lora_tune.launchers.files import file_in_memory, secret_values
 from lora_tune.launchers.job_records import foreign, read_pauses, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
-from lora_tune.launchers.secret_values import file_in_memory, secret_values
 from lora_tune.launchers.slurm import cancellations, parse, partitions
 from lora_tune.launchers.slurm.client import ask, clean_environment
 from lora_tune.launchers.slurm.refusals import refusal

@@ -6,7 +6,7 @@ Such a job waits for ever (``PartitionTimeLimit``, ``Reservation``), so it is sa
 from __future__ import annotations
 
 from lora_tune.base.sbatch_options import sbatch_options
-from lora_tune.config.site import Site
+from lora_tune.config.tables import Site
 from lora_tune.workloads.walltime import minutes_of
 
 LIMITS = ("sinfo", "--all", "--noheader", "--format=%P|%l")

@@ -14,14 +14,12 @@ from typing import Any
 
 from lora_tune.base.errors import RefusedError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.config.site import Site
-from lora_tune.launchers.folders import pickle_folder
-from lora_tune.launchers.secret_values import SOURCING
-from lora_tune.launchers.slurm.shell import handed_on
+from lora_tune.config.tables import Site
+from lora_tune.launchers.files import SOURCING, pickle_folder
+from lora_tune.launchers.slurm.client import handed_on
 from lora_tune.launchers.slurm.submitting import sbatch_answer
 from lora_tune.workloads.base import Job
-from lora_tune.workloads.script_header import header_options
-from lora_tune.workloads.script_needs import script_text
+from lora_tune.workloads.script_needs import header_options, script_text
 
 _ELSEWHERE = "use another sweeps folder (--output)"
 

@@ -235,7 +235,7 @@ def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
     """
     from optuna.distributions import IntDistribution
 
-    from lora_tune.search.grey_box.unit_range import coder, ends
+    from lora_tune.search.grey_box.features import coder, ends
 
     if (bounds := ends(spread)) is None:
         return None

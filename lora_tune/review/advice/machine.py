@@ -14,7 +14,7 @@ from lora_tune.base.text import counted, duration
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.review.advice.base import Advice, listed, reached
-from lora_tune.review.describe import batch_words
+from lora_tune.review.summary import batch_words
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_words
 from lora_tune.search.scatter import scatter_of

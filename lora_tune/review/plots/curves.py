@@ -13,9 +13,8 @@ from lora_tune.base.text import about, counted, duration
 from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
-from lora_tune.review.describe import batch_words, parameters_text, short_layout
 from lora_tune.review.plots.chart import GROUPS, Axis, Band, Bars, Chart, Colour, Lines, Mark, Markers, Rule, time_unit
-from lora_tune.review.summary import STOPPED_EARLY, ranked
+from lora_tune.review.summary import STOPPED_EARLY, batch_words, parameters_text, ranked, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial, Verdict

@@ -12,11 +12,10 @@ import numpy.typing as npt
 from optuna.distributions import CategoricalDistribution
 
 from lora_tune.curves import Schedule
-from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
 from lora_tune.search.grey_box.gaussian import Array, Joint
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.objective import Goal, Slopes
-from lora_tune.search.grey_box.unit_range import at_random, from_unit, unit
 
 CONFIGURATIONS = 240
 """Random hyperparameter settings that a proposal chooses from, over all batch sizes."""

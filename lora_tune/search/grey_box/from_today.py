@@ -12,8 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.text import duration
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.forecast import Advantage
-from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.grey_box.sampler import Advantage, GreyBoxSampler
 
 Values = Mapping[str, Any]
 

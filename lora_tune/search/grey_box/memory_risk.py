@@ -12,8 +12,7 @@ import numpy as np
 from lora_tune.search import fits_in_memory
 from lora_tune.search.fits_in_memory import Needs, PeakMemory, Peaks
 from lora_tune.search.grey_box import memory
-from lora_tune.search.grey_box.distinct_rows import alike_once
-from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.features import Coordinates, alike_once
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.grey_box.memory import MemoryModel
 from lora_tune.search.observations import Observation

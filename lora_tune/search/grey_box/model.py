@@ -12,22 +12,337 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from optuna.distributions import FloatDistribution
 
 from lora_tune.curves import Schedule
 from lora_tune.search.fits_in_memory import Needs
-from lora_tune.search.grey_box.features import Coordinates, trend
-from lora_tune.search.grey_box.gaussian import HERE, Array, Joint, Posterior, condition
+from lora_tune.search.grey_box.features import LONGEST_WARMUP, Coordinates, alike_once, trend, unit
+from lora_tune.search.grey_box.gaussian import (
+    HERE,
+    Array,
+    Belief,
+    Data,
+    Joint,
+    Posterior,
+    Prior,
+    condition,
+    fit,
+    log_evidence,
+    repeated_noise,
+)
 from lora_tune.search.grey_box.memory_risk import MemoryRisk, learn_memory
 from lora_tune.search.grey_box.objective import HALF, Goal
-from lora_tune.search.grey_box.scales import GreyBoxScales, first_scales, fitted
-from lora_tune.search.grey_box.training_data import (
-    convergence_data,
-    pick,
-    speed_data,
-    with_expected,
-    with_expected_speed,
-)
-from lora_tune.search.observations import Observation, Reading, readings
+from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
+from lora_tune.search.usual_names import RATE
+
+# What observations are to the three Gaussian processes: rows of features with what was read at them.
+
+
+LARGEST = 400
+"""Readings that a model keeps; beyond, an even choice of them."""
+GOLDEN = 0.5 * (math.sqrt(5) - 1)
+
+
+def convergence_data(
+    coordinates: Coordinates,
+    curved: tuple[int, ...],
+    observations: Sequence[Observation],
+    readings: Mapping[int, Reading],
+) -> Data:
+    """One row a reading in ``readings``, by its position in ``observations``."""
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in observations)]))}
+    places = list(readings)
+    source = np.array([numbers[observations[at].source] for at in places], dtype=np.int64)
+    keep = chosen(source, LARGEST)
+    kept = [readings[places[row]] for row in keep]
+    x = np.array([coordinates.convergence_features(observations[places[row]].values) for row in keep]).reshape(
+        len(keep), coordinates.convergence_width
+    )
+    return Data(
+        x=x, basis=trend(x, curved), y=np.array([r.ln_samples for r in kept]), sd=np.array([r.sd for r in kept]),
+        source=source[keep], below=np.array([r.below for r in kept], dtype=np.bool_),
+        extended=np.array([r.extended for r in kept]),
+    )  # fmt: skip
+
+
+def speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, float]], noise: float) -> Data:
+    """ln of a speed per distinct layout: the median of its readings."""
+    by_row: dict[tuple[float, ...], list[float]] = {}
+    names = frozenset(coordinates.speed_names)
+    own = [(o.values, value) for o, value in pairs if not o.source and names <= o.values.keys()]
+    rows = alike_once(coordinates, coordinates.speed_features, [values for values, _ in own])
+    for row, (_, value) in zip(rows, own, strict=True):
+        by_row.setdefault(tuple(row), []).append(math.log(value))
+    x = np.array(list(by_row)).reshape(len(by_row), len(coordinates.speed_labels))
+    return Data(
+        x=x, basis=trend(x, ()), y=np.array([float(np.median(v)) for v in by_row.values()]),
+        sd=np.full(len(by_row), noise), source=np.full(len(by_row), HERE, dtype=np.int64),
+        below=np.zeros(len(by_row), dtype=np.bool_), extended=np.zeros(len(by_row)),
+    )  # fmt: skip
+
+
+def pick(data: Data, keep: npt.NDArray[np.int64]) -> Data:
+    """Some rows."""
+    return Data(
+        x=data.x[keep], basis=data.basis[keep], y=data.y[keep], sd=data.sd[keep], source=data.source[keep],
+        below=data.below[keep], extended=data.extended[keep],
+    )  # fmt: skip
+
+
+def thinned(data: Data, largest: int) -> Data:
+    """At most ``largest`` rows of ``data``, as :func:`chosen` has them."""
+    return data if len(data.y) <= largest else pick(data, chosen(data.source, largest))
+
+
+def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]:
+    """At most ``largest`` of the rows (n) of these sources: this study's first, half where others have as many to give.
+
+    Never chosen by ``y``: the lowest readings of a noisy quantity are its luckiest, agree with one another, and make
+    the noise seem small. Multiples of the golden section spread over the rows evenly, and as rows are added most stay.
+    """
+    if len(source) <= largest:
+        return np.arange(len(source))
+    own, others = np.flatnonzero(source == HERE), np.flatnonzero(source != HERE)
+    share = max(largest - len(others), largest // 2)
+    own = own[np.argsort(np.arange(len(own)) * GOLDEN % 1)[:share]]
+    others = others[np.argsort(np.arange(len(others)) * GOLDEN % 1)[: largest - len(own)]]
+    return np.sort(np.r_[own, others])
+
+
+def with_expected(
+    coordinates: Coordinates, curved: tuple[int, ...], posterior: Posterior, waiting: Sequence[Observation]
+) -> Posterior:
+    """The belief in convergence as if running trials had ended as expected of them."""
+    if not waiting:
+        return posterior
+    x = np.array([coordinates.convergence_features(o.values) for o in waiting])
+    return _as_if_measured(posterior, x, trend(x, curved), SEED_SD)
+
+
+def with_expected_speed(
+    coordinates: Coordinates, posterior: Posterior, waiting: Sequence[Observation], noise: float
+) -> Posterior:
+    """The belief in a speed as if running trials had shown the expected one, with this relative ``noise``."""
+    rows = list(dict.fromkeys(tuple(coordinates.speed_features(o.values)) for o in waiting))
+    return _as_if_measured(posterior, np.array(rows), trend(np.array(rows), ()), noise)
+
+
+def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
+    """The posterior as if ``x`` had been measured with the mean outcome: less is to be learned there."""
+    mean, _ = posterior.predict(x, basis)
+    old = posterior.data
+    data = Data(
+        x=np.r_[old.x, x], basis=np.r_[old.basis, basis], y=np.r_[old.y, mean], sd=np.r_[old.sd, np.full(len(x), sd)],
+        source=np.r_[old.source, np.full(len(x), HERE, dtype=np.int64)],
+        below=np.r_[old.below, np.zeros(len(x), dtype=np.bool_)],
+        extended=np.r_[old.extended, np.zeros(len(x))],
+    )  # fmt: skip
+    return condition(data, posterior.prior)
+
+
+# What the search believes before any run: of samples to the target, of speed, and of how smooth both are.
+
+
+OCTAVES = math.log(4)
+"""The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
+LOST = 0.35
+"""Share of warm-up's samples by which runs cross later, give or take as much: in three tables of real trials 0.3 to
+0.45 at every batch, warm-up and schedule (``python -m benchmarks.tables``)."""
+MOST_LOST = 1.0
+"""ln(samples) per unit of the warm-up feature that is believed at most, where schedules are far longer than runs."""
+
+BEND, BEND_SD, SLOPE_SD = 0.08, 0.08, 0.15
+"""ln(samples) that other numbers (weight decay, betas, rank, dropout) cost at half a range from the best one, with its
+doubt, and the doubt of where that one is."""
+SMOOTH = 0.35
+"""How much of the smooth residual such a number takes part in: with six of them every new point would be unknown."""
+
+LORA_RATE = 10.0
+"""LoRA's best learning rate over that of full fine-tuning, nearly whatever the rank, adapters on all linear layers:
+Schulman et al., LoRA Without Regret (thinkingmachines.ai/blog/lora, 2025)."""
+RATE_SD = math.log(3)
+"""Doubt of it: on short runs about 15 was seen there, and the rate of full fine-tuning is itself known roughly."""
+
+_SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
+    "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
+    "bubble": (-1.0, 0.3), "micro": (0.0, 0.1), "sp": (0.02, 0.05), "FP8": (0.15, 0.1), "TP_COMM_OVERLAP": (0.03, 0.05),
+    "FP8_PARAMS": (0.0, 0.03), "FP8_ACT": (0.0, 0.03), "RECOMPUTE_GRANULARITY=full": (-0.2, 0.15),
+    "nodes": (0.62, 0.15),
+}  # fmt: skip
+"""ln samples/s per feature, mean and sd: what splitting costs (public H100 figures: -0.18 a doubling of TP or CP).
+
+Twice the nodes are believed to be 1.6 to 2.1 times as fast. Switches are at -1 and 1: FP8 at the 70B shape takes 0.7 of
+the time of bf16 on four H200, recomputation costs up to a third of the time (the forward pass again), overlap gave 2
+and 15% (sweeps/records).
+"""
+_EVAL_BELIEF: Mapping[str, tuple[float, float]] = {
+    "tp": (0.3, 0.3), "cp": (0.4, 0.3), "pp": (0.6, 0.4), "mbs": (0.0, 0.1), "vp": (0.0, 0.1),
+    "bubble": (0.0, 0.3), "micro": (0.0, 0.1), "sp": (0.0, 0.1),
+}  # fmt: skip
+
+
+def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
+    """Weak beliefs about ln(samples): a valley over the learning rate, more samples for larger batches and for warm-up,
+    little else."""
+    rate = coordinates.rate_feature
+    width = coordinates.convergence_width
+    mean, sd = np.zeros(1 + width), np.full(1 + width, 0.4)
+    mean[0], sd[0] = base_level, 1.0
+    mean[-1], sd[-1] = 0.5, 0.5  # per two doublings of the batch; public: 0.4
+    if (warmup := coordinates.warmup_feature) is not None:
+        per_unit = 0.5 * LONGEST_WARMUP * coordinates.reference_samples / math.exp(base_level)
+        lost = min(MOST_LOST, LOST * per_unit)
+        mean[0] += lost  # the feature is -1 without warm-up
+        mean[1 + warmup], sd[1 + warmup] = lost, lost
+    curve_mean, curve_sd = [], []
+    if rate is not None:
+        half = _half_range(coordinates)
+        # Curvature 0.5 +- 0.2 per squared e-fold: samples double at 1.7 e-folds from the best rate.
+        curve_mean, curve_sd = [0.25 * half**2], [0.1 * half**2]
+        place, slope_sd = _best_rate(coordinates, half)
+        mean[0] += curve_mean[0] * place**2
+        mean[1 + rate], sd[1 + rate] = -2 * curve_mean[0] * place, slope_sd
+    weights = np.ones(width)
+    weights[-1] = 0.7
+    if rate is not None:
+        # Two octaves are the unit, as of batch and schedule: how smooth the valley is does not depend on how wide a
+        # range is searched. In halves of a range of three decades the residual could not bend within a factor of eight.
+        weights[rate] = _half_range(coordinates) / OCTAVES
+    for column, centre in coordinates.other_features.items():
+        # BEND (x - centre)^2, as a line and a square of x: what the user or the published results have is not bad.
+        mean[0] += BEND * centre**2
+        mean[1 + column], sd[1 + column] = -2 * BEND * centre, SLOPE_SD
+        curve_mean.append(BEND)
+        curve_sd.append(BEND_SD)
+        weights[column] = SMOOTH
+    return Prior(
+        mean=np.r_[mean, curve_mean],
+        sd=np.r_[sd, curve_sd],
+        amplitude=0.15,
+        length=0.6,
+        shift=0.1,
+        departure=0.06,
+        weights=weights,
+    )
+
+
+def _best_rate(coordinates: Coordinates, half: float) -> tuple[float, float]:
+    """Where the valley's lowest point is expected in the rate's range, from -1 to 1, and the doubt of its slope.
+
+    half: of the range in e-folds. Where nothing is stated it may lie anywhere: half a range to either side of the
+    middle within one sd.
+    """
+    anywhere, stated = max(0.3, 0.25 * half**2), coordinates.full_fine_tuning_lr
+    for name, distribution in coordinates.distributions.items():
+        if stated is not None and name.upper() in RATE and isinstance(distribution, FloatDistribution):
+            expected = min(max(LORA_RATE * stated, distribution.low), distribution.high)
+            return unit(distribution, expected), min(anywhere, 0.5 * half * RATE_SD)
+    return 0.0, anywhere
+
+
+def _half_range(coordinates: Coordinates) -> float:
+    """Half of the learning rate's range in e-folds."""
+    for name, distribution in coordinates.distributions.items():
+        if name.upper() in RATE and isinstance(distribution, FloatDistribution) and distribution.low > 0:
+            return max(0.05, 0.5 * math.log(distribution.high / distribution.low))
+    return 1.0
+
+
+def speed_prior(labels: Sequence[str], level: float) -> Prior:
+    """Beliefs about ln(samples/s) over speed features of these labels; ``level``: of an average layout."""
+    return _by_label(labels, _SPEED_BELIEF, level)
+
+
+def eval_prior(labels: Sequence[str], level: float) -> Prior:
+    """The same about ln(seconds per eval)."""
+    return _by_label(labels, _EVAL_BELIEF, level)
+
+
+def _by_label(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]], level: float) -> Prior:
+    pairs = [beliefs.get(label, (0.0, 0.2)) for label in labels]
+    return Prior(
+        mean=np.array([level, *(m for m, _ in pairs)]), sd=np.array([1.5, *(s for _, s in pairs)]),
+        amplitude=0.04, length=1.5, shift=0.03, departure=0.03, weights=np.ones(len(labels)),
+    )  # fmt: skip
+
+
+def scale_belief(start: Prior) -> Belief:
+    """Log belief about fitted scales: lognormal around ``start``."""
+    widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "departure": 0.8, "noise_scale": 0.25}
+
+    def log_belief(prior: Prior) -> float:
+        return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in widths.items())
+
+    return log_belief
+
+
+# Scales of the three models: as believed at first, fitted to data, and whether other sources agree with this study.
+
+
+DOUBT = 3.0
+"""ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
+FEWEST = 3
+"""This study's own readings before other sources may be set aside: one unlucky run is no evidence against a hundred."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreyBoxScales:
+    """Scales of the three models after fitting, kept between asks so that they are fitted rarely.
+
+    trusted: whether other sources' readings are used; they are set aside once they contradict this study's own.
+    """
+
+    convergence: Prior
+    speed: Prior
+    evals: Prior
+    trusted: bool = True
+    fitted_at: int = -1
+
+
+def first_scales(coordinates: Coordinates, base: float, speeds: Sequence[float]) -> GreyBoxScales:
+    """Before anything is fitted. base: ln(samples to the target) at best so far. speeds: samples/s seen."""
+    level = float(np.median([math.log(speed) for speed in speeds])) if speeds else 0.0
+    labels = coordinates.speed_labels
+    return GreyBoxScales(
+        convergence=convergence_prior(coordinates, base),
+        speed=speed_prior(labels, level),
+        evals=eval_prior(labels, level),
+    )
+
+
+def fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data], due: int) -> GreyBoxScales:
+    """Scales of the three models fitted to their data; ``due``: readings that they are fitted to."""
+    labels = coordinates.speed_labels
+    _, speed_data, eval_data = data
+    level, eval_level = (float(np.median(d.y)) if len(d.y) else 0.0 for d in (speed_data, eval_data))
+    starts = (
+        convergence_prior(coordinates, base),
+        speed_prior(labels, level),
+        eval_prior(labels, eval_level),
+    )
+    starts = (replace(starts[0], noise_scale=repeated_noise(data[0])), *starts[1:])
+    moved = [fit(thinned(d, 120), s, scale_belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
+    convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
+    return GreyBoxScales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
+
+
+def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
+    """The prior to use, and whether other sources are: by the Bayes factor for this study's readings given theirs.
+
+    ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); they are believed unless that is worse by
+    more than ``DOUBT``.
+    """
+    own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
+    if len(own) < FEWEST or not len(others):
+        return together, True
+    alone = fit(pick(data, own), start, scale_belief(start))
+    believed = scale_belief(start)
+    apart = log_evidence(pick(data, own), alone) + believed(alone)
+    joint = log_evidence(data, together) + believed(together)
+    joint -= log_evidence(pick(data, others), together)
+    return (together, True) if joint > apart - DOUBT else (alone, False)
+
 
 USUAL_EVAL_SAMPLES = 384.0
 """Samples between evals where neither a study nor a trial says it: those of MLPerf's LoRA."""

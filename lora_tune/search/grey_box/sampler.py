@@ -14,18 +14,201 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
 from lora_tune.search.fits_in_memory import Needs
-from lora_tune.search.grey_box.acquisition import Action, value_actions
+from lora_tune.search.grey_box.acquisition import Action, Values, value_actions
+from lora_tune.search.grey_box.candidates import Beliefs, believe, candidates
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.forecast import Advantage, compared, forecast
-from lora_tune.search.grey_box.model import SearchModel, as_known, learn
+from lora_tune.search.grey_box.memory_risk import death_logs
+from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.grey_box.recommendation import Recommendation, recommend_from
-from lora_tune.search.grey_box.scales import GreyBoxScales
-from lora_tune.search.grey_box.words import explain, sentence
-from lora_tune.search.observations import Observation
+from lora_tune.search.observations import SEED_SD, UNIFORM_SD, Observation
 from lora_tune.search.optuna_trials import TrialReader, annotate, filled_in
+
+# What to hand over: the configuration of lowest expected score on a layout that has run, and what is at stake.
+
+
+TRIED = 0.003
+"""ln(score) that it is worth to recommend a configuration that ran as a whole, not one put together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The best configuration as far as is known.
+
+    score: expected seconds; sd: of ln(score), as believed. regret: expected excess over the best there is, as a share;
+    infinite while nothing known has reached the target, here or elsewhere, and where nobody asked for it. runs: full
+    runs of exactly these hyperparameters, on any layout.
+    """
+
+    values: Values
+    score: float
+    sd: float
+    regret: float
+    runs: int
+
+
+def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 128) -> Recommendation:
+    """The configuration of lowest expected score on a layout that has run here (any layout before the first has).
+
+    draws: from the whole belief, for the regret; 0 where that is not asked for.
+    """
+    beliefs = believe(model, candidates(model, rng))
+    goal = model.goal
+    # What is handed over must also be safe: half the variance is the price of a belief in ln(samples), and a layout
+    # that lived a few times may still be a flaky one.
+    logs_of = beliefs.configuration_logs(goal, beliefs.mean, beliefs.sd) + 0.5 * beliefs.sd**2
+    best = [int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows]
+    seconds = beliefs.layout_logs(goal, [float(logs_of[b]) for b in best]) + 0.5 * beliefs.spread**2
+    doubted = seconds + death_logs(beliefs.death + beliefs.death_doubt)
+    seconds = seconds + death_logs(beliefs.death)
+    allowed = beliefs.tested if beliefs.tested.any() else np.ones(len(seconds), dtype=bool)
+    m = int(np.argmin(np.where(allowed, doubted, np.inf)))
+    g = next(k for k, columns in enumerate(beliefs.columns) if columns.start <= m < columns.stop)
+    values = _whole(beliefs, best[g], g, m)
+    ran = [o.values for o in model.observations if math.isfinite(o.reached) and not (o.source or o.probe)]
+    rows = [at for at in range(beliefs.rows[g].start, beliefs.rows[g].stop) if logs_of[at] <= logs_of[best[g]] + TRIED]
+    for at in sorted(rows, key=lambda row: float(logs_of[row])):
+        if (known := _whole(beliefs, at, g, m)) in ran:
+            best[g], values = at, known
+            break
+    names = model.coordinates.convergence_names
+    runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
+    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if draws and model.target_known else math.inf
+    sd = math.hypot(float(beliefs.sd[best[g]]), float(beliefs.spread[m]))
+    return Recommendation(values=values, score=float(np.exp(seconds[m])), sd=sd, runs=runs, regret=regret)
+
+
+def _whole(beliefs: Beliefs, at: int, g: int, m: int) -> Values:
+    """The values of configuration ``at`` on layout ``m``, both of group ``g``."""
+    group = beliefs.groups[g]
+    return {**group.configurations[at - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}
+
+
+def _expected_regret(
+    model: SearchModel, beliefs: Beliefs, chosen: tuple[int, int, int], rng: np.random.Generator, draws: int
+) -> float:
+    """Mean over draws of the whole belief of score(recommended) / score(best) - 1."""
+    at, g, m = chosen
+    n = len(beliefs.mean)
+    root = np.linalg.cholesky(beliefs.joint.covariance() + 1e-8 * np.eye(n))
+    samples = beliefs.mean[:, None] + root @ rng.normal(size=(n, draws))
+    logs = beliefs.configuration_logs(model.goal, samples, np.full((n, 1), 1e-6))
+    lowest = np.array([logs[rows].min(axis=0) for rows in beliefs.rows])
+    base = beliefs.layout_logs(model.goal, [float(v) for v in lowest.mean(axis=1)])
+    noise = np.linalg.cholesky(beliefs.together + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), draws))
+    every = [layout for group in beliefs.groups for layout in group.layouts]
+    layouts = base[:, None] + noise + death_logs(model.memory.draws(every, rng, draws))
+    by_group = np.array([layouts[c].min(axis=0) for c in beliefs.columns])
+    best = (by_group + lowest - lowest.mean(axis=1, keepdims=True)).min(axis=0)
+    mine = layouts[m] + logs[at] - lowest[g].mean()
+    return float(np.expm1(np.maximum(mine - best, 0.0)).mean())
+
+
+# What the grey-box model expects of configurations: the seconds of one run, and of one beside another.
+
+
+CLEAR_SDS = 1.0
+"""Standard deviations of a difference from which on another configuration replaces what the user has: it is better
+with a chance of 84%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantage:
+    """What is believed of a configuration beside another: ln(the other's seconds over its own), deaths included."""
+
+    ln_saved: float
+    sd: float
+
+    @property
+    def share(self) -> float:
+        """The share of the other's seconds that it is expected to save."""
+        return -math.expm1(-self.ln_saved)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is better beyond the doubt."""
+        return self.ln_saved > 0 and self.ln_saved >= CLEAR_SDS * self.sd
+
+
+def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
+    """Mean and sd of ln(score) of one run of ``values`` that lives and arrives."""
+    (ln_samples,), covariance = model.predict_ln_samples([values])
+    speed, first, evals, second = model.predict_speed([values])
+    batch = model.coordinates.batch(values)
+    schedule, goal = model.schedule(batch), model.goal
+    seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
+    normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
+    noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
+    # A run ends at an eval, which lies anywhere within an interval after its crossing.
+    noise += (UNIFORM_SD * min(1.0, schedule.interval_samples / math.exp(ln_samples))) ** 2
+    return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
+
+
+def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> Advantage:
+    """What is believed of the seconds to the target of ``values`` beside those of ``instead``."""
+    pair = [values, instead]
+    samples, doubt = model.predict_ln_samples(pair)
+    speed, speed_doubt, evals, _ = model.predict_speed(pair)
+    first, second = (
+        float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
+        for i, batch in enumerate(map(model.coordinates.batch, pair))
+    )
+    spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
+    risk, other_risk = (_log_risk(model, v, float(samples[i]), float(doubt[i, i])) for i, v in enumerate(pair))
+    saved = second - first + other_risk - risk
+    if model.memory.differs(values, instead):
+        died, _ = model.memory.chance(pair)
+        saved -= float(np.subtract(*death_logs(died)))
+    return Advantage(ln_saved=saved, sd=math.sqrt(max(0.0, spread)))
+
+
+def _log_risk(model: SearchModel, values: Mapping[str, Any], ln_samples: float, variance: float) -> float:
+    """ln of what runs of ``values`` cost that end before they arrive."""
+    total = np.array([model.coordinates.total_samples(values)])
+    schedule = model.schedule(model.coordinates.batch(values))
+    return float(model.goal.log_risk(np.array([ln_samples]), np.array([math.sqrt(variance)]), total, schedule)[0])
+
+
+# What the grey box says of its recommendation and of its proposals.
+
+
+def sentence(best: Recommendation) -> str:
+    """The recommendation in words."""
+    above = f"expected to be {100 * best.regret:.1f}% above the best there is"
+    if not math.isfinite(best.regret):
+        above = "nothing has reached the target yet, so how good it is remains unknown"
+    return (
+        f"expected {duration(best.score)} to the target, {counted(best.runs, 'runs')} of these hyperparameters; {above}"
+    )
+
+
+def explain(model: SearchModel, action: Action) -> str:
+    """Why an action was chosen, in one sentence."""
+    names = model.coordinates.convergence_names
+    again = any(
+        not o.source and all(o.values.get(n) == action.values.get(n) for n in names) for o in model.observations
+    )
+    parts = []
+    if action.kind == "probe":
+        features = model.coordinates.memory_features
+        own = [o for o in model.observations if o.infeasible and not o.source]
+        died = features(action.values) in [features(o.values) for o in own]
+        parts.append(
+            "short run " + ("of a layout that died, in case of bad luck" if died else "to measure an untried layout")
+        )
+    elif again:
+        parts.append("another seed of known hyperparameters" + (" on an untried layout" if action.new_layout else ""))
+    else:
+        parts.append("new hyperparameters" + (" on an untried layout" if action.new_layout else " on a known layout"))
+    if action.risk > 0.02:
+        parts.append(f"{100 * action.risk:.0f}% risk of running out of memory")
+    parts.append(
+        f"expected to improve the recommendation by {100 * action.gain:.2f}% for {action.node_hours:.2f} node-hours"
+    )
+    return "; ".join(parts)
+
 
 PATIENCE = 4
 """Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""

@@ -16,10 +16,9 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.forecast import compared
 from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.grey_box.sampler import Proposed
+from lora_tune.search.grey_box.sampler import Proposed, compared
 from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
 from lora_tune.search.optuna_trials import of_trial
 from lora_tune.search.recorded import PROBE

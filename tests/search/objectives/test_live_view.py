@@ -12,7 +12,7 @@ from lora_tune.config.study import parse_study
 from lora_tune.controller.verdict_line import verdict_line
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
-from lora_tune.review.table import FittedTable
+from lora_tune.review.screen import FittedTable
 from lora_tune.store.records import Attempt, StudyRecords, Trial
 from tests.builders import STUDY
 
