@@ -25,6 +25,11 @@ GROUPS = 8
 """Key-value heads of both models."""
 
 
+def form() -> str:
+    """The round whose trainer this is."""
+    return os.environ.get("STANDIN_ROUND", "v4.1")
+
+
 def conf(folder: Path) -> dict[str, str]:
     """Variable -> its effective value, by ``${oc.env:NAME,default}`` in ``conf/*.yaml``; an empty text is no value."""
     (file,) = (folder / "conf").glob("*.yaml")
@@ -70,7 +75,9 @@ class Degrees:
             raise ValueError(f"num_attention_heads ({heads}) must be a multiple of {parallel}")
         if GROUPS % self.tp:
             raise ValueError(f"num_query_groups ({GROUPS}) must be a multiple of {parallel}")
-        if self.sp and self.tp == 1:
+        if self.sp and self.tp == 1 and form() == "v4.1":  # NeMo 1 sees to it before Megatron does
+            print("Sequence parallel should only be used with tensor parallel size > 1. Setting it to False")
+        elif self.sp and self.tp == 1:
             raise ValueError("Can not use sequence paralllelism without tensor parallelism")
         if self.gpus % (self.tp * self.pp * self.cp):
             ranks = f"tensor_model_parallel_size={self.tp} x pipeline_model_parallel_size={self.pp}"
@@ -108,7 +115,7 @@ class Log:
 
     benchmark: str
     gbs: int
-    round: str = field(default_factory=lambda: os.environ.get("STANDIN_ROUND", "v4.1"))
+    round: str = field(default_factory=lambda: form())
 
     @property
     def pretrains(self) -> bool:
