@@ -34,7 +34,6 @@ from pathlib import Path
 from trainer import SPEED, Degrees, Log, conf, emit, eval_steps
 
 TARGET = 0.925
-EVAL_SECONDS = 75.0 / SPEED
 
 
 def failures() -> set[str]:
@@ -166,6 +165,7 @@ def main() -> None:
 def run(values: dict[str, str], modes: set[str], layout: Degrees, log: Log, evals: list[int], mode: str) -> None:
     """From run_start to run_stop. In curve mode by the formula's own, true times: STANDIN_SECONDS or more."""
     begun, speed = time.time(), throughput(layout)
+    eval_seconds = 75.0 / speed
     pace = float(os.environ.get("STANDIN_SECONDS", "2")) / max(1, len(evals))
     losses = tiny_losses(values, layout, evals) if mode == "tiny" else curve_losses(values, layout, evals)
     clock = (lambda simulated: begun + simulated) if mode == "curve" else (lambda simulated: time.time())
@@ -181,9 +181,9 @@ def run(values: dict[str, str], modes: set[str], layout: Degrees, log: Log, eval
             log.train_loss(ten, math.nan if "nan" in modes else 1.3, layout.gbs / speed, at)
         simulated += (step - last) * layout.gbs / speed
         if mode == "curve":
-            time.sleep(max(pace, clock(simulated + EVAL_SECONDS) - time.time()))
+            time.sleep(max(pace, clock(simulated + eval_seconds) - time.time()))
         log.block_stop(step, step - last, speed * (0.985 if index == 0 else 1), clock(simulated))
-        began, simulated = clock(simulated), simulated + EVAL_SECONDS
+        began, simulated = clock(simulated), simulated + eval_seconds
         log.eval(step, loss, began, clock(simulated))
         last = step
         if index == 0:
