@@ -177,7 +177,6 @@ def test_the_figures_and_the_summary_are_there(shown: Application) -> None:
     wanted = {
         "eval-curves",
         "samples-to-target",
-        "parallel",
         "time",
         "throughput",
         "spending",
