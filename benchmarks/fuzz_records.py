@@ -134,7 +134,7 @@ class Room:
         seen = FolderLock(self.paths.lock, "x")._look()
         assert seen is None or (seen.owner and not seen.gone) or seen.gone
 
-    def runtime(self) -> None:
+    def preparation(self) -> None:
         record = runtime._record(self.paths, self.job)
         assert record["attempt"] >= 0
         assert record["state"] in ("running", "done", "failed")

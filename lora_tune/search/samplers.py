@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -133,12 +134,11 @@ def _old_trials(study: Study, old_runs: OldRuns) -> list[FrozenTrial]:
     made = []
     for run in old_runs():
         losses = [e.loss for e in run.evals if math.isfinite(e.loss)]
-        params = {name: run.values.get(name) for name in distributions}
-        there = [
-            n for n, d in distributions.items() if params[n] is not None and d._contains(d.to_internal_repr(params[n]))
-        ]
-        if losses and len(there) == len(distributions):
-            loss = losses[-1] if study.objective.score == "final_value" else min(losses)
+        params = {name: run.values[name] for name in distributions if name in run.values}
+        if not losses or len(params) < len(distributions):
+            continue
+        loss = losses[-1] if study.objective.score == "final_value" else min(losses)
+        with contextlib.suppress(ValueError):  # Optuna's word for values that lie outside of the space
             made.append(create_trial(params=params, distributions=distributions, value=study.shown(loss)))
     return made
 

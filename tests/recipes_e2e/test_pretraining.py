@@ -85,7 +85,7 @@ def conf(names: Implementation) -> str:
     ep = "ep: ${oc.env:EXPERT_PARALLEL,1}\n" if names.axes else ""
     return (
         "nodes: ${oc.env:DGXNNODES,1}\ngpus: ${oc.env:DGXNGPU,4}\npp: ${oc.env:NONE,1}\ncp: ${oc.env:NONE,1}\n"
-        "minibs: ${oc.env:MINIBS,1}\nmax_steps: ${oc.env:STANDIN_STEPS,300}\nseed: ${oc.env:SEED,1}\n"
+        "minibs: ${oc.env:MINIBS,1}\nmax_steps: ${oc.env:MAX_STEPS,300}\nseed: ${oc.env:SEED,1}\n"
         "target: ${oc.env:STANDIN_TARGET,2.75}\nlr_scale: ${oc.env:STANDIN_LR_SCALE,100}\n"
         f"every: ${{oc.env:VAL_CHECK_INTERVAL,10}}\nlr: ${{oc.env:{names.lr},1e-4}}\n"
         f"warmup_steps: ${{oc.env:{names.warmup},0}}\ntp: ${{oc.env:{names.tp},1}}\n"

@@ -17,12 +17,14 @@ from pathlib import Path
 SPEED = 651.0
 """Samples a second of eight GPUs with TP=4: 300 times a DGX H100's, so that the time stamps of a short run are true."""
 
-TRAIN_SAMPLES = {"llama2_70b_lora": 3901, "llama31_405b": 1574207408}
-"""Of the real data sets. That of LoRA bounds val_check_interval."""
-EVAL_SAMPLES = {"llama2_70b_lora": 173, "llama31_405b": 5760}
-HEADS = {"llama2_70b_lora": 64, "llama31_405b": 128}
+C4 = 1574207408
+"""Training samples of the text that Llama 3.1 and GPT-OSS are pre-trained on."""
+TRAIN_SAMPLES = {"llama2_70b_lora": 3901, "llama31_405b": C4, "llama31_8b": C4, "gpt_oss_20b": C4, "flux1": 1099776}
+"""Of the real data sets, as public logs state them. That of LoRA bounds val_check_interval."""
+EVAL_SAMPLES = {"llama2_70b_lora": 173, "llama31_405b": 5760, "llama31_8b": 1024, "gpt_oss_20b": 1024, "flux1": 29696}
+HEADS = {"llama2_70b_lora": 64, "llama31_405b": 128, "llama31_8b": 32, "gpt_oss_20b": 64, "flux1": 24}
 GROUPS = 8
-"""Key-value heads of both models."""
+"""Key-value heads of the language models."""
 
 
 def form() -> str:

@@ -34,7 +34,7 @@ def main(folder: Path, benchmark: str, *, shrink: int = 1, every: int | None = N
     evals = eval_steps(benchmark, every=interval, skipped=skipped, last=steps, gbs=log.gbs)
     emit("init_stop", kind="INTERVAL_END")
     settings = Settings(
-        lr=float(values["LR"]) * float(values.get("STANDIN_LR_SCALE") or 100),
+        lr=float(values.get("LR") or values["LEARNING_RATE"]) * float(values.get("STANDIN_LR_SCALE") or 100),
         steps=steps,
         batch=max(1, log.gbs // shrink),
         warmup=count(values, "WARMUP_STEPS", otherwise=0),

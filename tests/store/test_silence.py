@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.search.optuna_tables import OptunaTables
-from lora_tune.store import BufferedStore, Changes, Store, engine
+from lora_tune.store import BufferedStore, Changes, Store, engine, silence
 from lora_tune.store.records import Trial
 from tests.builders import study_of, sweep_of
 from tests.postgres import Postgres
@@ -31,7 +31,7 @@ PATIENT = 60.0
 @pytest.fixture
 def quick(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgres]:
     """A server that may be silent for a second; connecting may take two, the least that psycopg knows."""
-    monkeypatch.setattr(engine, "SILENCE_SECONDS", LIMIT)
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", LIMIT)
     monkeypatch.setitem(engine._PATIENCE, "connect_timeout", "2")
     yield postgres
     postgres.thaw()
@@ -39,7 +39,7 @@ def quick(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Postg
 
 
 def silent() -> bool:
-    return any(server.silent for server in engine._servers.values())
+    return any(server.silent for server in silence._servers.values())
 
 
 def trial(number: int, **values: Any) -> Trial:
@@ -65,7 +65,7 @@ def test_a_save_fails_within_the_limit_and_nothing_waits_after_it(
     quick.freeze()
     changes = Changes(trials=(trial(0, sentence="seen while it was frozen"), trial(1)))
     assert LIMIT <= refused(lambda: records.save(lease, changes, NOW)) < PATIENT
-    monkeypatch.setattr(engine, "SILENCE_SECONDS", 10 * PATIENT)
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", 10 * PATIENT)
     ticks = [refused(lambda: records.save(lease, changes, NOW)) for _ in range(20)]
     assert sum(ticks) < PATIENT, "one wait for an outage, not one a tick"
     assert len((tmp_path / "unsaved.jsonl").read_text().splitlines()) == 2
