@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -129,9 +129,15 @@ def report_html(
     )
 
 
-def _amounts(study: Study) -> dict[str, Callable[[float], str]]:
+def _amounts(study: Study) -> dict[str, Any]:
     """How the page writes hours, and what trials spent by the name that it has in this study."""
-    return {"hours": hours, "spent": lambda value: f"{spent_text(study, value, hours)} of {spent_name(study)}"}
+    name = spent_name(study)
+    return {
+        "hours": hours,
+        "spent_name": name.capitalize(),
+        "amount": lambda value: spent_text(study, value, hours),
+        "spent": lambda value: f"{spent_text(study, value, hours)} of {name}",
+    }
 
 
 def _people(people: People) -> dict[str, list[tuple[object, ...]]]:

@@ -389,12 +389,12 @@ class TestCheck:
         with pytest.raises(SetupError, match=r"CONT is not set, and .* needs it; set site\.container"):
             workload().check()
         with pytest.raises(SetupError, match=r"set site\.data"):
-            workload(container="image.sqsh").check()
+            workload(container="registry/image:1").check()
         monkeypatch.setenv("MODEL", str(tmp_path))
-        assert workload(bare, container="image.sqsh", data=tmp_path).check() == []
+        assert workload(bare, container="registry/image:1", data=tmp_path).check() == []
 
     def test_a_path_that_only_a_node_may_see_is_a_doubt(self, tmp_path: Path, bare: Path) -> None:
-        (doubt,) = workload(bare, container="image.sqsh", data="/raid/nowhere", model=tmp_path).check()
+        (doubt,) = workload(bare, container="registry/image:1", data="/raid/nowhere", model=tmp_path).check()
         assert "DATADIR=/raid/nowhere is not there as this machine sees it" in doubt
 
     def test_a_script_that_has_a_value_of_its_own_needs_none(
