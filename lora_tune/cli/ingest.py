@@ -74,10 +74,11 @@ def _with_command(run: RunLog, log: str) -> RunLog:
     command = read_command(AttemptPaths(Path(log).parent).job)
     if isinstance(command, str):
         return run
-    words = [w.lstrip("-").partition("=") for w in command.argv]
-    pairs = {n.replace("-", "_"): v if eq else words[at + 1][0] for at, (n, eq, v) in enumerate(words[:-1])}
-    pairs |= {n.replace("-", "_"): v for n, eq, v in words if eq}
-    values = {name: known for name, text in {**pairs, **command.environment}.items() if (known := scalar(text))}
+    pairs = {}
+    for word, following in zip(command.argv, (*command.argv[1:], ""), strict=True):
+        name, equals, text = word.lstrip("-").partition("=")
+        pairs[name.replace("-", "_")] = text if equals else following
+    values = {n: known for n, text in {**pairs, **command.environment}.items() if (known := scalar(text)) is not None}
     return replace(run, hyperparameters={**values, **run.hyperparameters})
 
 

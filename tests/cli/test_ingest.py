@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tarfile
@@ -121,6 +122,22 @@ def test_the_log_of_our_own_trial_is_read_by_the_study_s_own_reader(study: Path,
     assert result.exit_code == 0, result.output
     (found,) = taken(study)
     assert [e.loss for e in found.evals] == [1.5, 1.25]
+
+
+def test_the_command_beside_a_trial_s_log_states_its_values_zero_and_below_zero_too(
+    study: Path, tmp_path: Path
+) -> None:
+    study.write_text(STUDY.replace("choices = [4, 8, 16]", "choices = [-8, 0, 8]"))
+    for number, rank in enumerate((0, -8)):
+        attempt = tmp_path / f"attempt-{number}"
+        attempt.mkdir()
+        (attempt / "job.log").write_text(f"step 10 val_loss 1.{number}\n")
+        argv = ["python", "train.py", "--lr=1e-3", "--rank", str(rank)]
+        record = {"token": "a", "sweep": "b", "argv": argv, "environment": {}, "cwd": None, "log": "job.log"}
+        (attempt / "command.json").write_text(json.dumps(record))
+    result = run(study, tmp_path / "attempt-0" / "job.log", tmp_path / "attempt-1" / "job.log")
+    assert result.exit_code == 0, result.output
+    assert [(r.values["LR"], r.values["RANK"]) for r in taken(study)] == [(1e-3, 0), (1e-3, -8)]
 
 
 def test_a_search_that_starts_from_old_runs_proposes_near_their_best(study: Path, tmp_path: Path) -> None:
