@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from lora_tune.config.study import Study
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.workloads import load
+from lora_tune.workloads.command import CommandWorkload
 
 LEAST = 3
 """Configurations that must agree before anything is said."""
@@ -38,16 +40,20 @@ class NoEffect:
     """Parameters without an effect on evals. trials: whose evals agree. every: no trial with evals disagrees.
 
     misleads: whether what is compared can then differ by chance alone, so that nothing can be recommended.
+    unread: that the text of the script reads none of them, and the remedy; "" where equal evals show it.
     """
 
     names: tuple[str, ...]
     trials: tuple[int, ...]
     every: bool
     misleads: bool
+    unread: str = ""
 
     @property
     def sentence(self) -> str:
         """What was seen and what to do, for people."""
+        if self.unread:
+            return f"{self.unread}; its trials differ by chance alone; nothing is recommended"
         numbers = ", ".join(map(str, self.trials[:6])) + (", ..." if len(self.trials) > 6 else "")
         result = "; nothing is recommended" if self.misleads else ""
         return (
@@ -59,7 +65,19 @@ class NoEffect:
 
 def no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
     """The parameters that changed nothing in at least three configurations; None where evals differ, or are too few."""
-    return sweep.once(_KEPT, lambda: _no_effect(study, sweep))
+    return sweep.once(_KEPT, lambda: _unread(study, sweep) or _no_effect(study, sweep))
+
+
+def _unread(study: Study, sweep: StudyRecords) -> NoEffect | None:
+    """The parameters of a script that reads none of them, once two of its configurations ended, whatever they are."""
+    ended = [t for t in sweep.trials.values() if t.verdict is not None and not t.probe and t.replicate_of is None]
+    names = _varied(ended)
+    if study.workload.kind != "command" or not names:
+        return None
+    workload = load(study, study.name)
+    sentence = workload.all_unread if isinstance(workload, CommandWorkload) else ""
+    numbers = tuple(sorted(t.number for t in ended))
+    return NoEffect(names=names, trials=numbers, every=True, misleads=True, unread=sentence) if sentence else None
 
 
 def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:

@@ -254,8 +254,22 @@ class CommandWorkload:
     def _unread_parameters(self) -> list[str]:
         """Doubts about parameters that the script does not read. Raises StudyError where many trials would be alike.
 
-        A few trials try a machine more than a space: they run, and equal evals are told after them.
+        A few trials try a machine more than a space: they run, and none of them is recommended.
         """
+        names, sentence, unsure = self._unread
+        if self.all_unread and not 0 < (self._study.budget.trials or 0) <= _FEW:
+            raise StudyError(f"study {self._study.name}", "space", sentence)
+        return [*([f"space: {sentence}"] if names else ()), *([unsure_sentence(unsure)] if unsure else ())]
+
+    @property
+    def all_unread(self) -> str:
+        """That no tuned parameter reaches the script, so that trials differ by chance alone; "" where one may."""
+        names, sentence, _ = self._unread
+        return sentence if len(names) == len(self._study.search_space.corner()) else ""
+
+    @functools.cached_property
+    def _unread(self) -> tuple[list[str], str, list[str]]:
+        """Parameters that the script does not read, what to do about them, and those of which nobody can know."""
         settings = self._settings
         script = script_text(settings.argv, self._cwd or Path())
         others = [*settings.environment.values()]
@@ -263,14 +277,7 @@ class CommandWorkload:
             others += settings.config.values.values()
         each = reaches(self._study.search_space, settings.argv, others, script)
         idle, unsure = ([n for n, r in each.items() if r is which] for which in (Reach.NO, Reach.UNKNOWN))
-        nothing = idle_sentence(idle, settings.argv, script) if idle else ""
-        if (
-            nothing
-            and len(idle) == len(self._study.search_space.corner())
-            and not 0 < (self._study.budget.trials or 0) <= _FEW
-        ):
-            raise StudyError(f"study {self._study.name}", "space", nothing)
-        return [*([f"space: {nothing}"] if idle else ()), *([unsure_sentence(unsure)] if unsure else ())]
+        return idle, idle_sentence(idle, settings.argv, script) if idle else "", unsure
 
     def _about_gpus(self) -> list[str]:
         """What the study makes of this machine's GPUs, where trials run here and it is not what people mean."""

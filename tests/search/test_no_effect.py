@@ -132,6 +132,26 @@ trials = 4
 """
 
 
+UNSEEDED = """
+import random
+for step in range(1, 6):
+    print(f"step {step} val_loss {1 / step + random.random():.4f}", flush=True)
+"""
+
+
+def test_of_two_trials_of_a_script_that_reads_nothing_none_is_recommended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So few may run, to try a machine; their evals differ by chance."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(UNSEEDED)
+    (tmp_path / "mine.toml").write_text(FILE.replace("trials = 4", "trials = 2"))
+    swept = CliRunner().invoke(sweep, ["--study", "mine.toml"])
+    assert "its trials differ by chance alone; nothing is recommended" in swept.output
+    assert "\ntake " not in swept.output
+    assert not (tmp_path / "sweeps" / "mine" / "best").exists()
+
+
 @pytest.mark.long
 def test_a_script_that_ignores_what_it_reads_ends_without_a_recommendation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
