@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.house`` prints rooms, import edges, modules at the root, the largest module, long functions,
 modules that know two of the big libraries, class names that stand for two things, parameters without a name of their
-own, and lines. ``--svg docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures
+own, import circles, dataclasses and protocols, the share of everyday words among the words of identifiers in each room,
+and lines. ``--svg docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures
 another checkout, such as one from before the rooms.
 """
 
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,13 +42,27 @@ NOT_NAMES = (
 )  # fmt: skip
 """What a parameter is not called: that it was found, given or asked for is no name of what it is."""
 
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+EVERYDAY_WORDS = frozenset(
+    _WORD.findall(
+        "told heard hears said says say given gives asked asks made makes finds found wanted wants seen here "
+        "there company worth wish wishes people person standing again doubt doubts doubted own ours mine nobody "
+        "somebody anybody anything everybody looks word words course around quiet news stand stands knew knows "
+        "believe believed believes belief desk voice book together trouble wrong lasting passing lost gone went "
+        "come comes came already quite still yet perhaps far near alone heed heeded unheeded dear lies lie "
+    )
+)
+"""Words that an identifier of this field rarely needs: 0.12% of the words in Optuna's identifiers, 0.31% in Rich's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
     """One source file.
 
     room: its folder below the package, "" at the root. imports: rooms and root modules it names. parameters: of all
-    its functions, by name.
+    its functions, by name. name: dotted. words: of its identifiers, wherever they stand. knows: what it
+    imports as it is loaded or for its types, dotted: modules, and names of modules. kinds: its dataclasses, protocols.
     """
 
     path: Path
@@ -57,6 +73,10 @@ class Module:
     functions: tuple[tuple[str, int], ...]
     classes: tuple[str, ...]
     parameters: frozenset[str]
+    name: str
+    words: Counter[str]
+    knows: frozenset[str]
+    kinds: Counter[str]
 
 
 def modules(root: Path) -> list[Module]:
@@ -71,29 +91,64 @@ def modules(root: Path) -> list[Module]:
 def _module(path: Path, package: Path) -> Module:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    parts = path.relative_to(package).parts
-    named = list(_imported(tree))
-    ours: Counter[str] = Counter(n.split(".")[1] for n in named if n.startswith("lora_tune.") and n.count("."))
-    functions = tuple(
-        (n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)
+    nodes = list(ast.walk(tree))
+    parts = path.relative_to(package).with_suffix("").parts
+    imported = list(_imported(nodes))
+    loaded = frozenset(_imported(_statements(tree.body)))
+    name = ".".join((package.name, *parts)).removesuffix(".__init__")
+    return Module(
+        path=path,
+        name=name,
+        room=TRAINERS if package.name == TRAINERS else parts[0] if len(parts) > 1 else "",
+        lines=text.count("\n"),
+        imports=Counter(n.split(".")[1] for n in imported if n.startswith("lora_tune.") and "__" not in n),
+        knows=loaded - {name},
+        libraries=frozenset(n.split(".")[0] for n in imported) & frozenset(LIBRARIES),
+        functions=tuple(
+            (n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in nodes if isinstance(n, ast.FunctionDef)
+        ),
+        classes=tuple(n.name for n in tree.body if isinstance(n, ast.ClassDef)),
+        parameters=frozenset(n.arg for n in nodes if isinstance(n, ast.arg)),
+        words=Counter(word.lower() for identifier in _identifiers(nodes) for word in _WORD.findall(identifier)),
+        kinds=_kinds(nodes),
     )
-    libraries = frozenset(n.split(".")[0] for n in named) & frozenset(LIBRARIES)
-    classes = tuple(n.name for n in tree.body if isinstance(n, ast.ClassDef))
-    parameters = frozenset(n.arg for n in ast.walk(tree) if isinstance(n, ast.arg))
-    room = TRAINERS if package.name == TRAINERS else parts[0] if len(parts) > 1 else ""
-    lines = text.count("\n")
-    return Module(path, room, lines, ours, libraries, functions, classes, parameters)
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
+def _kinds(nodes: Iterable[ast.AST]) -> Counter[str]:
+    """How many dataclasses and protocols a module has."""
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    decorated = sum("dataclass" in ast.unparse(decorator) for node in classes for decorator in node.decorator_list)
+    protocols = sum("Protocol" in ast.unparse(base) for node in classes for base in node.bases)
+    return Counter({"dataclasses": decorated, "protocols": protocols})
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """What is carried out when a module is loaded, or read for its types: not within functions."""
+    for node in body:
+        if isinstance(node, ast.stmt | ast.excepthandler) and not isinstance(node, ast.FunctionDef):
+            yield node
+            yield from _statements(ast.iter_child_nodes(node))
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """What is imported, dotted: modules, and names of modules."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module == "lora_tune":
-                yield from (f"lora_tune.{alias.name}" for alias in node.names if not alias.name.startswith("__"))
-            else:
-                yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def edges(found: list[Module]) -> Counter[tuple[str, str]]:
@@ -102,6 +157,38 @@ def edges(found: list[Module]) -> Counter[tuple[str, str]]:
     for module in found:
         made.update((module.room, other) for other in module.imports if module.room and other != module.room)
     return made
+
+
+def circles(found: list[Module]) -> list[tuple[str, ...]]:
+    """Modules that know each other, as they are loaded or for their types, each circle sorted by name.
+
+    ``from package import module`` is knowledge of the module and not of the package's own code.
+    """
+    names = {module.name for module in found}
+    graph = {m.name: {n if n in names else n.rpartition(".")[0] for n in m.knows} & names - {m.name} for m in found}
+    reach = {name: _reachable(graph, name) for name in names}
+    whole = {tuple(sorted({name} | {o for o in reach[name] if name in reach[o]})) for name in names}
+    return sorted(circle for circle in whole if len(circle) > 1)
+
+
+def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    known: set[str] = set()
+    ahead = [start]
+    while ahead:
+        ahead += (fresh := graph[ahead.pop()] - known)
+        known |= fresh
+    return known
+
+
+def everyday_share(found: list[Module]) -> dict[str, float]:
+    """Percent of the words of identifiers that are EVERYDAY_WORDS, by room."""
+    rooms: dict[str, Counter[str]] = {}
+    for module in found:
+        rooms.setdefault(module.room, Counter()).update(module.words)
+    return {
+        room: 100 * sum(words[word] for word in EVERYDAY_WORDS) / max(1, words.total())
+        for room, words in sorted(rooms.items())
+    }
 
 
 def shared_class_names(found: list[Module]) -> list[str]:
@@ -154,9 +241,21 @@ def figures(root: Path) -> dict[str, object]:
         "modules that know two of " + ", ".join(LIBRARIES): len(of_two_libraries(found)),
         "class names that stand for two things": len(shared_class_names(found)),
         "parameters called by what happened to them": len(unnamed_parameters(found)),
+        "import circles": [" ".join(circle) for circle in circles(found)],
+        "dataclasses of the tuner": sum(m.kinds["dataclasses"] for m in found if m.room != TRAINERS),
+        "protocols of the tuner": sum(m.kinds["protocols"] for m in found if m.room != TRAINERS),
+        "everyday words in identifiers, %": {room: round(share, 2) for room, share in everyday_share(found).items()},
+        "lines by room": dict(_lines(found)),
         "lines of the tuner": sum(m.lines for m in found if m.room != TRAINERS),
         "lines of the trainers": sum(m.lines for m in found if m.room == TRAINERS),
     }
+
+
+def _lines(found: list[Module]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for module in found:
+        total[module.room] += module.lines
+    return total
 
 
 def drawing(root: Path) -> str:

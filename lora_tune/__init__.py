@@ -12,12 +12,13 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lora_tune.base import VERSION
+
 if TYPE_CHECKING:
     from lora_tune.cli.api import Sweep as Sweep
     from lora_tune.search.pruner import StallPruner as StallPruner
 
-__version__ = "0.1.0"
-
+__version__ = VERSION
 
 _PUBLIC = {"StallPruner": "lora_tune.search.pruner", "Sweep": "lora_tune.cli.api"}
 """What ``from lora_tune import ...`` gives -> its module, loaded when it is asked for: both take Optuna with them."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from lora_tune import __version__
+from lora_tune.base import VERSION
 from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.host import installed
 from lora_tune.base.paths import near
@@ -63,7 +63,7 @@ def provenance(
             f"best single run: {best_run_words(study, believed)}",
         )
     return (
-        f"Exported by lora_tune {__version__} on {now:%Y-%m-%d %H:%M} UTC",
+        f"Exported by lora_tune {VERSION} on {now:%Y-%m-%d %H:%M} UTC",
         f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
         *recommendation,
         *(() if trial.verdict is None else _results(study, trial, selected=believed is not None)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lora_tune import __version__
+from lora_tune.base import VERSION
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
 from lora_tune.cli.options import guarded, output_option, storage_option
 from lora_tune.config.study import find_study
@@ -40,7 +40,7 @@ def server_of(tools: AgentTools) -> MCPServer[Any]:
         raise SetupError(f'the SDK is not installed ({error.name}): pip install "lora-tune[mcp]"') from error
     from lora_tune.cli.agent_tools import TOOLS
 
-    server: MCPServer[Any] = MCPServer("lora_tune", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    server: MCPServer[Any] = MCPServer("lora_tune", version=VERSION, instructions=INSTRUCTIONS, log_level="WARNING")
     for name in TOOLS:
         server.add_tool(_refusing(getattr(tools, name)), name=name)
     return server

@@ -229,10 +229,17 @@ storage_option = click.option(
 metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics, on 127.0.0.1")
 
 
-def replaced_option(name: str, instead: str, *, is_flag: bool = False) -> Callable[[Command], Command]:
-    """An option of a former release: hidden, and refused with what to do ``instead``."""
+def replaced_option(
+    name: str, instead: str, *, is_flag: bool = False, variable: str = ""
+) -> Callable[[Command], Command]:
+    """An option of a former release: hidden, and refused with what to do ``instead``.
+
+    variable: of the environment, which set the option; that it is set still is warned of.
+    """
 
     def refuse(_context: click.Context, _parameter: click.Parameter, value: object) -> None:
+        if os.environ.get(variable):
+            click.echo(f"warning: {variable} is set and has no effect any more: {instead}; unset it", err=True)
         if value:
             raise click.UsageError(f"{name} has left: {instead}")
 

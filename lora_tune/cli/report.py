@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from lora_tune import __version__
+from lora_tune.base import VERSION
 from lora_tune.base.host import installed
 from lora_tune.base.text import duration, redact
 from lora_tune.cli.options import (
@@ -236,7 +236,7 @@ def _provenance(study: Study, sweep: StudyRecords, now: float) -> Mapping[str, s
         "Study": f"{study.name}, hash {sweep.digest}",
         "Began": _moment(sweep.began_at),
         "Report written": _moment(now),
-        "lora_tune": __version__,
+        "lora_tune": VERSION,
         "Packages here": ", ".join(f"{name} {version}" for name in _PACKAGES if (version := installed(name))),
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "Sampler": f"{study.search.sampler}, seed {study.search.seed}",

@@ -91,7 +91,11 @@ class How:
     "--merge-rescued", is_flag=True, help="first put the folder's rescued.db back into the database, which lost some"
 )
 @metrics_option
-@replaced_option("--signing-key", "studies are started by their own units; there is no common service to sign for")
+@replaced_option(
+    "--signing-key",
+    "studies are started by their own units; there is no common service to sign for",
+    variable="LORA_TUNE_SIGNING_KEY",
+)
 @click.option("--quiet", is_flag=True, help="print nothing but the result")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
 @guarded

@@ -10,7 +10,7 @@ from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.base.paths import new_token
 from lora_tune.store.port import LEASE_SECONDS
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 metadata = sa.MetaData()
 version = sa.Table("lora_tune_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
@@ -30,8 +30,6 @@ sweeps = sa.Table(
     sa.Column("options", sa.Text, nullable=False, server_default="{}"),
     # Why it is over; empty while it is not.
     sa.Column("ended", sa.Text, nullable=False, server_default=""),
-    # Of somebody who may run programs as the user of a service that asks for one.
-    sa.Column("signature", sa.Text, nullable=False, server_default=""),
 )
 leases = sa.Table(
     "lora_tune_lease",
@@ -179,11 +177,18 @@ def _remarks(connection: sa.Connection, now: float) -> None:
     remarks.create(connection)
 
 
+def _no_signatures(connection: sa.Connection, now: float) -> None:
+    """6 to 7: nothing is signed any more."""
+    _refuse_while_driven(connection, now)
+    connection.exec_driver_sql("ALTER TABLE lora_tune_sweep DROP COLUMN signature")
+
+
 _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
     1: _leases_of_their_own,
     2: _sweeps_have_ids,
     3: _counts_and_signatures,
     4: _requests,
     5: _remarks,
+    6: _no_signatures,
 }
 """Schema -> what makes the next one of it."""

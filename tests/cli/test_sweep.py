@@ -18,8 +18,10 @@ import termios
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from lora_tune.__main__ import COMMANDS
+from lora_tune.__main__ import main as cli
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.launchers.job_records import alive, read_records
 from lora_tune.logs.mllog import MllogReader
@@ -493,3 +495,9 @@ def test_a_sweep_that_an_earlier_release_began_goes_on(place: Path) -> None:
         assert database.execute("UPDATE lora_tune_sweep SET digest = 'of an earlier release'").rowcount == 1
     done = sweep(place, "--trials", "2")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_variable_of_a_former_release_is_not_ignored_in_silence() -> None:
+    signed = CliRunner().invoke(cli, ["sweep", "--study", "nowhere"], env={"LORA_TUNE_SIGNING_KEY": "key"})
+    assert signed.exit_code == 2
+    assert "LORA_TUNE_SIGNING_KEY is set and has no effect any more" in signed.stderr

@@ -11,6 +11,8 @@ from benchmarks.house import (
     TRAINERS,
     Module,
     against_the_order,
+    circles,
+    everyday_share,
     modules,
     of_two_libraries,
     shared_class_names,
@@ -74,3 +76,33 @@ def test_a_class_name_stands_for_one_thing(house: list[Module]) -> None:
 def test_what_the_suites_processes_share_out_is_there() -> None:
     named = {file for files in TOGETHER.values() for file in files} | {*LONGEST} - {*TOGETHER}
     assert [file for file in sorted(named) if not (REPOSITORY / "tests" / file).exists()] == []
+
+
+CIRCLES_LEFT = (
+    {"lora_tune.config.checks", "lora_tune.config.objective", "lora_tune.config.study"},
+    {
+        "lora_tune.controller.dependencies", "lora_tune.controller.ended_jobs", "lora_tune.controller.monitor",
+        "lora_tune.controller.steering", "lora_tune.controller.stops",
+    },
+    {
+        "lora_tune.workloads.mlperf", "lora_tune.workloads.mlperf_checks", "lora_tune.workloads.mlperf_evals",
+        "lora_tune.workloads.mlperf_export",
+    },
+)  # fmt: skip
+"""Modules that know each other still; nothing may be added."""
+
+
+def test_modules_do_not_import_each_other_not_even_for_types(house: list[Module]) -> None:
+    assert [circle for circle in circles(house) if not any(known.issuperset(circle) for known in CIRCLES_LEFT)] == []
+
+
+MOST_EVERYDAY = {
+    "": 2.0, "base": 2.0, "logs": 2.0, "curves": 1.0, "mlperf": 1.0, "config": 1.0, "store": 2.0, "workloads": 3.0,
+    "launchers": 2.0, "search": 2.5, "controller": 2.5, "review": 1.5, "cli": 3.0, TRAINERS: 1.5, "recipes": 0.0,
+}  # fmt: skip
+"""Percent of the words of identifiers, by room: goes down, never up."""
+
+
+def test_identifiers_speak_the_language_of_the_field(house: list[Module]) -> None:
+    share = everyday_share(house)
+    assert {room: value for room, value in share.items() if value > MOST_EVERYDAY[room]} == {}
