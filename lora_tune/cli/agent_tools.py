@@ -23,11 +23,11 @@ from lora_tune.base.files import open_regular
 from lora_tune.base.paths import AttemptPaths, near
 from lora_tune.base.text import redact, visible
 from lora_tune.cli import ask_tell
+from lora_tune.cli.ask import as_json as trial_json
 from lora_tune.cli.explain import trial_story
 from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
 from lora_tune.cli.status import Standing, SweepSnapshot
-from lora_tune.cli.steer_request import this_person
-from lora_tune.cli.tell import as_json as trial_json
+from lora_tune.cli.steer import this_person
 from lora_tune.cli.verdict import arm_verdict, shown
 from lora_tune.config.checks import range_words
 from lora_tune.config.study import Study, find_study, load_study, parse_study

@@ -18,7 +18,7 @@ from typing import Any
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError, SweepBusyError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.cli.steer_request import this_person
+from lora_tune.cli.steer import this_person
 from lora_tune.config.study import Study
 from lora_tune.controller.dependencies import Proposer
 from lora_tune.controller.driver import Driver

@@ -18,7 +18,7 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED, InputError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.cli.options import guarded, named_study_option, output_option, sweep_paths
+from lora_tune.cli.options import guarded, name_values, named_study_option, output_option, sweep_paths
 from lora_tune.config.parameters import LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.launchers.job_runner import read_command
@@ -26,7 +26,7 @@ from lora_tune.logs.log_files import log_files
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 from lora_tune.logs.trackers import TrackedRun, scalar, tracked_runs
-from lora_tune.search.columns import EVAL, columns_of, described, prior_of
+from lora_tune.search import priors
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.samplers import takes_old_runs
 from lora_tune.store.records import PriorRun, Value
@@ -84,8 +84,6 @@ def _with_command(run: RunLog, log: str) -> RunLog:
 
 def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:
     """The runs of a log that teach this study something, and of the others why they do not."""
-    from lora_tune.search import priors
-
     names = learnt_names(study)
     fixed, own = study.search_space.fixed, study.benchmark
     for run in log.runs:
@@ -144,17 +142,8 @@ def _unusable(values: Mapping[str, Value], study: Study, names: Sequence[str]) -
 
 def _stated(pairs: Sequence[str]) -> dict[str, Value]:
     """Values by name, numbers as numbers."""
-    return {name: text if (known := scalar(text)) is None else known for name, text in _pairs(pairs, "--set").items()}
-
-
-def _pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
-    split = [pair.partition("=") for pair in pairs]
-    for (name, equals, _), pair in zip(split, pairs, strict=True):
-        if not equals or not name:
-            raise InputError(
-                f"{option} {pair!r}: expected {'NAME=COLUMN' if option == '--map' else 'NAME=VALUE, such as LR=4e-4'}"
-            )
-    return {name: text for name, _, text in split}
+    texts = name_values(pairs, "--set")
+    return {name: text if (known := scalar(text)) is None else known for name, text in texts.items()}
 
 
 @click.command()
@@ -178,8 +167,6 @@ def main(
     delete lines of sweeps/NAME/priors.jsonl.
     Exit codes: 0 something was taken, shown or known already; 2 your input; 3 the machine; 4 nothing was usable.
     """
-    from lora_tune.search import priors
-
     study = load_study(find_study(study_name))
     path = sweep_paths(study.name, output).priors
     known, stated, gathered = priors.read(path), _stated(pairs), Gathered()
@@ -189,7 +176,7 @@ def main(
         if runs is None:
             logs.append(Path(name))
         else:
-            gathered.table(study, runs, _pairs(maps, "--map"), stated, yes)
+            gathered.table(study, runs, name_values(maps, "--map", "COLUMN"), stated, yes)
     if logs:
         gathered.logs(study, logs, stated, source)
     fresh = gathered.without(known)
@@ -230,16 +217,16 @@ class Gathered:
     ) -> None:
         """Show the columns of another program's runs, and take them with ``yes``."""
         names = learnt_names(study)
-        columns = columns_of(study, names, runs, mapped, stated)
-        for line in described(study, columns, runs, stated):
+        columns = priors.columns_of(study, names, runs, mapped, stated)
+        for line in priors.described(study, columns, runs, stated):
             click.echo(line)
         if columns.lacking or not columns.metric:
-            lacking = [*columns.lacking, *([] if columns.metric else [EVAL])]
+            lacking = [*columns.lacking, *([] if columns.metric else [priors.EVAL])]
             raise InputError(f"{runs[0].source}: no column for {', '.join(lacking)}: see --map and --set")
         self.shown = self.shown or not yes
         if yes:
-            priors = (prior_of(run, columns, study, stated, time.time()) for run in runs)
-            self._take(_usable(prior, study, names) for prior in priors)
+            read = (priors.tracked_prior(run, columns, study, stated, time.time()) for run in runs)
+            self._take(_usable(prior, study, names) for prior in read)
 
     def _take(self, runs: Iterable[PriorRun | str]) -> None:
         for run in runs:

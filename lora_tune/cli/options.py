@@ -435,3 +435,12 @@ def laid_over(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         part: known for part, values in laid.items() if (known := {k: v for k, v in values.items() if v is not None})
     }
+
+
+def name_values(texts: Sequence[str], option: str, what: str = "VALUE") -> dict[str, str]:
+    """``NAME=VALUE`` texts of an option that is given several times. Raises InputError for one that is none."""
+    split = [text.partition("=") for text in texts]
+    for (name, equals, _), text in zip(split, texts, strict=True):
+        if not equals or not name:
+            raise InputError(f"{option} {text}: write NAME={what}")
+    return {name: value for name, _, value in split}

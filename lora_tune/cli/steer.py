@@ -1,24 +1,35 @@
-"""``python -m lora_tune.steer --study NAME``: enqueue, stop, pause, and change the budget of a sweep that runs."""
+"""``python -m lora_tune.steer --study NAME``: enqueue, stop, pause, and change the budget of a sweep that runs.
+
+Its options become requests, checked against the study and its records.
+"""
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lora_tune import store as stores
+from lora_tune.base.errors import InputError
 from lora_tune.base.text import duration, visible
-from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
-from lora_tune.cli.steer_request import parse
-from lora_tune.controller.steering import course, words
+from lora_tune.cli.options import guarded, load_review, name_values, output_option, storage_option, study_option
+from lora_tune.config.parameters import Value
+from lora_tune.config.study import Study
+from lora_tune.controller.steering import SETTINGS, course, refusal_of_values, words
 from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.locate import open_store
 from lora_tune.store.port import Request
+from lora_tune.store.records import StudyRecords, TrialState
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 
 @click.command()
@@ -68,3 +79,81 @@ def listed(requests: list[Request], now: float) -> Iterator[str]:
     for r in requests:
         ago = duration(max(0.0, now - r.asked_at))
         yield visible(f"{r.number}  {r.who}, {ago} ago: {words(r)}: {r.answer or 'not answered yet'}")
+
+
+def this_person() -> str:
+    """Who asks, as user@host."""
+    return f"{getpass.getuser()}@{os.uname().nodename}"
+
+
+def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float) -> Iterator[Request]:
+    """The requests of one command line.
+
+    Parameters
+    ----------
+    study : Study
+        As its budget stands after what was asked before.
+    sweep : Sweep
+        Its records.
+    options : mapping
+        The options of ``steer`` by their names.
+    now : float
+        Epoch seconds.
+
+    Raises
+    ------
+    InputError
+        For what the driver would refuse.
+    """
+    who = this_person()
+
+    def request(kind: str, **what: Any) -> Request:
+        return Request(kind=kind, what=what, who=who, asked_at=now)
+
+    for number in options["stops"]:
+        if number not in sweep.trials:
+            raise InputError(f"--stop {number}: there is no such trial; there are {len(sweep.trials)}, from 0")
+        if sweep.trials[number].state is TrialState.FINISHED:
+            raise InputError(f"--stop {number}: it has ended, {sweep.trials[number].verdict}")
+        yield request("stop", trial=number)
+    if options["enqueue"] or options["values"] or options["clone"] is not None:
+        yield request("enqueue", values=_values(study, sweep, options), clone_of=options["clone"])
+    if budget := {name: options[name] for name in SETTINGS if options[name] is not None}:
+        study.with_options({"budget": budget})  # raises InputError for a value that cannot be
+        yield request("set", **budget)
+    if options["pause"] is not None:
+        yield request("pause" if options["pause"] else "resume")
+
+
+def _values(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> dict[str, Value]:
+    """The tuned values to try. Raises InputError for what is no point of the space."""
+    clone = options["clone"]
+    if not options["enqueue"]:
+        raise InputError("--set and --clone say what to try; add --enqueue")
+    tuned: dict[str, Value] = {}
+    if clone is not None:
+        if clone not in sweep.trials:
+            raise InputError(f"--clone {clone}: there is no such trial; there are {len(sweep.trials)}, from 0")
+        tuned = dict(sweep.trials[clone].tuned)
+    tuned |= typed_values(study, options["values"])
+    if problem := refusal_of_values(study, tuned):
+        raise InputError(f"--enqueue: {problem}")
+    return tuned
+
+
+def typed_values(study: Study, texts: Sequence[str]) -> dict[str, Value]:
+    """``NAME=VALUE`` texts of ``--set`` as the parameters' own types. Raises InputError for what is none."""
+    distributions = study.search_space.distributions()
+    return {name: _typed(name, distributions.get(name), text) for name, text in name_values(texts, "--set").items()}
+
+
+def _typed(name: str, distribution: BaseDistribution | None, text: str) -> Value:
+    """A value as its parameter's type; the text itself where it is no such value."""
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return next((choice for choice in distribution.choices if str(choice) == text), text)  # type: ignore[return-value]
+    try:
+        return int(text) if isinstance(distribution, IntDistribution) else float(text)
+    except ValueError:
+        raise InputError(f"--set {name}: {text!r} is not a number") from None

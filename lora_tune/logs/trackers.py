@@ -1,7 +1,7 @@
 """Runs as other programs recorded them: Optuna's studies, MLflow, Weights & Biases, TensorBoard, tables.
 
 Each kind is an entry of ``TRACKERS``: whether it knows a source, and how it reads it. What a parameter or a metric is
-called there, and what this study calls it, is no matter of theirs: see :mod:`lora_tune.search.columns`.
+called there, and what this study calls it, is no matter of theirs: see :mod:`lora_tune.search.priors`.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from importlib.resources import files
 
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.search.observations import Observation
+from lora_tune.search.usual_names import ALPHA, CLIP, DECAY, DROPOUT, RANK
 
 HALF_AN_INTERVAL = 192
 """The table's mean stops lie half an eval interval (384 samples) after the crossing."""
 
 CLOSED_DIVISION: Mapping[str, float] = {
-    "WEIGHT_DECAY": 1e-4, "GRADIENT_CLIP_VAL": 0.3, "GRADIENT_CLIP_NORM": 0.3, "MAX_GRAD_NORM": 0.3, "CLIP": 0.3,
-    "LORA_RANK": 16, "LORA_DIM": 16, "LORA_R": 16, "ADAPTER_DIM": 16, "LORA_ALPHA": 32, "LORA_DROPOUT": 0.1,
-    "DROPOUT": 0.1, "BETA1": 0.9, "BETA2": 0.999,
+    **dict.fromkeys(DECAY, 1e-4), **dict.fromkeys(CLIP, 0.3), **dict.fromkeys(RANK, 16), **dict.fromkeys(ALPHA, 32),
+    **dict.fromkeys(DROPOUT, 0.1), "BETA1": 0.9, "BETA2": 0.999,
 }  # fmt: skip
 """What every one of these submissions trained with, since the closed division allows nothing else (the reference
 implementation's values), by the names under which studies tune it."""

@@ -99,7 +99,7 @@ def test_the_same_log_again_changes_nothing_and_a_log_that_teaches_nothing_says_
     ("arguments", "words"),
     [
         (["nowhere.log"], "there is no such file or folder"),
-        ([Path(__file__), "--set", "LR"], "--set 'LR': expected NAME=VALUE"),
+        ([Path(__file__), "--set", "LR"], "--set LR: write NAME=VALUE"),
     ],
 )
 def test_bad_input_names_what_came_and_what_is_wanted(tmp_path, arguments, words) -> None:
