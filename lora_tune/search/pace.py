@@ -49,6 +49,10 @@ BLIND = 10.0
 MUCH_SLOWER = 1.25
 """Times as long for the same work, from which on a limit of wall-clock time says so."""
 
+ALIKE = 1.5
+"""Ratio of the training between evals up to which two runs count as evaluating alike: evals take about an eighth of a
+run's time (MLPerf's LoRA), so that their times for the same progress differ by less than ``LEAST``."""
+
 MOST = 5
 """Runs that one is compared with. More would cost time in long sweeps."""
 
@@ -78,8 +82,12 @@ class _Ran:
 
 @dataclass(slots=True)
 class _EqualWork:
-    """Runs of equal work. fast: those that agree on the fastest pace; at: ln of how slow the machine was for these."""
+    """Runs of equal work. fast: those that agree on the fastest pace; at: ln of how slow the machine was for these.
 
+    interval: samples between evals, at the least; 0 where a run has no two.
+    """
+
+    interval: float
     runs: list[_Ran]
     fast: list[_Ran] = field(default_factory=list)
     at: float = 0.0
@@ -105,7 +113,7 @@ class _EqualWork:
         A machine stays as it is from one run to the next on the same nodes; where it did not, nothing is taken over.
         Runs between two others say more of that than runs before or after all of them.
         """
-        there = [(run, known.get(run.nodes, ())) for run in self.runs]
+        there = [(run, _lasting(known.get(run.nodes, ()), tolerance)) for run in self.runs]
         between = [(run, states) for run, states in there if states and states[0][0] < run.began < states[-1][0]]
         moved: list[float] = []
         for runs in (between, there):
@@ -128,14 +136,13 @@ class MachinePace:
     """What the machine did in the ended runs of a sweep.
 
     slower: seconds over those at the reference pace, of the runs for which the machine was another. beside: runs at
-    that pace, by the number of each of these. groups: runs by their work and by how much
-    they train between evals, which take time, too. states: (when, ln of how slow the machine
-    was) of nodes, in order of time.
+    that pace, by the number of each of these. groups: runs by their work, and of one work by how much they train
+    between evals, which take time, too. states: (when, ln of how slow the machine was) of nodes, in order of time.
     """
 
     slower: dict[int, float]
     beside: dict[int, Sequence[_Ran]]
-    groups: Mapping[Work, Mapping[str, _EqualWork]]
+    groups: Mapping[Work, Sequence[_EqualWork]]
     states: dict[Nodes, Sequence[tuple[float, float]]]
 
     def now(self, study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
@@ -155,8 +162,11 @@ class MachinePace:
         None for a run that only its log tells of (``replay``): a log does not state all that its program was given.
         """
         groups = self.groups.get(_work(study, trial)) if trial.tuned else None
-        largest = None if groups is None else max(groups.values(), key=lambda group: len(group.runs))
-        return largest if groups is None else groups.get(_interval(evals), largest)
+        if groups is None:
+            return None
+        interval = _interval(evals)
+        like = [group for group in groups if group.interval / ALIKE < interval < group.interval * ALIKE]
+        return max(like or groups, key=lambda group: len(group.runs))
 
     def there(self, sweep: StudyRecords, trial: Trial) -> float:
         """The same by what the last runs on its nodes have shown; 1 where nothing is known."""
@@ -256,25 +266,38 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
-    groups: dict[Work, dict[str, _EqualWork]] = defaultdict(lambda: defaultdict(lambda: _EqualWork([])))
+    ran: dict[Work, list[tuple[float, _Ran]]] = defaultdict(list)
     judges_evals = objective_of(study).judges_evals
     for trial in sweep.trials.values():
         by_speed = trial.probe or not judges_evals
         if points := _ended(sweep, trial, by_speed=by_speed):
             seconds = math.inf if by_speed else max(points)[1]
-            ran = _Ran(trial.number, _nodes(sweep, trial), _began(sweep, trial), points, seconds)
-            interval = "" if by_speed else _interval(sweep.last_evals(trial.number))
-            groups[_work(study, trial)][interval].runs.append(ran)
-    scatter, each = USUAL_SCATTER, [group for alike in groups.values() for group in alike.values()]
+            interval = 0.0 if by_speed else _interval(sweep.last_evals(trial.number))
+            run = _Ran(trial.number, _nodes(sweep, trial), _began(sweep, trial), points, seconds)
+            ran[_work(study, trial)].append((interval, run))
+    groups = {work: _by_interval(runs) for work, runs in ran.items()}
+    scatter, each = USUAL_SCATTER, [group for alike in groups.values() for group in alike]
     for _ in range(2):
         for group in each:
             group.compare(_tolerance(each, scatter))
         scatter = _scatter(each)
     tolerance = _tolerance(each, scatter)
-    pace = MachinePace({}, {}, {work: dict(alike) for work, alike in groups.items()}, {})
+    pace = MachinePace({}, {}, groups, {})
     for part in _parts(each):
         _join(pace, part, tolerance, scatter)
     return pace
+
+
+def _by_interval(runs: Sequence[tuple[float, _Ran]]) -> list[_EqualWork]:
+    """Runs of one work, with the samples between their evals, in groups that evaluate alike."""
+    groups: list[_EqualWork] = []
+    for interval, run in sorted(runs, key=lambda pair: pair[0]):
+        if not groups or interval > ALIKE * groups[-1].interval:
+            groups.append(_EqualWork(interval, []))
+        groups[-1].runs.append(run)
+    for group in groups:
+        group.runs.sort(key=lambda run: run.number)
+    return groups
 
 
 def _tolerance(groups: Sequence[_EqualWork], scatter: float) -> float:
@@ -345,6 +368,13 @@ def _state(known: Sequence[tuple[float, float]], began: float, tolerance: float)
     return sum(states) / len(states)
 
 
+def _lasting(states: Sequence[tuple[float, float]], tolerance: float) -> Sequence[tuple[float, float]]:
+    """The states of nodes that mostly stay as they are from one run to the next; of others, which say nothing of what
+    they were in between, none."""
+    changes = sum(abs(b - a) > tolerance for (_, a), (_, b) in pairwise(states))
+    return states if changes <= max(1, len(states) // 5) else ()
+
+
 def _other_nodes(known: Mapping[Nodes, Sequence[tuple[float, float]]], scatter: float) -> dict[Nodes, float]:
     """The median of nodes whose runs are slower, or faster, by more than that scatters."""
     middles = {n: float(np.median([m for _, m in states])) for n, states in known.items() if len(states) > 2}
@@ -393,9 +423,9 @@ def _work(study: Study, trial: Trial) -> Work:
     )
 
 
-def _interval(evals: Sequence[Eval]) -> str:
-    """How much is trained between evals, "" where there are fewer than two."""
-    return f"{np.median(np.diff([e.samples for e in evals])):.3g}" if len(evals) > 1 else ""
+def _interval(evals: Sequence[Eval]) -> float:
+    """Samples between evals, 0 where there are fewer than two."""
+    return float(np.median(np.diff([e.samples for e in evals]))) if len(evals) > 1 else 0.0
 
 
 def _ended(sweep: StudyRecords, trial: Trial, *, by_speed: bool) -> Points:

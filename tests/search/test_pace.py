@@ -267,6 +267,18 @@ def test_runs_that_evaluate_more_often_are_no_slow_machine() -> None:
     assert corrected(told(STUDY, replace(often, evals=evals))) == {}
 
 
+def test_a_slow_machine_is_known_though_no_two_runs_evaluate_at_the_same_steps() -> None:
+    """A script that evaluates at a tenth of its steps, where the steps are tuned."""
+    sweep = swept([({"STEPS": 100}, "", 2.0 if n > 6 else 1.0, 8) for n in range(14)], at_pace=False)
+    evals = {
+        (n, a): tuple(
+            e._replace(samples=e.samples * (1 + n % 7 / 10), seconds=e.seconds * (1 + n % 7 / 10)) for e in each
+        )
+        for (n, a), each in sweep.evals.items()
+    }
+    assert corrected(told(STUDY, replace(sweep, evals=evals))) == dict.fromkeys(range(7, 14), pytest.approx(2.0))
+
+
 def test_what_was_corrected_is_the_clock_again_when_the_sweep_says_otherwise() -> None:
     """A single run faster than the rest is not believed once four have run."""
     rows = rates(8, lambda n: 0.5 if n == 0 else 1.0)
