@@ -80,6 +80,23 @@ BUGS = {
         'ask("sinfo", "--noheader", "--format=%P")',
         "tests/launchers",
     ),
+    "a job that was given another one's id is taken for it": Bug(
+        "return _writes_to(row, job.log) and submitted >=", "return True or submitted >=", "tests/launchers"
+    ),
+    "nothing of a trial reaches a script with --export=NONE": Bug(
+        "absent = [] if everything else sorted(set(needed) - named)", "absent = list[str]()", "tests/workloads"
+    ),
+    "an attempt whose nodes never came up is counted": Bug(
+        "return sum(attempt.failure not in UNTRIED and attempt.fixed_at is None for attempt in attempts)",
+        "return sum(attempt.fixed_at is None for attempt in attempts)",
+        "tests/controller",
+    ),
+    "the living driver of another container is taken for one that is gone": Bug(
+        'if self.host != host() or self.place not in ("", place()):', "if self.host != host():", "tests/controller"
+    ),
+    "a run that goes on from another trial's checkpoint is the best": Bug(
+        "if samples / seconds <= FASTER * fastest:", "if samples / seconds > 0:", "tests/controller"
+    ),
 }
 """Bugs by what a user would have seen."""
 

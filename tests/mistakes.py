@@ -89,7 +89,6 @@ MISTAKES = (
     Mistake("a point outside of its range", "[budget]", "[search]\nenqueue = [{ LR = 1.0 }]\n[budget]"),
     Mistake("a point of a name that is not tuned", "[budget]", "[search]\nenqueue = [{ RATE = 1e-4 }]\n[budget]"),
     Mistake("a sampler misspelt", "[budget]", '[search]\nsampler = "tep"\n[budget]'),
-    Mistake("a comment on the jobs", "[budget]", '[site]\nsbatch_args = ["--nice=5", "--comm=team7"]\n[budget]'),
     Mistake("a site profile that is not there", "[budget]", '[site]\nprofile = "sites/mine.toml"\n[budget]'),
     Mistake("a benchmark that is none", "target = 0.5", 'benchmark = "llama3_70b_lora"'),
     Mistake("a number that begins with its point", "low = 1e-5", "low = .00001"),

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LONG = frozenset({
-    "array", "clusters", "comment", "error", "export", "job-name", "ntasks", "ntasks-per-node", "output", "parsable",
-    "partition", "quiet",
-    "test-only", "wait",
+    "array", "clusters", "comment", "error", "export", "ignore-pbs", "job-name", "ntasks", "ntasks-per-node", "output",
+    "parsable", "partition", "quiet", "test-only", "time", "time-min", "wait",
 })  # fmt: skip
 _NAMESAKES = frozenset({
     "cluster-constraint", "constraint", "container", "contiguous", "core-spec", "cores-per-socket", "export-file",
     "exclude", "exclusive", "account", "acctg-freq", "cpus-per-gpu", "cpus-per-task", "nodelist", "nodefile", "nodes",
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "open-mode", "overcommit", "oversubscribe", "power",
     "priority", "profile", "qos",
-    "threads-per-core", "thread-spec", "time", "time-min", "tmp", "wait-all-nodes", "wckey", "wrap",
+    "threads-per-core", "thread-spec", "tmp", "wait-all-nodes", "wckey", "wrap",
 })  # fmt: skip
 """Others that an abbreviation of these may mean."""
-_ALONE = frozenset({"parsable", "quiet", "test-only", "wait"})
+_ALONE = frozenset({"ignore-pbs", "parsable", "quiet", "test-only", "wait"})
 _SHORT = {
     "a": "array",
     "e": "error",
@@ -28,6 +27,7 @@ _SHORT = {
     "n": "ntasks",
     "p": "partition",
     "Q": "quiet",
+    "t": "time",
     "W": "wait",
 }
 _SHORT_ALONE = "HIOQVWhksuv"

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from lora_tune.base.host import hostnames
 from lora_tune.base.registry import LAUNCHERS, SAMPLERS
-from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.parameters import Value
 from lora_tune.config.problems import Section, numbers_are_numbers
 from lora_tune.config.secrets import Variables, with_secrets_apart
@@ -207,15 +206,6 @@ class Site(Variables):
         for text in (value,) if isinstance(value, str) else value or ():
             if not text.isprintable():
                 raise ValueError(f"{text!r} holds line ends or control characters; write it on one line")
-        return value
-
-    @field_validator("sbatch_args")
-    @classmethod
-    def _without_a_comment(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """The comment of a job is the token by which a sweep finds it again."""
-        for option in sbatch_options(value):
-            if option.name == "comment":
-                raise ValueError(f"{option.text} replaces the comment by which a sweep knows its jobs; remove it")
         return value
 
     def step_variables(self) -> dict[str, str]:

@@ -235,6 +235,7 @@ def option_refusals(job: Job, study: Study) -> list[str]:
         script=Path(job.argv[0]).name if job.script else "",
         needed={*(unnamed if job.script else ()), *job.secrets},
         nodes=job.resources.nodes,
+        minutes=job.resources.minutes,
         environment=environment_options({**study.site.step_variables(), **job.environment}),
     )
 

@@ -19,6 +19,9 @@ LEAST = 3
 LEAST_COARSE = 6
 """The same where the evals have so few digits that they may agree by chance, as one accuracy of a small set does."""
 
+LEAST_SHARE = 0.5
+"""Of the longest run, how far another one must have come before its evals say that a parameter changes nothing."""
+
 _DIGITS = 6
 """Significant digits of all different evals of a run, below which they are coarse."""
 
@@ -84,14 +87,7 @@ def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
     objective = objective_of(study)
     if not (objective.timed or objective.has_target or study.objective.metric):
         return None  # of a speed the evals say nothing
-    curves = [(trial, curve) for trial in sweep.trials.values() if (curve := _curve(study, sweep, trial))]
-    groups: list[tuple[list[Trial], Sequence[tuple[float, str]]]] = []
-    for trial, evals in sorted(curves, key=lambda pair: -len(pair[1])):
-        group = next((g for g in groups if _agree(g[1], evals)), None)
-        if group is None:
-            groups.append(([trial], evals))
-        else:
-            group[0].append(trial)
+    groups = _groups([(trial, curve) for trial in sweep.trials.values() if (curve := _curve(study, sweep, trial))])
     if not groups:
         return None
     alike, course = max(groups, key=lambda g: _configurations(g[0]))
@@ -102,6 +98,26 @@ def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
         return None
     misleads = every and study.objective.second is None and not (objective.timed and _speed(sweep, alike, names))
     return NoEffect(names=names, trials=tuple(sorted(t.number for t in alike)), every=every, misleads=misleads)
+
+
+def _groups(
+    curves: Sequence[tuple[Trial, Sequence[tuple[float, str]]]],
+) -> list[tuple[list[Trial], Sequence[tuple[float, str]]]]:
+    """Trials by courses that agree, each with its longest course.
+
+    Schedules differ late: a run says nothing of them that was stopped before half of the longest, or whose evals are
+    also the first ones of two runs that went different ways.
+    """
+    groups: list[tuple[list[Trial], Sequence[tuple[float, str]]]] = []
+    farthest = max((curve[-1][0] for _, curve in curves), default=0.0)
+    whole = [(trial, curve) for trial, curve in curves if curve[-1][0] >= LEAST_SHARE * farthest]
+    for trial, evals in sorted(whole, key=lambda pair: -len(pair[1])):
+        agreeing = [group for group in groups if _agree(group[1], evals)]
+        if not agreeing:
+            groups.append(([trial], evals))
+        elif len(agreeing) == 1:
+            agreeing[0][0].append(trial)
+    return groups
 
 
 def _curve(study: Study, sweep: StudyRecords, trial: Trial) -> tuple[tuple[float, str], ...]:

@@ -22,6 +22,7 @@ from lora_tune.base.errors import SetupError
 from lora_tune.base.host import send_signal
 from lora_tune.base.sbatch_options import SbatchOption, sbatch_options
 from lora_tune.workloads.base import Job
+from lora_tune.workloads.walltime import minutes_of
 
 _SET = re.compile(r"(?:^|[;&]\s*)set\s+([^;&|]+)|^#!\S*bash\s+(-\S+)$")
 _NOUNSET = re.compile(r"(?:^|\s)([-+])(?:[A-Za-z]*u[A-Za-z]*|[A-Za-z]*o\s+nounset)(?=\s|$)")
@@ -416,7 +417,6 @@ _PROBLEMS = {
     "hetjob": f"makes several jobs of each trial; {_ONE_JOB}",
     "error": "keeps what a trial says of its failure out of its log",
     "output": "sends a trial's log where nobody reads it",
-    "job-name": "renames the jobs that the sweep finds by their names",
     "parsable": "keeps from sbatch's answer what tells the job's id",
     "quiet": "keeps from sbatch's answer what tells the job's id",
     "test-only": "submits nothing",
@@ -431,19 +431,35 @@ _VARIABLES = {
     "SBATCH_WAIT": "wait",
 }
 """What sbatch takes from its environment, which counts for more than a header."""
-_OVERRULED = frozenset({"error", "job-name", "output", "quiet"})
+_IGNORE_PBS = "ignore-pbs"
+_OVERRULED = frozenset({"error", "output", "quiet"})
 """What a header may say: our own word on the command line counts, and sbatch reads --quiet there alone."""
 
 
+_PBS = {"J": "array", "t": "array", "e": "error"}
+"""Options of PBS that sbatch follows, and that decide whose a job is."""
+
+
 def header_options(script: str) -> list[SbatchOption]:
-    """The options in the text of a batch script; sbatch reads them up to the first line that is a command."""
+    """The options in the text of a batch script; sbatch reads its own up to the first line that is a command.
+
+    Those of PBS (``#PBS -J 0-2``) it follows as well, wherever they stand, unless it is told ``--ignore-pbs``.
+    """
     words: list[str] = []
     for line in script.splitlines():
         if line.startswith(_MAGIC):
             words += _words(line.removeprefix(_MAGIC))
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    return sbatch_options(words)
+    own = sbatch_options(words)
+    ignored = any(option.name == _IGNORE_PBS for option in own)
+    return [option for option in own if option.name != _IGNORE_PBS] + ([] if ignored else _pbs_options(script))
+
+
+def _pbs_options(script: str) -> list[SbatchOption]:
+    lines = (line.removeprefix("#PBS") for line in script.splitlines() if line.startswith("#PBS "))
+    found = ((match[1], match[2]) for line in lines for match in re.finditer(r"(?:^|\s)-([Jte])\s*(\S+)", line))
+    return [SbatchOption(_PBS[letter], value, f"#PBS -{letter} {value}") for letter, value in found]
 
 
 def environment_options(variables: Mapping[str, str]) -> list[SbatchOption]:
@@ -465,28 +481,35 @@ def refusals(
     script: str,
     needed: Collection[str],
     nodes: int,
+    minutes: float = 0.0,
     environment: Sequence[SbatchOption] = (),
 ) -> list[str]:
     """Why no trial could run as its study has it, a sentence each.
 
     header, site: the options of the batch script and of ``site.sbatch_args``, of which the last one counts. script:
     the script's name, "" for a command that a batch file of ours starts. needed: the variables without which a job
-    would not be its trial's. nodes: of one job. environment: the options in the variables of its jobs.
+    would not be its trial's. nodes: of one job. minutes: for which one may run, 0: any number. environment: the options
+    in the variables of its jobs.
     """
-    effective = {option.name: (option, f"{script}: #SBATCH {option.text}") for option in header}
+    without_pbs = any(option.name == _IGNORE_PBS for option in site)
+    read = [option for option in header if not (without_pbs and option.text.startswith("#PBS"))]
+    effective = {o.name: (o, f"{script}: {o.text if o.text.startswith('#') else f'{_MAGIC} {o.text}'}") for o in read}
     effective |= {option.name: (option, f"[site.environment] {option.text}") for option in environment}
     effective |= {option.name: (option, f"site.sbatch_args: {option.text}") for option in site}
     sentences = []
     for name, (option, place) in effective.items():
-        of_header = place.startswith(f"{script}: #SBATCH")
+        of_header = place.startswith(f"{script}: #")
         why = "" if of_header and name in _OVERRULED else _PROBLEMS.get(name, "")
         if name == "export":
             why = _kept_away(option.value, needed)
+        elif name in ("time", "time-min") and not (of_header and name == "time"):
+            why = _shorter(option.value, minutes)
         elif name.startswith("ntasks") and not script:
             why = _several_tasks(name, option.value, nodes)
         if why:
             remedy = f"take it out of {f'a copy of {script}' if of_header else place.split()[0].rstrip(':')}"
-            other = ', or write sbatch_args = ["--export=ALL"] in [site]' if of_header and name == "export" else ""
+            instead = "--ignore-pbs" if option.text.startswith("#PBS") else "--export=ALL" if name == "export" else ""
+            other = f', or write sbatch_args = ["{instead}"] in [site]' if of_header and instead else ""
             sentences.append(f"{place} {why}; {remedy}{other}")
     return sentences
 
@@ -502,6 +525,14 @@ def _kept_away(value: str, needed: Collection[str]) -> str:
     absent = [] if everything else sorted(set(needed) - named)
     shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
     return f"keeps {shown} from the job, so that trials would train with the script's own values" if absent else ""
+
+
+def _shorter(limit: str, minutes: float) -> str:
+    """What a time limit of a job does to a trial that may take so many minutes; "" where it may take as long."""
+    allowed = minutes_of(limit)
+    if allowed is None or allowed >= minutes:
+        return ""
+    return f"lets Slurm end a trial after {allowed:g} minutes, and budget.trial_minutes gives it {minutes:g}"
 
 
 def _several_tasks(name: str, value: str, nodes: int) -> str:

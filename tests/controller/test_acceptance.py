@@ -264,6 +264,15 @@ def test_a_metric_that_may_be_negative_may_be_so() -> None:
     assert why_untrue(below, TRIAL, ATTEMPT, ENDED, run_of(2.0, -3.6), written={}, stamped=True) is None
 
 
+def test_a_probe_of_a_layout_is_held_to_no_target() -> None:
+    """It measures a pace; its evals may meet the target before any training, as those of a finished model do."""
+    probe, met = replace(TRIAL, probe=True), RunLog(run_start_ms=0, evals=(Eval(0.0, 0.9, 5.0), Eval(8.0, 2.0, 9.0)))
+    assert why_untrue(STUDY_OF, probe, ATTEMPT, ENDED, met, written={}, stamped=True) is None
+    of_a_trial = why_untrue(STUDY_OF, TRIAL, ATTEMPT, ENDED, met, written={}, stamped=True)
+    assert of_a_trial is not None
+    assert "met at step 0, before any training" in of_a_trial.line
+
+
 def test_a_log_with_the_token_of_another_attempt_is_refused() -> None:
     assert kind(run_of(0.92, lora_tune_attempt="b" * 32)) is FailureKind.FOREIGN
 

@@ -453,6 +453,20 @@ class TestNames:
         launcher.cancel(ticket)
         poll_until(launcher, ticket, JobState.CANCELLED)
 
+    def test_a_site_that_wants_a_name_and_a_comment_of_its_own_gets_them(self, slurm: Cluster, tmp_path: Path) -> None:
+        """They were refused: a sweep knew its jobs by them."""
+        launcher = SlurmLauncher(site(gpus_per_node=0, gres=None, sbatch_args=("--comment=team-7", "--job-name=ours")))
+        jobs = [job_of(tmp_path / "trials" / name, WAIT, name=f"study-{name}-0") for name in ("a", "b")]
+        tickets = [ticket_of(job, launcher.submit(job)) for job in jobs]
+        for each in (launcher, SlurmLauncher(CPU)):
+            for ticket in tickets:
+                assert each.poll([ticket])[ticket.name].job_id == ticket.job_id
+                assert each.poll([replace(ticket, job_id="")])[ticket.name].job_id == ticket.job_id
+            assert {(t.name, t.job_id) for t in each.jobs_below(tmp_path)} == {(t.name, t.job_id) for t in tickets}
+        SlurmLauncher(CPU).cancel(tickets[0])
+        poll_until(launcher, tickets[0], JobState.CANCELLED)
+        assert launcher.poll(tickets)[tickets[1].name].state.alive
+
     def test_every_question_sees_hidden_partitions(
         self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -229,10 +229,28 @@ def test_what_sbatch_refused_was_not_submitted_although_squeue_shows_it() -> Non
     assert job_id_of(squeue_line(**{**refused, "Reason": "NonZeroExitCode", "NodeList": "n1"})) == "17"
 
 
-def test_without_comments_the_time_of_submission_decides() -> None:
-    line = squeue_line(Comment="(null)", SubmitTime="1000")
+def test_a_job_of_no_known_id_is_known_by_its_name_and_time_where_the_cluster_shows_nothing_else() -> None:
+    line = squeue_line(Comment="(null)", STDOUT="(null)", SubmitTime="1000")
     assert job_id_of(line, submitted_at=1030.0, job_id="") == "17"
     assert job_id_of(line, submitted_at=5000.0, job_id="") == ""
+
+
+@pytest.mark.parametrize("job_id", ["", "16"])
+def test_the_job_of_the_same_name_of_another_sweep_is_not_ours(job_id: str) -> None:
+    """Two sweeps of one study, in two folders, on a cluster that keeps no comments: their jobs have the same names."""
+    line = squeue_line(Comment="(null)", STDOUT="/other/job.log", SubmitTime="1000")
+    assert job_id_of(line, submitted_at=1000.0, job_id=job_id) == ""
+    unmarked = squeue_line(Comment="(null)", STDOUT="(null)", SubmitTime="1000")
+    assert job_id_of(unmarked, submitted_at=1000.0, job_id="16") == "", "ours has an id, and it is not this one"
+
+
+def test_the_row_with_the_known_id_counts_whatever_another_one_says() -> None:
+    """A newer job with our name, comment and log would be taken for ours by what people can write."""
+    lines = [
+        squeue_line(JobID="17", Comment="billing", Name="renamed", STDOUT="/sweeps/mine/job.log"),
+        squeue_line(JobID="18", Comment="mine", STDOUT="/sweeps/mine/job.log", SubmitTime="1500"),
+    ]
+    assert job_id_of("\n".join(lines)) == "17"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,32 @@ def test_less_is_no_reason_to_withhold_a_recommendation(runs: list[Run]) -> None
 def test_a_run_that_was_stopped_early_agrees_as_far_as_it_went() -> None:
     idle = no_effect(study(), records([*of_rates(3), ({"LR": 0.5, "WORKERS": 2}, LOSSES[:1])]))
     assert idle is not None
-    assert idle.trials == (0, 1, 2, 3)
+    assert (idle.trials, idle.every) == ((0, 1, 2), True)
+
+
+def differ_later(*ends: Sequence[float]) -> list[Run]:
+    """Runs of one warm-up: the first evals are the same, and what follows is not."""
+    return [({"LR": 10.0**-n, "WORKERS": 2}, (2.1234, 1.5321, *end)) for n, end in enumerate(ends, start=1)]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        differ_later((), (), (1.2, 1.1), (1.3, 1.2)),
+        differ_later((), (), (), (1.2, 1.1, 1.0, 0.9)),
+        differ_later((), (), (), (1.2, 1.1, 1.0, 0.9), (1.3, 1.2, 1.1, 1.0)),
+    ],
+    ids=["short runs begin as two others do", "stopped before they could differ", "several"],
+)
+def test_runs_whose_first_evals_are_the_same_are_not_called_alike(runs: list[Run]) -> None:
+    """A parameter of a schedule shows late: runs that were stopped before say nothing of it."""
+    assert no_effect(study(), records(runs)) is None
+
+
+def test_runs_of_half_the_length_or_more_count_beside_longer_ones() -> None:
+    idle = no_effect(study(), records(differ_later((1.2, 1.1), (1.2, 1.1), (1.2, 1.1, 1.0, 0.9))))
+    assert idle is not None
+    assert idle.trials == (0, 1, 2)
 
 
 def test_a_parameter_among_others_that_changes_nothing_is_named_and_the_others_are_recommended() -> None:

@@ -30,7 +30,7 @@ from lora_tune.workloads.script_needs import environment_options, header_options
         ("-N 2 -n 8 --mem 0", [("ntasks", "8")]),
         ("-pW", [("partition", "W")]),
         ("--wait-all-nodes=1 --export-file=x --expor=NONE --n=3", []),
-        ("--time=5 --wait --ntasks=2", [("wait", ""), ("ntasks", "2")]),
+        ("--time=5 --wait --ntasks=2", [("time", "5"), ("wait", ""), ("ntasks", "2")]),
         ("--ntasks-per-node=8 train.sub", [("ntasks-per-node", "8")]),
         ("--export", [("export", "")]),
         (
@@ -70,11 +70,19 @@ def test_a_header_ends_at_the_first_command() -> None:
         ("", "-a 0-2", "site.sbatch_args: -a 0-2 makes an array"),
         ("--wait", "", "--wait keeps sbatch"),
         ("-M other", "", "-M other sends trials to a cluster"),
+        ("--time-min=00:10:00", "", "--time-min=00:10:00 lets Slurm end a trial after 10 minutes, and budget.trial"),
+        ("--time=5 --time-min=2:00:00", "--time=1-0", ""),
+        ("", "-t 30", "site.sbatch_args: -t 30 lets Slurm end a trial after 30 minutes, and budget.trial_minutes"),
+        ("--wait\n#PBS -N a -J 0-2", "--ignore-pbs", "--wait keeps sbatch"),
+        ("--nodes=1\n#PBS -N a -J 0-2", "", "run.sub: #PBS -J 0-2 makes an array"),
+        ("--nodes=1\necho begin\n#PBS -t1-4%2", "", "run.sub: #PBS -t 1-4%2 makes an array"),
+        ("--ignore-pbs\n#PBS -J 0-2", "", ""),
+        ("--nodes=1\n#PBS -e x.err\n#PBS -l nodes=1\n# PBS -J 1", "", ""),
         ("--comment=x --job-name=y --quiet --ntasks=8 --ntasks-per-node=8", "", ""),
-        ("--ntasks=1 hetjob --ntasks=2", "", "run.sub: #SBATCH hetjob makes several jobs of each trial"),
+        ("--ntasks=1\n#SBATCH hetjob\n#SBATCH --ntasks=2", "", "run.sub: #SBATCH hetjob makes several jobs of each"),
         ("packjob", "", "run.sub: #SBATCH packjob makes several jobs of each trial"),
         ("", "-N 1 : -N 2", "site.sbatch_args: : makes several jobs of each trial"),
-        ("", "--job-name=y", "--job-name=y renames"),
+        ("", "--job-name=y --comment=team-7", ""),
         ("--error=x.err --output=x.out -e y", "", ""),
         ("", "--error=x.err", "keeps what a trial says of its failure out of its log"),
         ("", "-o x.out", "-o x.out sends a trial's log where nobody reads it"),
@@ -82,8 +90,8 @@ def test_a_header_ends_at_the_first_command() -> None:
     ],
 )
 def test_what_takes_effect_is_refused_with_what_to_do(header: str, site: str, words: str) -> None:
-    options = sbatch_options(header.split()), sbatch_options(site.split())
-    sentences = refusals(*options, script="run.sub", needed={"LR", "TOKEN"}, nodes=1)
+    options = header_options(f"#SBATCH {header}\n"), sbatch_options(site.split())
+    sentences = refusals(*options, script="run.sub", needed={"LR", "TOKEN"}, nodes=1, minutes=60)
     assert [words in sentence and "; take it out of " in sentence for sentence in sentences] == [True] * bool(words)
 
 

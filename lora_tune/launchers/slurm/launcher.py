@@ -161,7 +161,9 @@ class SlurmLauncher:
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against its name."""
-        job_id = ticket.job_id or self.poll([ticket])[ticket.name].job_id
+        job_id = ticket.job_id
+        if not job_id or ticket.name not in self._renamed:
+            job_id = self.poll([ticket])[ticket.name].job_id
         if job_id:
             self._scancel(job_id, ticket.name, *(("--signal=KILL", "--full") if force else ()))
 

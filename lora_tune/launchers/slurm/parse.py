@@ -19,6 +19,9 @@ WHOLE_SECONDS = 2.0
 _ANSWERED_SECONDS = 150.0
 """Between our intention to submit and Slurm's time of submission, at most: sbatch is ended after two minutes."""
 
+_CLOCKS_SECONDS = 60.0
+"""By how much the cluster's clock may be behind this machine's."""
+
 STATES = {
     "PENDING": JobState.QUEUED,
     "CONFIGURING": JobState.QUEUED,
@@ -135,7 +138,7 @@ def squeue_rows(text: str) -> list[JobRow]:
                 suspended=max(0.0, ended - started - used) if started and ended and used is not None else 0.0,
                 nodes=tuple(hostnames(values["NodeList"])),
                 comment=_plain(values["Comment"]),
-                output=values["STDOUT"],
+                output=_plain(values["STDOUT"]),
                 reason=_plain(values["Reason"]),
             )
         )
@@ -257,34 +260,49 @@ class Sought:
 
 
 def find(rows: Iterable[JobRow], job: Sought) -> JobRow | None:
-    """The row of ``job``; the newest if there are several. Without a token nothing was ever submitted.
+    """The row of ``job``: the one with its id; the newest if there are several. Without a token none was submitted.
 
-    What sbatch refused for its constraints stays in the controller's memory as a job that failed, and is none.
+    Only where no row has its id is it looked for by what a site or a person can change: an answer of sbatch that never
+    came left no id, and a wrapper's words may have been taken for one. What sbatch refused for its constraints stays in
+    the controller's memory as a job that failed, and is none.
     """
-    ours = [r for r in rows if not (r.state == "FAILED" and not r.nodes and not r.restarts) and _is(r, job)]
-    return max(ours, key=lambda row: row.submitted or 0.0, default=None) if job.token else None
+    if not job.token:
+        return None
+    known = [r for r in rows if not (r.state == "FAILED" and not r.nodes and not r.restarts)]
+    ours = [r for r in known if r.job_id == job.job_id and _has_not_its_id_alone(r, job)]
+    return max(ours or [r for r in known if _is_without_id(r, job)], key=lambda r: r.submitted or 0.0, default=None)
 
 
-def _is(row: JobRow, job: Sought) -> bool:
-    """Whether ``row`` is the ``job``.
+def _has_not_its_id_alone(row: JobRow, job: Sought) -> bool:
+    """Whether the row with the id of ``job`` is the job: a controller that crashes gives ids out again.
 
-    The id alone is no identity: a controller that crashes gives it out again. A site, or a person, may rename a job
-    and write another comment. So two of its marks decide, of which the token is in no other job's comment, and no
-    other job writes to its log. Where the cluster keeps no comments the name and the time of submission do, with a
-    minute for clocks that differ.
+    Nobody else's job writes to its log or has its token. Accounting may show neither: then the time of submission says
+    it, unless another job's token stands there.
     """
     submitted = row.submitted or job.submitted_at
-    same_output = row.output in (str(job.log), str(job.log).replace("%", "%%"))  # Slurm expands a %
-    same_id = row.job_id == job.job_id
-    if not row.output and same_id and job.submitted_at > 0:  # accounting keeps no output: the id, and its time
-        others = re.fullmatch(r"[0-9a-f]{32}", row.comment) is not None and row.comment != job.token
-        if not others and abs(submitted - job.submitted_at) <= _ANSWERED_SECONDS:
-            return True
     if row.comment == job.token:
-        return row.name == job.name or same_id or same_output
-    if same_output and (same_id or (not job.job_id and 0 < job.submitted_at <= submitted + WHOLE_SECONDS)):
-        return submitted >= job.submitted_at - 60
-    return not row.comment and row.name == job.name and submitted >= job.submitted_at - 60
+        return True
+    if row.output:
+        return _writes_to(row, job.log) and submitted >= job.submitted_at - _CLOCKS_SECONDS
+    others = re.fullmatch(r"[0-9a-f]{32}", row.comment) is not None
+    return not others and job.submitted_at > 0 and abs(submitted - job.submitted_at) <= _ANSWERED_SECONDS
+
+
+def _is_without_id(row: JobRow, job: Sought) -> bool:
+    """Whether a row is a ``job`` whose id nobody knows: by its token, else by its log, else by its name."""
+    submitted = row.submitted or job.submitted_at
+    if row.comment == job.token:
+        return row.name == job.name or _writes_to(row, job.log)
+    if job.job_id:
+        return False
+    if _writes_to(row, job.log):
+        return 0 < job.submitted_at <= submitted + WHOLE_SECONDS
+    unmarked = not row.comment and not row.output  # where the cluster shows neither, a name and its time are all
+    return unmarked and row.name == job.name and submitted >= job.submitted_at - _CLOCKS_SECONDS
+
+
+def _writes_to(row: JobRow, log: Path) -> bool:
+    return row.output in (str(log), str(log).replace("%", "%%"))  # Slurm expands a %
 
 
 def _plain(text: str) -> str:

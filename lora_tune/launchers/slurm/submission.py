@@ -117,6 +117,15 @@ def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]
     return ["env", "-i", *pairs, *hidden, "sbatch", *options, *site.sbatch_args, *script]
 
 
+def submitted_id(answer: str) -> str:
+    """The id in what sbatch printed, "" where none stands there as sbatch writes it.
+
+    By its own line, the last: a site's filter or wrapper may have spoken of other jobs before.
+    """
+    lines = re.findall(r"^Submitted batch job ([0-9]+)\b", answer, re.MULTILINE)
+    return str(lines[-1] if lines else "")
+
+
 def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
     """submitit's executor for this one job. secrets: a file of further variables, "" without."""
     from submitit import SlurmExecutor  # 0.3 s to import, and only submitting needs it
@@ -128,13 +137,9 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
 
         @staticmethod
         def _get_job_id_from_submission_command(string: str | bytes) -> str:
-            """By sbatch's own line, the last: a site's filter or wrapper may have spoken of other jobs before.
-
-            submitit names the job's files by it, and takes the first number behind the word "job".
-            """
+            """As ours. submitit names the job's files by it, and takes the first number behind the word "job"."""
             answer = string if isinstance(string, str) else string.decode(errors="replace")
-            lines = re.findall(r"^Submitted batch job ([0-9]+)\b", answer, re.MULTILINE)
-            return str(lines[-1] if lines else SlurmExecutor._get_job_id_from_submission_command(answer))
+            return submitted_id(answer) or str(SlurmExecutor._get_job_id_from_submission_command(answer))
 
         def _submit_command(self, command: str) -> Any:
             """As submitit's own, but bounded in time, and with nothing of what sbatch prints on the terminal."""
