@@ -55,7 +55,7 @@ from lora_tune.search.recommendation import best_run, nearest, nearest_words, re
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Verdict
-from lora_tune.workloads.base import Workload, rules_of
+from lora_tune.workloads.base import Workload
 
 _BUDGET = ("trials", "parallel", "budget_node_hours", "launcher")
 """Options that change the study: the line that goes on has them, too."""
@@ -114,7 +114,7 @@ def main(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: 
         name = key.rpartition(".")[2]
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
     plan = plan_of(file, from_file, study_options, options["output"])
-    for violation in closed_violations(study, rules_of(plan.workload)):  # what is fatal was refused above
+    for violation in closed_violations(study):  # what is fatal was refused above
         click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
     if gone := replaced_in(plan.text):
         click.echo(f"warning: {gone}", err=True)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
     from lora_tune.config.study import Study
-    from lora_tune.mlperf.benchmark import Benchmark
     from lora_tune.mlperf.gate import Violation
 
 
@@ -115,12 +114,9 @@ def within(distribution: BaseDistribution, value: Value) -> bool:
     return True
 
 
-def closed_violations(study: Study, benchmark: Benchmark | None = None) -> list[Violation]:
-    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them.
-
-    benchmark: under the ruleset that trials are judged by, where that is known; else under the study's own.
-    """
-    benchmark = benchmark or study.benchmark
+def closed_violations(study: Study) -> list[Violation]:
+    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
+    benchmark = study.benchmark
     if study.division == "open" or benchmark is None:
         return []
     from lora_tune.mlperf.gate import check_space

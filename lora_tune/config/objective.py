@@ -29,7 +29,9 @@ class ObjectiveSettings(Section):
         description="MLPerf benchmark whose target, rules, runs and score apply; else the workload's own",
     )
     ruleset: str | None = Field(
-        None, description='round of MLPerf\'s rules, such as "6.1"; the newest installed that has the benchmark'
+        None,
+        description='round of MLPerf\'s rules, such as "6.1"; what the launch script sets MLPERF_RULESET to, else the '
+        "newest installed that has the benchmark",
     )
     metric: str | None = Field(
         None,

@@ -58,7 +58,7 @@ class Study(Section):
 
     @property
     def benchmark(self) -> Benchmark | None:
-        """The MLPerf benchmark whose rules and score apply, under the study's ruleset; None where it is of none.
+        """The MLPerf benchmark whose rules and score apply, under :meth:`ruleset`; None where it is of none.
 
         Raises InputError for a ruleset that does not have it.
         """
@@ -67,7 +67,15 @@ class Study(Section):
         name = named_benchmark(self)
         if name is None and self.objective.curves != LORA and self.division == "open":
             return None
-        return find_benchmark(str(name or LORA), self.objective.ruleset)
+        return find_benchmark(name or LORA, self.ruleset(name or LORA))
+
+    def ruleset(self, benchmark: str) -> str | None:
+        """The round whose rules apply to ``benchmark``: the study's, else the one that the workload's scripts name.
+
+        None for the newest: neither names one, or the scripts are not there.
+        """
+        of_scripts = getattr(WORKLOADS.load(self.workload.kind), "stated_ruleset", None)
+        return self.objective.ruleset or (of_scripts(self.workload, benchmark) if of_scripts else None)
 
     @property
     def rising(self) -> bool:

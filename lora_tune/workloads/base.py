@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from lora_tune.base.errors import Finding, SetupError, StudyError
+from lora_tune.base.errors import Finding, StudyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
@@ -21,7 +21,6 @@ from lora_tune.config.tables import Site
 from lora_tune.logs.lines import LineReader
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
-from lora_tune.mlperf.benchmark import Benchmark
 from lora_tune.workloads.record import Record
 
 Value = str | int | float | bool
@@ -209,14 +208,6 @@ class KnowsEvals(Protocol):
     def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
         """Samples before a trial's first eval, and samples of its whole training; None where nobody states them."""
         ...
-
-
-def rules_of(workload: Workload) -> Benchmark | None:
-    """The benchmark under the ruleset that a workload's own scripts name; None where no script tells."""
-    try:
-        return getattr(workload, "benchmark", None)
-    except SetupError:  # without its folder; said where that is needed
-        return None
 
 
 PYXIS = "pyxis"

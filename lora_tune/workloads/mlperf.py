@@ -45,7 +45,6 @@ from lora_tune.workloads.tree import TreeWorkload
 class MlperfWorkload(TreeWorkload):
     """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
 
-    Settings = MlperfSettings
     stops_at_target = False
     engine = PYXIS
     seeds_per_job = 3
@@ -124,10 +123,9 @@ class MlperfWorkload(TreeWorkload):
     def known_places(self) -> Mapping[str, str]:
         """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
         try:
-            implementation = self.implementation
+            known = {**self.implementation.values, **self.places()}
         except LoraTuneError:
             return places(self.study.site)  # said among the findings
-        known = {**implementation.values, **places(self.study.site, implementation.reads)}
         return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
 
     def sudo_calls(self) -> list[str]:
@@ -232,11 +230,8 @@ class MlperfWorkload(TreeWorkload):
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The benchmark under the study's ruleset, else under the one that the implementation's scripts name."""
-        stated = self.study.objective.ruleset
-        script = self.implementation.folder / self.settings.script
-        name = self.settings.benchmark
-        return find_benchmark(name, stated or mlperf_evals.stated_ruleset(script, name))
+        """The workload's benchmark, under the ruleset that the whole study is judged by."""
+        return find_benchmark(self.settings.benchmark, self.study.ruleset(self.settings.benchmark))
 
     def places(self) -> dict[str, str]:
         """Container, data and model: what the site names, then what the base config sets, then the user's shell."""

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lora_tune.mlperf.gate import INTERVAL_IN_STEPS
-from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.record import ALIASES, names_of
 
 if TYPE_CHECKING:
     from lora_tune.workloads.mlperf import MlperfWorkload
-
-_STATED = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
-
-
-def stated_ruleset(script: Path, benchmark: str) -> str | None:
-    """The ruleset that a batch script sets MLPERF_RULESET to by itself.
-
-    None where it names none that is installed, or an older one than the benchmark: some trees keep an old line.
-    """
-    try:
-        match = _STATED.search(script.read_text(encoding="utf-8", errors="replace"))
-    except OSError:  # the implementation's own check says that it is missing
-        return None
-    known = rulesets_with(benchmark) or rulesets()  # no installed ruleset has a benchmark that a package brings
-    return match[1] if match and match[1] in known else None
 
 
 def counts_steps(workload: MlperfWorkload) -> bool:

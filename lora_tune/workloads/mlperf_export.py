@@ -59,7 +59,7 @@ def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[s
     """
     if workload.base is None:
         return {}
-    exports = {**workload.base.values, **workload.exports(proposal), **workload.study.site.environment}
+    exports = workload.record(workload.exports(proposal)).exports
     wanted = {
         "DGXSYSTEM": workload.file_name(proposal).removeprefix("config_").removesuffix(".sh"),
         "DGXNNODES": str(workload.nodes(proposal)),
@@ -69,7 +69,7 @@ def left_to_the_shell(workload: MlperfWorkload, proposal: Proposal) -> Mapping[s
     if "WALLTIME_RUNANDTIME" in reads and not _limits(workload, proposal):
         minutes = workload.run_minutes()
         wanted |= {"WALLTIME_RUNANDTIME": str(minutes), "WALLTIME": str(minutes + 10)}
-    return {n: v for n, v in wanted.items() if exports.get(n, "") == "" and (n in reads or n == "WALLTIME")}
+    return {n: v for n, v in wanted.items() if n not in exports and (n in reads or n == "WALLTIME")}
 
 
 def assignment(name: str, value: str) -> str:
@@ -80,15 +80,15 @@ def assignment(name: str, value: str) -> str:
 
 def _system(workload: MlperfWorkload) -> Mapping[str, Value]:
     """The base's system where the export sources the common file by itself, which would name the export's."""
-    base = workload.base
-    system = "" if base is None or not base.beside else base.values.get("DGXSYSTEM", "")
-    return {"DGXSYSTEM": system} if system else {}
+    base, exports = workload.base, workload.beneath.exports
+    return {n: exports[n] for n in ("DGXSYSTEM",) if n in exports and base is not None and base.beside}
 
 
 def _limits(workload: MlperfWorkload, proposal: Proposal) -> Mapping[str, Value]:
     """The run's time limit; nothing where the base config has one that is long enough, also for the whole job alone."""
-    minutes, base = workload.run_minutes(), workload.base
-    if base is not None and (workload.is_base(proposal) or own_limit(base.values)[1] >= minutes):
+    minutes = workload.run_minutes()
+    long_enough = workload.is_base(proposal) or own_limit(workload.implementation.values)[1] >= minutes
+    if workload.base is not None and long_enough:
         return {}
     return {"WALLTIME_RUNANDTIME": minutes}
 

@@ -93,12 +93,13 @@ def _thing(benchmark: str, name: str) -> str:
 class Record(Mapping[str, Value]):
     """What a trial's program finds: variable -> value, by the names that the tree reads.
 
-    stated: each thing as the uppermost layer that states it has it. unread: what a config exports under a name that no
-    file reads, where the tree reads the same thing under another. site_nodes, gpus_per_node: what the study's site has,
-    for a tree that does not state its nodes.
+    stated: each thing as the uppermost layer that states it has it. assumed: those that only the tree's defaults state.
+    unread: what a config exports under a name that no file reads, where the tree reads the same thing under another.
+    site_nodes, gpus_per_node: what the study's site has, for a tree that does not state its nodes.
     """
 
     stated: Mapping[str, Value]
+    assumed: frozenset[str] = frozenset()
     unread: Mapping[str, Value] = field(default_factory=dict)
     benchmark: str = ""
     site_nodes: int = 1
@@ -112,6 +113,11 @@ class Record(Mapping[str, Value]):
 
     def __len__(self) -> int:
         return len(self.stated)
+
+    @property
+    def exports(self) -> Mapping[str, Value]:
+        """What is set for the program, without the tree's own defaults."""
+        return {name: value for name, value in self.stated.items() if name not in self.assumed}
 
     def value(self, name: str) -> Value | None:
         """The value of a thing under any of its names; None where nobody states one, or states that there is none."""
@@ -195,9 +201,11 @@ def record_of(
     """
     values: dict[str, Value] = {}
     unread: dict[str, Value] = {}
+    set_names: frozenset[str] = frozenset()
     hidden: set[str] = set()
     for index, layer in enumerate((stated, config, defaults)):
         own: set[str] = set()
+        set_names = frozenset(values)
         for name, text in layer.items():
             thing = _thing(benchmark, name)
             if text == "" or thing in hidden:
@@ -210,7 +218,10 @@ def record_of(
             if text not in NULLS:
                 values.setdefault(name, value)
         hidden |= own | ({_thing(benchmark, "GBS")} if index == _CONFIG and "MINIBS" in values else set())
-    return Record(stated=values, unread=unread, benchmark=benchmark, site_nodes=site_nodes, gpus_per_node=gpus_per_node)
+    return Record(
+        stated=values, assumed=frozenset(values.keys() - set_names), unread=unread, benchmark=benchmark,
+        site_nodes=site_nodes, gpus_per_node=gpus_per_node,
+    )  # fmt: skip
 
 
 def _number(value: Value | None) -> float | None:

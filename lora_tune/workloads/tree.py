@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
+from pydantic import ValidationError
+
+from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
+from lora_tune.config.tables import WorkloadTable
 from lora_tune.mlperf.gate import as_value
+from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start, Value
 from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, starting_point, stated_defaults
 from lora_tune.workloads.implementation import (
@@ -24,14 +30,34 @@ from lora_tune.workloads.mlperf_settings import MlperfSettings
 from lora_tune.workloads.record import Record, record_of
 from lora_tune.workloads.script_needs import on_path
 
+_RULESET = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
+
 
 class TreeWorkload:
     """What workloads share that drive launch scripts as they are. The folder is read when it is asked for."""
+
+    Settings: ClassVar[type[MlperfSettings]] = MlperfSettings
 
     def __init__(self, study: Study, settings: MlperfSettings) -> None:
         self.study = study
         self.settings = settings
         self._recorded: tuple[str, Mapping[str, str]] = ("", {})
+
+    @classmethod
+    def stated_ruleset(cls, table: WorkloadTable, benchmark: str) -> str | None:
+        """The ruleset that the launch script sets MLPERF_RULESET to by itself.
+
+        None where it names none that is installed, or an older one than the benchmark, since some trees keep an old
+        line; nor where the script, or what a study says of it, cannot be read, which is told elsewhere.
+        """
+        try:
+            settings = cls.Settings.model_validate(table.model_extra or {})
+            script = implementation_folder(settings.implementation, settings.benchmark) / settings.script
+            match = _RULESET.search(script.read_text(encoding="utf-8", errors="replace"))
+        except (ValidationError, SetupError, OSError):
+            return None
+        known = rulesets_with(benchmark) or rulesets()  # no installed ruleset has a benchmark that a package brings
+        return match[1] if match and match[1] in known else None
 
     @functools.cached_property
     def base(self) -> BaseConfig | None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
 from lora_tune.config.study import Study
+from lora_tune.mlperf.benchmark import find_benchmark
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.implementation import sourced, sourced_file, variables_read
 from lora_tune.workloads.mlperf import MlperfWorkload, spelled
-from lora_tune.workloads.mlperf_evals import stated_ruleset
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -418,4 +418,15 @@ class TestCheck:
 )
 def test_the_ruleset_is_the_one_that_the_script_names(line: str, stated: str | None, tmp_path: Path) -> None:
     (tmp_path / "run.sub").write_text(f"#!/bin/bash\n{line}\n")
-    assert stated_ruleset(tmp_path / "run.sub", "llama31_8b") == stated
+    study = Study.model_validate(
+        {
+            "name": "t",
+            "workload": {"kind": "mlperf", "implementation": str(tmp_path), "benchmark": "llama31_8b"},
+            "space": {"LR": 4e-4},
+            "budget": {"trials": 1},
+        }
+    )
+    newest = find_benchmark("llama31_8b").ruleset
+    assert study.ruleset("llama31_8b") == stated
+    assert study.benchmark is not None
+    assert study.benchmark.ruleset == (stated or newest), "score, recommendation and rules judge by one round"

@@ -17,7 +17,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import Study
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Proposal, Value, rules_of, written
+from lora_tune.workloads.base import Proposal, Value, written
 from lora_tune.workloads.base_config import parameters_at
 from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.mlperf_checks import about_base, findings
@@ -199,6 +199,14 @@ class TestPlaces:
         assert told[0].fix == f"name it by its whole path, {tmp_path / 'here' / 'lora.sqsh'}"
         assert any(s.startswith("CONT=./lora.sqsh is relative, and jobs start in") for s in workload.check())
 
+    def test_doctor_looks_at_the_places_that_jobs_have_whatever_the_shell_exports(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CONT", "/images/of_the_shell.sqsh")
+        workload = tree(tmp_path / "tree", LORA + "export CONT=/images/of_the_config.sqsh\n")
+        assert environment(workload, trial(workload), tmp_path / "a")["CONT"] == "/images/of_the_config.sqsh"
+        assert workload.known_places()["CONT"] == "/images/of_the_config.sqsh"
+
     @pytest.mark.parametrize(
         ("container", "told"),
         [
@@ -226,7 +234,7 @@ def test_one_output_names_one_smallest_batch(tmp_path: Path) -> None:
     )  # fmt: skip
     (tmp_path / "tree" / "run.sub").write_text('#!/bin/bash\n: "${MLPERF_RULESET:=5.0.0}"\nsrun ./run_and_time.sh\n')
     (tmp_path / "tree" / CONFIG).write_text(config.replace("MINIBS=63", "MINIBS=112"))
-    told = [v.sentence for v in closed_violations(workload.study, rules_of(workload))]
+    told = [v.sentence for v in closed_violations(workload.study)]
     told += about_base(workload)
     smallest = {match for s in told for match in re.findall(r"below (\d+), the smallest", s)}
     assert smallest == {"1008"}
@@ -237,6 +245,16 @@ def test_what_the_site_sets_for_every_job_is_what_trials_find(tmp_path: Path) ->
     proposal = trial(workload, LR=5e-4)
     assert environment(workload, proposal, tmp_path / "a")["MBS"] == "2"
     assert (written(workload, proposal)["MBS"], written(workload, trial(workload))["MBS"]) == (2, 2)
+
+
+def test_an_export_asks_the_record_what_the_config_leaves_to_the_shell(tmp_path: Path) -> None:
+    """A default of the tree's own is not the machine's: ``${DGXNGPU:-4}`` would start half of the ranks."""
+    yaml = "gpus: ${oc.env:DGXNGPU,4}\nsystem: ${oc.env:DGXSYSTEM,DGXA100}"
+    workload = tree(tmp_path / "tree", LORA.replace(" DGXNGPU=8", ""), yaml=yaml)
+    record = workload.record({})
+    assert (record["DGXNGPU"], "DGXNGPU" in record.assumed, "DGXNGPU" in record.exports) == (4, True, False)
+    usage = workload.export(trial(workload), ()).usage
+    assert f"export DGXSYSTEM={CONFIG.removeprefix('config_').removesuffix('.sh')} DGXNGPU=8" in usage
 
 
 def test_a_thing_is_stated_once_whatever_its_names_are() -> None:

@@ -232,7 +232,8 @@ def _hand_over(
     checks = None
     if folder is not None and verdict.chosen is not None:
         write_results(folder, _texts(options, race, runs[verdict.chosen][: options.settings.most]))
-        checks = check(folder, review.study.objective.ruleset)
+        benchmark = review.study.benchmark
+        checks = check(folder, review.study.ruleset(benchmark.name) if benchmark else None)
     record = {
         **as_json(verdict),
         "checks": asdict(checks) if checks else None,
