@@ -71,9 +71,9 @@ def replay(study: Study, world: Sequence[Observation], known: StudyPhysics | Non
     by_point = {tuple(sorted(o.values.items())): o for o in reversed(world)}
     told = [by_point.pop(tuple(sorted(world[0].values.items())))]
     while by_point:
-        model = learn(coordinates, Goal(), told)
+        model = learn(coordinates, Goal(), told, needs=known)
         left = [o.values for o in by_point.values()]
-        likely = [v for v, risk in zip(left, risk_of(model, left, known), strict=True) if risk <= LIKELIER_DEAD]
+        likely = [v for v, risk in zip(left, risk_of(model, left), strict=True) if risk <= LIKELIER_DEAD]
         if not likely:
             break
         choice = best(model, likely, known)

@@ -20,8 +20,7 @@ from lora_tune.config.space import Space
 from lora_tune.curves import Timing
 from lora_tune.logs.run import Eval
 from lora_tune.search import physics
-from lora_tune.search.fits_in_memory import Needs
-from lora_tune.search.grey_box.from_today import FromTodaySampler
+from lora_tune.search.grey_box.memory import Needs
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
@@ -129,7 +128,7 @@ class Default(GreyBox):
     """The product's default sampler of studies with layouts or published results, with the product's own stopping."""
 
     def __init__(self, problem: Problem, seed: int, *, needs: Needs | None = None) -> None:
-        super().__init__(problem, seed, prior=published(problem), needs=needs, sampler=FromTodaySampler)
+        super().__init__(problem, seed, prior=published(problem), needs=needs, sampler=GreyBoxSampler)
         self._make = partial(self._make, start=problem.start)
         self._study.sampler = self._make()
 

@@ -4,7 +4,7 @@ Bytes a GPU: weights, adapters with their optimizer's state, activations, logits
 transfers between ranks, and the idle share of a pipeline. Formulas are those of Korthikanti et al. (2022, "Reducing
 Activation Recomputation in Large Transformer Models") for activations and Narayanan et al. (2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters") for pipelines, with Llama's grouped keys and gated MLP. They are
-prior means, which a study's own trials correct (:mod:`lora_tune.search.fits_in_memory`). Experts are not counted.
+prior means, which a study's own trials correct (:mod:`lora_tune.search.grey_box.memory`). Experts are not counted.
 """
 
 from __future__ import annotations

@@ -171,9 +171,9 @@ def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
     The machine's own config, where it is no point of the space and is believed better yet, stays.
     """
     from lora_tune.search import shrinkage
-    from lora_tune.search.abilities import Recommends
     from lora_tune.search.race_scale import bounded_exp
     from lora_tune.search.recorded import fitting, in_memory
+    from lora_tune.search.samplers import Recommends
 
     sampler, fits = sampler_of(study, sweep), fitting(study)
     if not isinstance(sampler, Recommends):

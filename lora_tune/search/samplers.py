@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lora_tune.base.errors import SetupError
 from lora_tune.base.registry import SAMPLERS
@@ -16,17 +16,62 @@ from lora_tune.config.study import Study
 from lora_tune.search.objectives import objective_of
 
 if TYPE_CHECKING:
+    import optuna
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
     from lora_tune.search.grey_box.features import Coordinates
-    from lora_tune.search.grey_box.from_today import FromTodaySampler
+    from lora_tune.search.grey_box.sampler import Advantage, GreyBoxSampler
     from lora_tune.search.observations import Observation
     from lora_tune.search.tpe import WindowedTPESampler
     from lora_tune.store.records import StudyRecords
 
     OldRuns = Callable[[], Sequence[Observation]]
+
+
+# What a sampler may be able to say beyond its proposals; who asks looks with ``isinstance``.
+
+
+@runtime_checkable
+class Recommends(Protocol):
+    """A sampler with a model of its own."""
+
+    def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
+        """The configuration that it believes best: values, expected objective, a sentence. Pure: by the trials alone.
+
+        Raises ValueError while nothing is known that could be recommended.
+        """
+        ...
+
+
+@runtime_checkable
+class KnowsGain(Protocol):
+    """A sampler that can say what another node-hour would bring."""
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
+        ...
+
+
+@runtime_checkable
+class Plans(Protocol):
+    """A sampler that searches in stages."""
+
+    def plan(self) -> list[str]:
+        """What each stage costs and can win, before any run, and why one is skipped; a line each."""
+        ...
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A sampler that can say what a change is worth."""
+
+    def compared(
+        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
+    ) -> list[Advantage]:
+        """What is believed of ``values`` beside each of ``instead``. Empty where it cannot say."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +83,7 @@ class SamplerKind:
     make : callable
         ``make(study, old_runs)`` gives an Optuna sampler; ``old_runs()`` gives what ingested logs taught.
     knows_gain : bool
-        It is a :class:`~lora_tune.search.abilities.KnowsGain`, so that ``budget.stop_below`` can end the sweep.
+        It is a :class:`KnowsGain`, so that ``budget.stop_below`` can end the sweep.
     proposes_probes : bool
         It proposes short runs that measure a layout's speed (``search.probes``).
     takes_old_runs : bool
@@ -235,10 +280,10 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
         return _throughput(study) if alone else _tpe(study, old_runs)
     if not _believes_something(study, old_runs):
         return _windowed_tpe(study, old_runs)
-    from lora_tune.search.grey_box.from_today import FromTodaySampler
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
 
     start = where_the_user_stands(study)
-    make = partial(FromTodaySampler, start=start)
+    make = partial(GreyBoxSampler, start=start)
     if study.search_space.switches() and study.probes and start is not None:
         return _time_to_target(study, old_runs, partial(_staged, study=study, start=start, make=make))
     return _time_to_target(study, old_runs, make)
@@ -249,13 +294,13 @@ def _staged(
     *,
     study: Study,
     start: Mapping[str, Any],
-    make: Callable[..., FromTodaySampler],
+    make: Callable[..., GreyBoxSampler],
     **settings: Any,
 ) -> BaseSampler:
     """Switches by probes first, then what ``make`` makes for all other parameters. settings: of the grey box."""
     from lora_tune.search.stages.sampler import StagesSampler, usual_costs
 
-    def others(spread: Mapping[str, BaseDistribution]) -> FromTodaySampler:
+    def others(spread: Mapping[str, BaseDistribution]) -> GreyBoxSampler:
         """The grey box of some parameters; all others stay at the start."""
         fixed = {**settings["fixed"], **{n: v for n, v in start.items() if n not in spread}}
         return make(spread, **{**settings, "fixed": fixed, "start": {n: start[n] for n in spread}})

@@ -19,7 +19,6 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
-from lora_tune.search.abilities import KnowsGain, Plans
 from lora_tune.search.capping import not_worth
 from lora_tune.search.recorded import (
     BASE,
@@ -33,7 +32,7 @@ from lora_tune.search.recorded import (
     reported,
     step_attributes,
 )
-from lora_tune.search.samplers import make_sampler, sampler_kind
+from lora_tune.search.samplers import KnowsGain, Plans, make_sampler, sampler_kind
 from lora_tune.search.sizes import smaller
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start

@@ -19,9 +19,18 @@ import numpy.typing as npt
 
 from lora_tune.config.study import Study
 from lora_tune.curves.family import Z90
-from lora_tune.search.grey_box.bounds import solved
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Posterior, Prior, condition, log_evidence, matern
+from lora_tune.search.grey_box.gaussian import (
+    HERE,
+    Array,
+    Data,
+    Posterior,
+    Prior,
+    condition,
+    log_evidence,
+    matern,
+    solved,
+)
 from lora_tune.search.grey_box.model import thinned
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import optuna
@@ -22,17 +22,16 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
+from lora_tune.config.layout import Layout, parse_layout
 from lora_tune.config.parameters import Conditions
-from lora_tune.search import fits_in_memory
-from lora_tune.search.fits_in_memory import Peaks
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, trend, unit
-from lora_tune.search.grey_box.gaussian import HERE, Array, Data, Prior, condition
-from lora_tune.search.grey_box.model import SPEED_NOISE, GreyBoxScales, SearchModel, learn
+from lora_tune.search.grey_box.gaussian import Array, Prior, condition
+from lora_tune.search.grey_box.model import SPEED_NOISE, GreyBoxScales, SearchModel, learn, speed_data
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
 from lora_tune.search.optuna_trials import annotate, of_trial
-from lora_tune.search.refusals import refused_chance
+from lora_tune.search.physics import StudyPhysics
 
 CANDIDATES = 600
 """Points that a proposal chooses from, beside the neighbours of the fastest known."""
@@ -44,23 +43,6 @@ DEATH_SHARE = 0.5
 """Cost of a run that dies of memory, as a share of one that lives: it ends before it is measured."""
 
 Values = Mapping[str, Any]
-
-
-class Physics(Protocol):
-    """What is believed of a point of the space before it ran: ``search.study_physics``."""
-
-    @property
-    def limit(self) -> float:
-        """GiB of a GPU."""
-        ...
-
-    def gib(self, tuned: Values) -> float:
-        """Peak memory of a GPU, GiB."""
-        ...
-
-    def samples_per_second(self, tuned: Values) -> float:
-        """Training throughput."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +80,7 @@ class ThroughputSampler(BaseSampler):
         *,
         gpus: int = 1,
         seed: int | None = None,
-        physics: Physics | None = None,
+        physics: StudyPhysics | None = None,
         conditions: Conditions | None = None,
         unit: str = "samples",
     ) -> None:
@@ -161,7 +143,7 @@ class ThroughputSampler(BaseSampler):
         points = candidates(self._coordinates, observations, tried, self._rng)
         if not points:
             return None, observations
-        model = learn(self._coordinates, Goal(), observations, self._scales)
+        model = learn(self._coordinates, Goal(), observations, self._scales, needs=self._physics)
         self._scales = model.scales
         return best(model, points, self._physics), observations
 
@@ -172,10 +154,10 @@ class ThroughputSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-def best(model: SearchModel, points: Sequence[Values], physics: Physics | None = None) -> Choice:
+def best(model: SearchModel, points: Sequence[Values], physics: StudyPhysics | None = None) -> Choice:
     """The point of the highest expected improvement per node-hour, under ``model`` and ``physics`` where known."""
     mean, sd = speeds_of(model, points, physics)
-    risk = risk_of(model, points, physics)
+    risk = risk_of(model, points)
     measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
     # Before anything was measured, everything is compared with something slow.
     known = max(measured, default=float(mean.min()) - 1)
@@ -192,37 +174,24 @@ def best(model: SearchModel, points: Sequence[Values], physics: Physics | None =
     )
 
 
-def speeds_of(model: SearchModel, points: Sequence[Values], physics: Physics | None) -> tuple[Array, Array]:
+def speeds_of(model: SearchModel, points: Sequence[Values], physics: StudyPhysics | None) -> tuple[Array, Array]:
     """ln samples/s of points (n) and their sd (n): by physics and how the measured ones depart from it, if known."""
     if physics is None:
         mean, covariance, _, _ = model.predict_speed(points)
         return mean, np.sqrt(np.diag(covariance))
     c = model.coordinates
     seen = [o for o in model.observations if o.samples_per_second > 0 and not o.source]
-    x, known = _features(c.speed_features, points), _features(c.speed_features, [o.values for o in seen])
-    y = [math.log(o.samples_per_second / physics.samples_per_second(o.values)) for o in seen]
+    beside = [(o, o.samples_per_second / physics.samples_per_second(o.values)) for o in seen]
+    x = np.array([c.speed_features(p) for p in points])
     width = x.shape[1]
     prior = Prior(
         mean=np.zeros(1 + width), sd=np.r_[0.3, np.full(width, 0.05)], amplitude=0.04, length=1.5, shift=0.03,
         departure=0.03, weights=np.ones(width),
     )  # fmt: skip
-    posterior = condition(plain_data(known.reshape(len(seen), width), np.array(y), SPEED_NOISE), prior)
+    posterior = condition(speed_data(c, beside, SPEED_NOISE), prior)
     mean, variance = posterior.predict_each(x, trend(x, ()))
     expected = np.array([math.log(physics.samples_per_second(p)) for p in points])
     return mean + expected, np.sqrt(variance)
-
-
-def _features(of: Callable[[Values], list[float]], points: Sequence[Values]) -> Array:
-    return np.array([of(p) for p in points])
-
-
-def plain_data(x: Array, y: Array, sd: float) -> Data:
-    """Readings of this study, each of the same noise."""
-    n = len(y)
-    return Data(
-        x=x, basis=trend(x, ()), y=y, sd=np.full(n, sd), source=np.full(n, HERE, dtype=np.int64),
-        below=np.zeros(n, dtype=np.bool_), extended=np.zeros(n),
-    )  # fmt: skip
 
 
 def _refused(model: SearchModel, points: Sequence[Values]) -> Array:
@@ -232,26 +201,10 @@ def _refused(model: SearchModel, points: Sequence[Values]) -> Array:
     return refused_chance(points, [o.values for o in own if o.refused], taken)
 
 
-def _risk_by_physics(model: SearchModel, points: Sequence[Values], physics: Physics) -> Array:
-    """Chance of each point (n) to die of memory: GiB against the GPU's, corrected by this study's trials."""
-    c = model.coordinates
-    seen = [o for o in model.observations if (o.ran or o.infeasible) and not (o.source or o.refused)]
-    width = len(c.memory_labels)
-    peaks = Peaks(
-        gib=np.array([physics.gib(o.values) for o in seen]),
-        features=_features(c.memory_features, [o.values for o in seen]).reshape(len(seen), width),
-        died=[o.infeasible for o in seen],
-        # What one that died had printed before says nothing of what it asked for then.
-        measured=np.array([math.nan if o.infeasible else o.peak_gib for o in seen], dtype=np.float64),
-    )
-    belief = fits_in_memory.learn(peaks, physics.limit)
-    return belief.risk(np.array([physics.gib(p) for p in points]), _features(c.memory_features, points))
-
-
-def risk_of(model: SearchModel, points: Sequence[Values], physics: Physics | None = None) -> Array:
+def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
     """Chance of each point (n) to die of memory: as learned; near certain where a point that died needed no more."""
     c = model.coordinates
-    risk = _risk_by_physics(model, points, physics) if physics else model.memory.chance(points)[0]
+    risk, _ = model.memory.chance(points)
     x, dead = (
         np.array(rows).reshape(len(rows), len(c.memory_labels))
         for rows in (
@@ -289,3 +242,56 @@ def _steps(distribution: BaseDistribution, value: Any) -> list[Any]:
 
 def _key(values: Values) -> tuple[Any, ...]:
     return tuple(sorted(values.items()))
+
+
+# Which points a trial's own libraries will refuse: the rule behind a refusal, from what they took and did not take.
+#
+# A rule is one or two values that do not go (together). Of one refused point every such rule is possible that no
+# accepted point breaks; each is as likely as the others, so the chance that another point is refused is the share of
+# them that it breaks. A version space (Mitchell 1982, "Generalization as search") with a vote.
+
+
+Literal = tuple[str, Any]
+Rule = frozenset[Literal]
+
+
+def refused_chance(points: Sequence[Values], refused: Sequence[Values], accepted: Sequence[Values]) -> Array:
+    """Chance (n) that each of ``points`` is refused, given points that were refused and points that were not."""
+    taken = [_literals(values) for values in accepted]
+    chance = np.zeros(len(points))
+    if not refused:
+        return chance
+    asked = [_literals(values) for values in points]
+    for values in refused:
+        own = _literals(values)
+        rules = [rule for rule in _rules(own) if not any(rule <= known for known in taken)]
+        for at, point in enumerate(asked):
+            broken = sum(rule <= point for rule in rules) / len(rules) if rules else 0.0
+            chance[at] = 1 - (1 - chance[at]) * (1 - (1.0 if point == own else broken))
+    return chance
+
+
+def _rules(literals: frozenset[Literal]) -> Iterable[Rule]:
+    ordered = sorted(literals, key=str)
+    return map(frozenset, itertools.chain(((one,) for one in ordered), itertools.combinations(ordered, 2)))
+
+
+def _literals(values: Values) -> frozenset[Literal]:
+    """A point's values, a layout's degrees each by itself, and of whole numbers whether they are 0."""
+    literals: set[Literal] = set()
+    for name, value in values.items():
+        layout = _layout(value)
+        if layout is not None:
+            literals |= {(field.name, getattr(layout, field.name)) for field in fields(layout)}
+            continue
+        literals.add((name, value))
+        if isinstance(value, int) and not isinstance(value, bool) and value not in (0, 1):
+            literals.add((f"{name} > 0", value > 0))
+    return frozenset(literals)
+
+
+def _layout(value: Any) -> Layout | None:
+    try:
+        return parse_layout(value) if isinstance(value, str) else None
+    except (ValueError, TypeError):
+        return None

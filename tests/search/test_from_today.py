@@ -9,8 +9,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 
 SLOW, FAST = "tp4 pp1 cp1 minibs4 mbs1", "tp2 pp1 cp2 minibs4 mbs1"
 DARING = "tp4 pp1 cp1 minibs4 mbs2"
@@ -20,11 +20,11 @@ DARING = "tp4 pp1 cp1 minibs4 mbs2"
 SPACE_OF_LAYOUTS = {"LR": FloatDistribution(1e-4, 1e-2, log=True), "layout": CategoricalDistribution((SLOW, DARING))}
 
 
-def studied_on(layout: str, runs: int) -> tuple[optuna.Study, FromTodaySampler]:
+def studied_on(layout: str, runs: int) -> tuple[optuna.Study, GreyBoxSampler]:
     """After a run of the start, which is slow, and some on a layout that is 5% faster."""
     space = {**SPACE_OF_LAYOUTS, "layout": CategoricalDistribution((SLOW, layout))}
     start = {"LR": 1e-3, "layout": SLOW}
-    made = FromTodaySampler(
+    made = GreyBoxSampler(
         space, goal=Goal(schedule=closed_schedule), gpus=8, probes=True, seed=1, start=start, defaults=start
     )
     study = optuna.create_study(sampler=made)

@@ -9,8 +9,7 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from lora_tune.search.grey_box.from_today import FromTodaySampler
-from lora_tune.search.grey_box.sampler import Advantage
+from lora_tune.search.grey_box.sampler import Advantage, GreyBoxSampler
 
 SPACE: dict[str, BaseDistribution] = {"LR": FloatDistribution(1e-5, 1e-1, log=True)}
 START = {"LR": 1e-3}
@@ -27,9 +26,9 @@ def test_one_standard_deviation_is_clear() -> None:
 
 def studied(
     space: dict[str, BaseDistribution], start: dict[str, Any] | None, *runs: tuple[dict[str, Any], float]
-) -> tuple[optuna.Study, FromTodaySampler]:
+) -> tuple[optuna.Study, GreyBoxSampler]:
     """After a run of today's configuration that took 500 s (None: it has none yet) and others; infinite: no target."""
-    made = FromTodaySampler(space, start=START, defaults=START, seed=1)
+    made = GreyBoxSampler(space, start=START, defaults=START, seed=1)
     study = optuna.create_study(sampler=made)
     for values, took in ([(start, 500.0)] if start else []) + list(runs):
         facts: dict[str, Any] = {"samples_per_second": 10.0, "stop_samples": 10.0 * took, "verdict": "reached"}

@@ -19,8 +19,8 @@ from lora_tune.config.layout import Layout
 from lora_tune.config.study import load_study, parse_study
 from lora_tune.launchers.simulated.machine import Degrees
 from lora_tune.search import physics
-from lora_tune.search.fits_in_memory import Peaks, learn
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.memory import MemoryModel, fit
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.model import learn as learn_grey_box
 from lora_tune.search.grey_box.objective import Goal
@@ -84,16 +84,19 @@ def test_what_costs_time() -> None:
 
 def test_trials_correct_physics() -> None:
     """A peak that was measured 20% above it moves all layouts; a death and a survival bound it."""
-    none = np.zeros((2, 0))
-    gib, at = np.array([100.0, 130.0]), np.array([110.0, 125.0])
-    before = learn(Peaks(gib=np.empty(0), features=np.empty((0, 0)), died=(), measured=np.empty(0)), 140.0)
-    assert (before.risk(at, none) < 0.2).all()
-    measured = Peaks(gib=gib[:1], features=none[:1], died=[False], measured=np.array([120.0]))
-    after = learn(measured, 140.0)
-    assert after.risk(at, none)[0] < 0.1 < 0.9 < after.risk(at, none)[1]
-    assert after.expected(at[:1], none[:1])[0] == pytest.approx(132, rel=0.02)
-    died = learn(Peaks(gib=gib[1:], features=none[1:], died=[True], measured=np.array([math.nan])), 140.0)
-    assert died.risk(at, none)[1] > 2 * before.risk(at, none)[1]
+    gib, at = np.array([[100.0], [130.0]]), np.array([[110.0], [125.0]])
+    none = np.array([math.nan])
+
+    def belief(x: np.ndarray, died: list[bool], measured: np.ndarray) -> MemoryModel:
+        return fit(x, died, (), limit=140.0, level_sd=physics.LEVEL_SD, measured=measured)
+
+    before = belief(np.empty((0, 1)), [], np.empty(0))
+    assert (before.probability(at) < 0.2).all()
+    after = belief(gib[:1], [False], np.array([120.0]))
+    assert after.probability(at)[0] < 0.1 < 0.9 < after.probability(at)[1]
+    assert after.expected_gib(at[:1])[0] == pytest.approx(132, rel=0.02)
+    died = belief(gib[1:], [True], none)
+    assert died.probability(at)[1] > 2 * before.probability(at)[1]
 
 
 def test_a_peak_that_a_trial_printed_moves_the_risk_of_the_others() -> None:
@@ -109,7 +112,7 @@ def test_a_peak_that_a_trial_printed_moves_the_risk_of_the_others() -> None:
 
     def risk(**changes) -> float:
         seen = replace(small, attributes={}, **changes)
-        return float(risk_of(learn_grey_box(coordinates, Goal(), [seen]), [large.values], known)[0])
+        return float(risk_of(learn_grey_box(coordinates, Goal(), [seen], needs=known), [large.values])[0])
 
     plain, tight = risk(peak_gib=math.nan), risk(peak_gib=1.33 * known.gib(small.values))
     assert tight > plain + 0.2

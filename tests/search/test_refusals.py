@@ -12,8 +12,8 @@ from optuna.trial import TrialState
 
 from lora_tune.config.study import load_study
 from lora_tune.logs.failures import FailureKind, diagnose, is_refusal
-from lora_tune.search.refusals import refused_chance
 from lora_tune.search.samplers import make_sampler
+from lora_tune.search.throughput import refused_chance
 
 FOUR = Path(__file__).resolve().parents[2] / "studies" / "nemo_h200x4.toml"
 REFUSALS = (

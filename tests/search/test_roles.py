@@ -15,7 +15,6 @@ from lora_tune.cli import sweep
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.config.tables import replaced_in
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import readings
 from lora_tune.search.optuna_trials import ASSUMED_SD, filled_in
@@ -63,7 +62,7 @@ def test_a_script_of_which_nothing_is_known_is_searched_by_tpe_unless_the_sweep_
     assert isinstance(make_sampler(study(', role = "both"')), WindowedTPESampler)
     unknown = study()
     stopping = unknown.model_copy(update={"budget": unknown.budget.model_copy(update={"stop_below": 0.002})})
-    assert isinstance(make_sampler(stopping), FromTodaySampler)
+    assert isinstance(make_sampler(stopping), GreyBoxSampler)
 
 
 def test_a_study_that_names_the_portfolio_is_read_as_one_of_today_and_says_so() -> None:
@@ -129,7 +128,7 @@ def test_a_stated_rate_of_full_fine_tuning_moves_the_first_proposals() -> None:
     assert isinstance(sampler, GreyBoxSampler)
     assert sampler.coordinates(study.search_space.distributions()).full_fine_tuning_lr == 1e-4
     told = make_sampler(stated("full_fine_tuning_lr = 1e-4"))
-    assert isinstance(told, FromTodaySampler)
+    assert isinstance(told, GreyBoxSampler)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.launchers.simulated.h100 import with_switches
-from lora_tune.search.grey_box.from_today import FromTodaySampler
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
@@ -353,7 +353,7 @@ def test_a_study_without_switches_is_what_it_was() -> None:
     former = parse_study(FORMER.read_text(encoding="utf-8"), H100)
     assert former.digest == "cc123771cad8"
     assert former.search_space.switches() == {}
-    assert type(make_sampler(former)) is FromTodaySampler
+    assert type(make_sampler(former)) is GreyBoxSampler
 
 
 def test_the_shipped_study_searches_in_stages() -> None:
@@ -365,7 +365,7 @@ def test_the_shipped_study_searches_in_stages() -> None:
 
 
 def test_no_probes_no_stages() -> None:
-    assert type(make_sampler(switched(("seed = 1", "seed = 1\nprobes = false")))) is FromTodaySampler
+    assert type(make_sampler(switched(("seed = 1", "seed = 1\nprobes = false")))) is GreyBoxSampler
 
 
 @pytest.mark.parametrize(

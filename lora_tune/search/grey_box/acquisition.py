@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lora_tune.search.grey_box.candidates import Beliefs, believe, candidates
 from lora_tune.search.grey_box.gaussian import Array
-from lora_tune.search.grey_box.memory_risk import death_logs
+from lora_tune.search.grey_box.memory import death_logs
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.observations import SEED_SD
 

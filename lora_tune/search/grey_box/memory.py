@@ -1,21 +1,26 @@
-"""The chance that a layout dies of memory: learned across layouts by structure, and for each from its own runs.
+"""Which configurations die of memory: one belief, by physics' GiB where that is known, else by what saves memory.
 
-Out of memory can be certain or a matter of luck. A logistic regression over the degrees of parallelism says what an
-untried layout risks; its own deaths and survivals then correct it, so a layout that died once in five runs is flaky,
-not impossible. What needs as much as one that died is as likely to, whatever the regression says.
+What a run holds at its peak is a line in the features that memory depends on: of ln(GiB over the GPU's) beside what
+physics says, else of the log-odds of death. A trial that died says that its peak was beyond the limit, one that lived
+that it was not, and a measured peak what it was; the posterior is Laplace's. So one death teaches of every layout. Each
+one's own deaths and survivals then correct it: a layout that died once in five runs is flaky, not impossible.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
+from scipy.special import expit, ndtr
 
+from lora_tune.search.grey_box.features import Coordinates, alike_once
 from lora_tune.search.grey_box.gaussian import Array
+from lora_tune.search.observations import Observation
 
 _BELIEF: Mapping[str, tuple[float, float]] = {
     "tp": (-1.5, 1.0), "cp": (-1.0, 1.0), "pp": (-0.8, 1.0), "mbs": (1.5, 1.0), "sp": (-0.3, 0.5), "vp": (0.0, 0.5),
@@ -28,103 +33,137 @@ frozen weights in FP8 alone, activations stored in FP8 and recomputed ones save 
 _SWITCH = (0.0, 1.0)
 """The same of a switch that nothing is known of."""
 OWN_WEIGHT = 0.15
-"""Runs that the regression's word is worth against a layout's own record.
+"""Runs that the belief in all layouts is worth against a layout's own record.
 
 Peak memory differs by tens of GB between layouts and by about one between runs, so about one layout in seven is a
 matter of luck: a Beta of this weight has 16% of its mass between rates of 0.1 and 0.9.
 """
 
-FEWEST_STEPS, MOST_STEPS = 11, 50
-"""Newton steps; it settles in fewer than the least where few runs were seen."""
+FEATURE_SD = 0.04
+"""How far physics is off by a feature's worth, beside its level: 4% of the peak. Its figures for the recorded four-GPU
+probes are within 5% (``python -m benchmarks.layout_replay``)."""
+
+FRAGMENTS = 0.02
+"""Sd of ln(peak) at the limit: the allocator's fragments decide there."""
+
+MEASURED_SD = 0.01
+"""Sd of ln(peak) of a measured peak: what other ranks and libraries hold."""
+
+BEYOND = 2.0
+"""A peak that is stated as this many times a GPU's memory is in another unit than GiB, and is passed over."""
+
+MOST_STEPS = 50
+"""Newton steps, at most."""
+
+Values = Mapping[str, Any]
+Record = Mapping[tuple[float, ...], tuple[int, int]]
+"""Deaths and survivals of each layout, by its row."""
+
+
+class Needs(Protocol):
+    """What physics says of a point's memory before it ran: ``search.physics``."""
+
+    @property
+    def limit(self) -> float:
+        """GiB of a GPU."""
+        ...
+
+    @property
+    def level_sd(self) -> float:
+        """How far it may be off for all points, in ln(GiB)."""
+        ...
+
+    def gib(self, tuned: Values) -> float:
+        """Peak memory of a GPU, GiB."""
+        ...
+
+
+def death_logs(p: Array) -> Array:
+    """ln of the factor that dying of memory with chance ``p`` costs: runs are repeated, a death costs half a run."""
+    p = np.minimum(p, 0.999)
+    return np.asarray(np.log1p(0.5 * p / (1 - p)))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Fitted log-odds ``coefficients`` (1 + d) with their ``covariance``, and each layout's own record.
+    """Coefficients (1 + d) with their covariance, and each layout's own record; labels (d): what the features are.
 
-    labels (d): what the features are.
+    limit: GiB of a GPU, where rows begin with physics' GiB, and the line is of ln(peak); None: of log-odds.
     """
 
     coefficients: Array
     covariance: Array
-    record: Mapping[tuple[float, ...], tuple[int, int]]
+    record: Record
     labels: tuple[str, ...]
+    limit: float | None = None
 
     def probability(self, x: Array) -> Array:
-        """Chance of death for speed-feature rows ``x`` (n, d)."""
-        own, (low, high) = own_rates(self._regressed(x), x, self.record), self._bounds(x)
-        died, lived = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2).T
+        """Chance of death (n) of rows ``x`` of features, before them the GiB where physics says it."""
+        believed = self.believed(x)
+        runs = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2)
+        died, lived = runs.T
+        own = (OWN_WEIGHT * believed + died) / (OWN_WEIGHT + died + lived)
+        if self.limit is not None:
+            return np.asarray(own)
+        low, high = self._bounds(x, believed)
         # What others did says nothing against a layout's own runs.
-        return np.clip(own, np.where(lived > 0, 0.0, low), np.where(died + lived > 0, 1.0, high))
+        return np.asarray(np.clip(own, np.where(lived > 0, 0.0, low), np.where(died + lived > 0, 1.0, high)))
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
-        """Death rates (n, count) drawn jointly: untried layouts share the regression's error, others have a record."""
+        """Death rates (n, count) drawn jointly: untried layouts share the line's error, others have a record."""
         coefficients = rng.multivariate_normal(self.coefficients, self.covariance, count)
-        low, high = self._bounds(x)
-        rates = np.clip(expit(np.c_[np.ones(len(x)), x] @ coefficients.T), low[:, None], high[:, None])
-        return drawn_rates(rates, self.probability(x), self.weight(x), rng)
+        offset, rows = self._line(x)
+        drawn = self._chance(offset[:, None] + rows @ coefficients.T, np.zeros(1))
+        if self.limit is None:
+            low, high = self._bounds(x, self.believed(x))
+            drawn = np.clip(drawn, low[:, None], high[:, None])
+        p, weight = self.probability(x), self.weight(x)
+        for at in np.flatnonzero(weight > OWN_WEIGHT):
+            safe = min(1 - 1e-6, max(1e-6, p[at]))
+            drawn[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], count)
+        return drawn
 
-    def _regressed(self, x: Array) -> Array:
-        rows = np.c_[np.ones(len(x)), x]
-        odds = rows @ self.coefficients
+    def weight(self, x: Array) -> Array:
+        """Runs that each probability rests on, the line's word included: after a survival p becomes p w/(w+1)."""
+        return np.array([OWN_WEIGHT + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
+
+    def believed(self, x: Array) -> Array:
+        """Chance of death (n) by the line alone."""
+        offset, rows = self._line(x)
         variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
-        # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
-        return np.asarray(expit(odds / np.sqrt(1 + np.pi * variance / 8)))
+        return self._chance(offset + rows @ self.coefficients, variance)
 
-    def _bounds(self, x: Array) -> tuple[Array, Array]:
+    def expected_gib(self, x: Array) -> Array:
+        """Expected peaks, GiB (n), where physics says them."""
+        offset, rows = self._line(x)
+        return np.asarray((self.limit or math.nan) * np.exp(offset + rows @ self.coefficients))
+
+    def _line(self, x: Array) -> tuple[Array, Array]:
+        """What the line adds to (n), and its rows (n, 1 + d)."""
+        if self.limit is None:
+            return np.zeros(len(x)), np.c_[np.ones(len(x)), x]
+        return np.log(x[:, 0] / self.limit), np.c_[np.ones(len(x)), x[:, 1:]]
+
+    def _chance(self, place: Array, variance: Array) -> Array:
+        if self.limit is not None:
+            return np.asarray(ndtr(place / np.sqrt(variance + FRAGMENTS**2)))
+        # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
+        return np.asarray(expit(place / np.sqrt(1 + np.pi * variance / 8)))
+
+    def _bounds(self, x: Array, believed: Array) -> tuple[Array, Array]:
         """The least and the largest chance (n) of rows (n, d) by layouts that always died, or lived, on less, or more.
 
         Deaths of what needs less, and survivals of what needs more, count as a layout's own: one may be bad luck, as
-        its own first may, and each further one says more. The regression alone would have each of the many try.
+        its own first may, and each further one says more. The line alone would have each of the many try.
         """
         tried = np.array(list(self.record)).reshape(len(self.record), x.shape[1])
         runs = np.array(list(self.record.values()), dtype=np.float64).reshape(len(tried), 2)
         died, lived = np.where(runs[:, ::-1] == 0, runs, 0.0).T
         more, less = _as_much(x, tried, self.labels), _as_much(tried, x, self.labels).T
-        p, deaths, lives = self._regressed(x), (more & ~less) @ died, (less & ~more) @ lived
-        low = np.where(deaths > 0, (OWN_WEIGHT * p + deaths) / (OWN_WEIGHT + deaths), 0.0)
-        high = np.where(lives > 0, OWN_WEIGHT * p / (OWN_WEIGHT + lives), 1.0)
+        deaths, lives = (more & ~less) @ died, (less & ~more) @ lived
+        low = np.where(deaths > 0, (OWN_WEIGHT * believed + deaths) / (OWN_WEIGHT + deaths), 0.0)
+        high = np.where(lives > 0, OWN_WEIGHT * believed / (OWN_WEIGHT + lives), 1.0)
         return low, np.maximum(low, high)
-
-    def weight(self, x: Array) -> Array:
-        """Runs that each probability rests on, the regression's word included: after a survival p becomes p w/(w+1)."""
-        return own_weights(x, self.record)
-
-
-Record = Mapping[tuple[float, ...], tuple[int, int]]
-"""Deaths and survivals of each layout, by its row."""
-
-
-def own_rates(p: Array, x: Array, record: Record) -> Array:
-    """Chances (n) of rows (n, d) after each one's own record."""
-    chances = p.copy()
-    for at, row in enumerate(x):
-        died, lived = record.get(tuple(row.tolist()), (0, 0))
-        chances[at] = (OWN_WEIGHT * p[at] + died) / (OWN_WEIGHT + died + lived)
-    return chances
-
-
-def drawn_rates(rates: Array, p: Array, weight: Array, rng: np.random.Generator) -> Array:
-    """Drawn death rates (n, count), those of layouts with a record by that, of mean ``p`` and ``weight`` runs (n)."""
-    drawn = rates.copy()
-    for at in np.flatnonzero(weight > OWN_WEIGHT):
-        safe = min(1 - 1e-6, max(1e-6, p[at]))
-        drawn[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], rates.shape[1])
-    return drawn
-
-
-def own_weights(x: Array, record: Record) -> Array:
-    """Runs that the chances of rows (n, d) rest on, a model's word included."""
-    return np.array([OWN_WEIGHT + sum(record.get(tuple(row.tolist()), (0, 0))) for row in x])
-
-
-def recorded(x: Array, died: Sequence[bool]) -> Record:
-    """The record of each layout, of runs of rows ``x`` (n, d)."""
-    dead: Counter[tuple[float, ...]] = Counter()
-    alive: Counter[tuple[float, ...]] = Counter()
-    for row, d in zip(x, died, strict=True):
-        (dead if d else alive)[tuple(row.tolist())] += 1
-    return {key: (dead[key], alive[key]) for key in dead.keys() | alive.keys()}
 
 
 def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -143,26 +182,96 @@ def _as_much(x: Array, than: Array, labels: Sequence[str]) -> npt.NDArray[np.boo
     return np.asarray(np.where(way == 0, more == 0, more >= 0).all(axis=2))
 
 
-def fit(x: Array, died: Sequence[bool], labels: Sequence[str]) -> MemoryModel:
-    """From speed features ``x`` (n, d) of runs and whether each died of memory; labels name the features."""
-    layouts = "tp" in labels
-    mean = np.array([-1.0 if layouts else -4.0, *(_BELIEF.get(name, _SWITCH)[0] for name in labels)])
-    sd = np.array([1.5, *(_BELIEF.get(name, _SWITCH)[1] for name in labels)])
-    rows, y = np.c_[np.ones(len(x)), x], np.array(died, dtype=np.float64)
-    beta, precision = mean.copy(), np.diag(1 / sd**2)
+def fit(
+    x: Array, died: Sequence[bool], labels: Sequence[str], *, limit: float | None = None, level_sd: float = 0.0,
+    measured: Array | None = None,
+) -> MemoryModel:  # fmt: skip
+    """The belief after runs of rows ``x`` and whether each died of memory; labels name the features.
 
-    def log_posterior(at: Array) -> float:
-        odds = rows @ at
-        return float(y @ odds - np.logaddexp(0.0, odds).sum() - 0.5 * ((at - mean) ** 2 / sd**2).sum())
+    limit: GiB of a GPU, where rows begin with physics' GiB; level_sd: how far that may be off for all layouts, in
+    ln(GiB); measured: peaks in GiB (n), NaN unknown.
+    """
+    if limit is None:
+        prior = np.array([(-1.0 if "tp" in labels else -4.0, 1.5), *(_BELIEF.get(name, _SWITCH) for name in labels)])
+        slope, mean, sd = 1.0, *prior.T
+    else:  # slope: of the logistic that is nearest to the normal distribution
+        slope, mean = 1.702 / FRAGMENTS, np.zeros(x.shape[1])
+        sd = np.r_[level_sd, np.full(x.shape[1] - 1, FEATURE_SD)]
+    offset, rows = MemoryModel(mean, np.diag(sd**2), {}, (), limit)._line(x)
+    known = np.zeros(len(x), dtype=np.bool_) if measured is None or limit is None else measured < BEYOND * limit
+    target = np.zeros(len(x))
+    if measured is not None and limit is not None:
+        target[known] = np.log(measured[known] / limit) - offset[known]
+    weight, y, precision = known / MEASURED_SD**2, np.array(died, dtype=np.float64), np.diag(1 / sd**2)
 
-    for taken in range(MOST_STEPS):
-        p = expit(rows @ beta)
-        hessian = rows.T @ (rows * (p * (1 - p))[:, None]) + precision
-        step = np.linalg.solve(hessian, rows.T @ (y - p) - precision @ (beta - mean))
+    def derivatives(beta: Array) -> tuple[float, Array, Array]:
+        over, off = slope * (offset + rows @ beta), rows @ beta - target
+        p, apart = expit(over), beta - mean
+        value = y @ over - np.logaddexp(0.0, over).sum()
+        value -= 0.5 * (weight * off**2).sum() + 0.5 * apart @ precision @ apart
+        first = rows.T @ (slope * (y - p) - weight * off) - precision @ apart
+        second = rows.T @ (rows * (slope**2 * p * (1 - p) + weight)[:, None]) + precision
+        return float(value), first, second
+
+    beta, now = mean.copy(), derivatives(mean)
+    for _ in range(MOST_STEPS):
+        step = np.linalg.solve(now[2], now[1])
         # Newton's whole step throws hundreds of runs of well separated layouts to where every chance is 0 or 1.
-        while log_posterior(beta + step) < log_posterior(beta) - 1e-9:
+        while (then := derivatives(beta + step))[0] < now[0] - 1e-9 and np.abs(step).max() > 1e-8:
             step = 0.5 * step
-        beta = beta + step
-        if taken >= FEWEST_STEPS and np.abs(step).max() < 1e-6:
+        beta, now = beta + step, then
+        if np.abs(step).max() < 1e-7:
             break
-    return MemoryModel(beta, np.linalg.inv(hessian), recorded(x, died), tuple(labels))
+    return MemoryModel(beta, np.asarray(np.linalg.inv(now[2])), _recorded(x, died), tuple(labels), limit)
+
+
+def _recorded(x: Array, died: Sequence[bool]) -> Record:
+    """The record of each layout, of runs of rows ``x`` (n, d)."""
+    runs = Counter((tuple(row), bool(d)) for row, d in zip(x.tolist(), died, strict=True))
+    return {row: (runs[row, True], runs[row, False]) for row, _ in runs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRisk:
+    """A belief in the chance to die of memory, of configurations as a study names them."""
+
+    coordinates: Coordinates
+    needs: Needs | None
+    model: MemoryModel
+
+    def chance(self, points: Sequence[Values]) -> tuple[Array, Array]:
+        """Chance (n) that each configuration dies, now and after one survival."""
+        x = _rows(self.coordinates, self.needs, points)
+        p, weight = self.model.probability(x), self.model.weight(x)
+        return p, p * weight / (weight + 1)
+
+    def draws(self, points: Sequence[Values], rng: np.random.Generator, count: int) -> Array:
+        """Death rates of configurations (n, count) as the belief has them, jointly."""
+        return self.model.draws(_rows(self.coordinates, self.needs, points), rng, count)
+
+    def differs(self, values: Values, instead: Values) -> bool:
+        """Whether the two need other memory."""
+        features = self.coordinates.memory_features
+        return features(values) != features(instead)
+
+
+def learn_memory(coordinates: Coordinates, own: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
+    """The belief after this study's own trials. needs: of GPU memory, by physics, where that is known."""
+    tested = [o for o in own if o.ran or (o.infeasible and not (needs and o.refused))]
+    x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
+    if needs is None:
+        return MemoryRisk(coordinates=coordinates, needs=None, model=fit(x, died, coordinates.memory_labels))
+    # What one that died had printed before says nothing of what it asked for then.
+    measured = np.array([math.nan if o.infeasible else o.peak_gib for o in tested], dtype=np.float64)
+    model = fit(
+        x, died, coordinates.memory_labels, limit=needs.limit, level_sd=needs.level_sd, measured=measured
+    )  # fmt: skip
+    return MemoryRisk(coordinates=coordinates, needs=needs, model=model)
+
+
+def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:
+    """What memory depends on, a row a configuration; before it the GiB by physics where that is known."""
+    width = len(coordinates.memory_labels)
+    coded = alike_once(coordinates, coordinates.memory_features, points)
+    rows = np.array(coded, dtype=np.float64).reshape(len(points), width)
+    return rows if needs is None else np.c_[np.array([needs.gib(v) for v in points]), rows]

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from optuna.distributions import FloatDistribution
 
 from lora_tune.curves import Schedule
-from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.features import LONGEST_WARMUP, Coordinates, alike_once, trend, unit
 from lora_tune.search.grey_box.gaussian import (
     HERE,
@@ -31,7 +30,7 @@ from lora_tune.search.grey_box.gaussian import (
     log_evidence,
     repeated_noise,
 )
-from lora_tune.search.grey_box.memory_risk import MemoryRisk, learn_memory
+from lora_tune.search.grey_box.memory import MemoryRisk, Needs, learn_memory
 from lora_tune.search.grey_box.objective import HALF, Goal
 from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
 from lora_tune.search.usual_names import RATE

@@ -16,11 +16,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
-from lora_tune.search.fits_in_memory import Needs
 from lora_tune.search.grey_box.acquisition import Action, Values, value_actions
 from lora_tune.search.grey_box.candidates import Beliefs, believe, candidates
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.memory_risk import death_logs
+from lora_tune.search.grey_box.memory import Needs, death_logs
 from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import SEED_SD, UNIFORM_SD, Observation
@@ -236,8 +235,9 @@ class GreyBoxSampler(BaseSampler):
     sources ran of parameters that they do not name. conditions: which parameters exist only under others' values.
     full_fine_tuning_lr: of the same base in full, where it is known: LoRA's is expected by it. needs: of GPU memory, by
     physics. prior: observations of other sources, or a function that says which there are now. probes: short speed runs
-    may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are stopped early. Each trial gets
-    ``why``, a sentence.
+    may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are stopped early. start: tuned values
+    of what the user has today, which stays recommended until another is clearly better; None or a part of the space:
+    nobody knows. Each trial gets ``why``, a sentence.
     """
 
     def __init__(
@@ -255,6 +255,7 @@ class GreyBoxSampler(BaseSampler):
         prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
         capped: bool = True,
+        start: Values | None = None,
         seed: int | None = None,
     ) -> None:
         self._distributions = dict(distributions) if distributions else None
@@ -263,6 +264,8 @@ class GreyBoxSampler(BaseSampler):
         self._roles, self._defaults = dict(roles or {}), dict(defaults or {})
         self._conditions, self._needs, self._rate = conditions or Conditions(), needs, full_fine_tuning_lr
         self._prior, self._probes, self._capped = prior, probes, capped
+        whole = start is not None and start.keys() >= self.space.keys()
+        self._start = {n: start[n] for n in self.space} if whole and start is not None else None
         self._rng = np.random.default_rng(seed)
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._random = RandomSampler(seed=seed)
@@ -273,6 +276,11 @@ class GreyBoxSampler(BaseSampler):
         self._readers: dict[frozenset[str], TrialReader] = {}
         self._gain: tuple[object, float | None] = (None, None)
         self._filled: tuple[tuple[Observation, ...], frozenset[str], list[Observation]] = ((), frozenset(), [])
+
+    @property
+    def space(self) -> Mapping[str, BaseDistribution]:
+        """What it searches, as far as it was named."""
+        return self._distributions or {}
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -354,7 +362,7 @@ class GreyBoxSampler(BaseSampler):
         known = tuple(self._prior() if callable(self._prior) else self._prior)
         before, about, _ = self._filled
         if names != about or len(known) != len(before) or any(a is not b for a, b in zip(known, before, strict=True)):
-            spread = {n: d for n, d in (self._distributions or {}).items() if n in names}
+            spread = {n: d for n, d in self.space.items() if n in names}
             wanted = self.coordinates(spread).convergence_names
             self._filled = known, names, [filled_in(o, {n: spread[n] for n in wanted}, self._defaults) for o in known]
         return list(self._filled[2])
@@ -386,9 +394,27 @@ class GreyBoxSampler(BaseSampler):
         return model
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
-        """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret."""
-        best = self.recommendation(study)
-        return dict(best.values), best.score, sentence(best)
+        """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret.
+
+        What the user has today stays, unless its run has failed here, until another is clearly better. Each step is
+        taken where it alone is clear: a faster layout speaks for no learning rate.
+        """
+        best, start = self.recommendation(study), self._start
+        usual = dict(best.values), best.score, sentence(best)
+        if start is None or not any(_counts(t) and t.params == start for t in study.get_trials(deepcopy=False)):
+            return usual
+        held: Values = start
+        moved = _on_layout_of(self.coordinates(self.space), start, best.values)
+        if moved != start and (step := self._over(study, moved, start)) is not None and step.is_clear:
+            held = moved
+        over = self._over(study, best.values, held) if best.values != held else None
+        if over is None or over.is_clear:
+            return usual
+        return dict(held), math.exp(self.forecast(study, held)[0]), _staying(best.score, over, moved=held != start)
+
+    def _over(self, study: optuna.Study, values: Values, other: Values) -> Advantage | None:
+        """The first configuration beside the second; None where nobody can say."""
+        return next(iter(self.compared(study, values, [other])), None)
 
     def recommendation(self, study: optuna.Study) -> Recommendation:
         """The same with all that is known of it: a pure function of the study's trials and the prior."""
@@ -399,8 +425,8 @@ class GreyBoxSampler(BaseSampler):
 
     def forecast(self, study: optuna.Study, values: Mapping[str, Any], skip: int = -1) -> tuple[float, float]:
         """Mean and sd of ln(score) of one run of ``values``, by what all trials but ``skip`` have shown so far."""
-        space = self._distributions or {}
-        return forecast(self._as_known(space, self.observations(study, frozenset(space), skip=skip)), values)
+        observations = self.observations(study, frozenset(self.space), skip=skip)
+        return forecast(self._as_known(self.space, observations), values)
 
     def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
@@ -409,11 +435,10 @@ class GreyBoxSampler(BaseSampler):
 
         Empty while no run of the study itself has reached the target.
         """
-        space = self._distributions or {}
-        observations = self.observations(study, frozenset(space))
+        observations = self.observations(study, frozenset(self.space))
         if not any(math.isfinite(o.reached) for o in observations if not o.source):
             return []
-        model = self._as_known(space, observations)
+        model = self._as_known(self.space, observations)
         return [compared(model, values, other) for other in instead]
 
     def _as_known(self, space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
@@ -430,6 +455,31 @@ class GreyBoxSampler(BaseSampler):
             return False
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         return len(done) >= PATIENCE
+
+
+# What the user has today.
+
+
+def _on_layout_of(coordinates: Coordinates, start: Values, other: Values) -> Values:
+    """The start with what only decides speed as in ``other``: few runs settle that, and many the rest."""
+    speed = set(coordinates.speed_names) - set(coordinates.convergence_names)
+    return {name: other[name] if name in speed else value for name, value in start.items()}
+
+
+def _staying(seconds: float, best: Advantage, *, moved: bool) -> str:
+    """That the configuration of today stays, on its layout or a faster one; seconds, best: of the one believed best."""
+    today = "the configuration of today" + (" on a faster layout" if moved else "")
+    return (
+        f"{today}: the one believed best is expected to take {duration(seconds)} and to save {100 * best.share:.1f}% "
+        f"(give or take {100 * best.sd:.1f}%), which is not yet clear"
+    )
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    """Whether it has reached the target, or may yet."""
+    if trial.state is TrialState.RUNNING:
+        return trial.user_attrs.get("kind") != "probe"
+    return trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0
 
 
 _NO_TRIAL = optuna.trial.create_trial(state=TrialState.RUNNING)

@@ -15,16 +15,15 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.base.text import counted
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.grey_box.sampler import Proposed, compared
+from lora_tune.search.grey_box.sampler import GreyBoxSampler, Proposed, compared
 from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
 from lora_tune.search.optuna_trials import of_trial
 from lora_tune.search.recorded import PROBE
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
-from lora_tune.search.stages.plan import Stage, gain_of, improvement, names
-from lora_tune.search.stages.screening import Screening, Setting, Switch, SwitchReading
+from lora_tune.search.stages.screening import EFFECTS, Screening, Setting, Switch, SwitchReading
 
 Values = Mapping[str, Any]
 
@@ -50,6 +49,31 @@ PAIR = 2
 """Whole runs, one with a changed arithmetic and one without, for which what it saves must pay at least."""
 MOST_ALONE = 4
 """Switches of changed arithmetic of which every combination is looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage. what: it does, in words. probes, whole_runs: how many. node_hours: of them all, the most that is
+    expected. gain: share of the score that it can win, as expected. skipped: why it is not begun, "" where it is.
+    """
+
+    name: str
+    what: str
+    probes: int = 0
+    whole_runs: int = 0
+    node_hours: float = 0.0
+    gain: float = 0.0
+    skipped: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people, one line."""
+        if self.skipped:
+            return f"{self.name}: skipped: {self.skipped}"
+        counts = [counted(self.probes, "probes")] if self.probes else []
+        counts += [counted(self.whole_runs, "whole runs")] if self.whole_runs else []
+        won = f"; can win about {100 * self.gain:.1f}%" if self.gain else ""
+        return f"{self.name}: {self.what}; {' and '.join(counts)}, at most {self.node_hours:.1f} node-hours{won}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +114,8 @@ class StageKnowledge:
     switches: tuple[Switch, ...]
     start: Values
     goal: Goal
-    of_all: FromTodaySampler
-    of_layouts: FromTodaySampler | None
+    of_all: GreyBoxSampler
+    of_layouts: GreyBoxSampler | None
     coordinates: Coordinates
     costs: RunCosts
     worth: float
@@ -259,7 +283,7 @@ class StageKnowledge:
         return HyperparametersStage(gain=gain, node_hours=max(1.0, runs) * self._hours(probe=False))
 
     @cached_property
-    def grey_box(self) -> FromTodaySampler | None:
+    def grey_box(self) -> GreyBoxSampler | None:
         """Of all that is left to search: layouts, and hyperparameters where they can win what they cost."""
         return self.of_all if self.hyperparameters.rate >= self.worth else self.of_layouts
 
@@ -496,3 +520,27 @@ def _on(setting: Setting) -> list[int]:
 
 def _dead(trial: FrozenTrial) -> bool:
     return trial.user_attrs.get("verdict") in ("infeasible", "failed")
+
+
+def gain_of(switches: Sequence[Switch], sd: float = EFFECTS[1]) -> float:
+    """Expected ln(seconds) that the best level of each switch saves: levels differ from the base by N(0, sd)."""
+    from scipy.special import ndtr
+
+    x = np.linspace(0, 6, 1201)
+    counts = [len(s.levels) - 1 for s in switches]
+    return sd * sum(float(np.trapezoid(1 - ndtr(x) ** n, x)) for n in counts)
+
+
+def improvement(saved: float, sd: float) -> float:
+    """E max(0, N(saved, sd))."""
+    from scipy.special import ndtr
+
+    z = saved / max(sd, 1e-9)
+    return saved * float(ndtr(z)) + sd * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+
+
+def names(values: Sequence[str] | Mapping[str, Any], most: int = 4) -> str:
+    """The first of some names, and how many more there are."""
+    known = list(values)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + more

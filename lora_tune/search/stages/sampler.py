@@ -22,8 +22,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.study import Study
-from lora_tune.search.grey_box.from_today import FromTodaySampler
 from lora_tune.search.grey_box.objective import Goal
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.optuna_trials import annotate
 from lora_tune.search.recorded import FIXED
 from lora_tune.search.stages.knowledge import PROBE_SHARE, USUAL_START, WORTH, RunCosts, StageKnowledge, StageStep
@@ -55,7 +55,7 @@ class StagesSampler(BaseSampler):
         switches: Mapping[str, bool],
         start: Values,
         goal: Goal,
-        grey_box: Callable[[Mapping[str, BaseDistribution]], FromTodaySampler],
+        grey_box: Callable[[Mapping[str, BaseDistribution]], GreyBoxSampler],
         costs: RunCosts,
         worth: float | None = None,
         seed: int | None = None,
