@@ -32,8 +32,9 @@ from lora_tune.store.records import StudyRecords, Trial, TrialState, Value, Verd
 CAMPAIGN_ERROR = 0.05
 """The chance that a campaign calls anything better that is not."""
 
-EQUALLY_CHEAP = 10
-"""About so many arms are tested at similar prices before the budget gets short: after as many half of it is spent."""
+EQUALLY_CHEAP = 3
+"""About so many arms are tested at similar prices before the budget gets short: after as many half of it is spent. An
+agent that screens by one run each tests the better one of 20 or 100 arms among its first few."""
 
 INTERVAL_LEVEL = 0.1
 """What the interval of one arm may be wrong, at all looks together."""

@@ -53,7 +53,7 @@ def test_the_better_one_comes_first_and_the_ledger_last(place: Path) -> None:
     assert lines[0].startswith("trial 1's configuration is better than the baseline by 1")
     assert lines[1] == "the baseline, 8 runs with a result"
     assert "trial 16's configuration has one run, the one it was chosen by" in lines[2]
-    assert lines[-1].startswith("3 configurations, 1 run again, 1 better than the baseline; 0.45% of 5% spent")
+    assert lines[-1].startswith("3 configurations, 1 run again, 1 better than the baseline; 1.2% of 5% spent")
 
 
 def test_as_json_it_is_the_whole_ledger_and_asking_twice_changes_nothing(place: Path) -> None:
@@ -71,7 +71,7 @@ def test_of_one_trial_it_is_that_of_its_configuration(place: Path) -> None:
 def test_the_report_shows_the_same_sentences(place: Path) -> None:
     page = report_html(study_of(), recorded(), BEGAN + 9999)
     assert "Better than the baseline, or not" in page
-    assert "0.45% of 5% spent" in page
+    assert "1.2% of 5% spent" in page
 
 
 def test_a_report_of_a_sweep_in_which_nothing_was_run_again_has_no_such_section() -> None:

@@ -65,7 +65,7 @@ def test_an_arm_far_ahead_is_better_with_its_interval_and_what_it_cost() -> None
     assert 0 < verdict.low < 0.1 < verdict.high
     assert verdict.spent == CAMPAIGN_ERROR * error_share(1)
     assert "is better than the baseline by 0.0986 (90% interval" in verdict.sentence
-    assert "0.45% of 5% spent on it" in verdict.sentence
+    assert "1.2% of 5% spent on it" in verdict.sentence
 
 
 def test_the_run_that_an_arm_was_chosen_by_is_no_evidence() -> None:
@@ -162,7 +162,7 @@ def test_times_are_compared_by_their_logarithms() -> None:
 
 def test_shares_of_the_error_sum_to_at_most_one() -> None:
     shares = [error_share(position) for position in range(1, 100_000)]
-    assert sum(shares[:10]) == pytest.approx(0.5)
+    assert sum(shares[:3]) == pytest.approx(0.5)
     assert 0.999 < sum(shares) < 1
 
 
@@ -171,7 +171,7 @@ def test_the_ledger_says_what_was_spent_by_all_arms() -> None:
     ledger = verdicts(several, frozenset(), LOSS)
     assert ledger.tested == 2
     assert ledger.spent == pytest.approx(CAMPAIGN_ERROR * (error_share(1) + error_share(2)))
-    assert ledger.words.startswith("4 configurations, 2 run again, 1 better than the baseline; 0.83% of 5% spent")
+    assert ledger.words.startswith("4 configurations, 2 run again, 1 better than the baseline; 2% of 5% spent")
 
 
 def test_a_sweep_without_trials_has_no_verdict() -> None:
