@@ -22,9 +22,9 @@ from benchmarks.public_runs import folder as public_folder
 from benchmarks.score_agreement import submissions
 from lora_tune.base.errors import InputError
 from lora_tune.cli.package import _announced
-from lora_tune.cli.package import main as package
 from lora_tune.mlperf.package import described_by_logs, template
 from lora_tune.mlperf.submission import read_submission
+from lora_tune.package import main as package
 
 SECONDS = 0.1
 

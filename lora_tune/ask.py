@@ -1,6 +1,6 @@
 """``python -m lora_tune.ask --study NAME``: the next trial, to be run by whoever asks."""
 
-from lora_tune.cli.ask import ask_command as main
+from lora_tune.cli.commands import ask as main
 
 __all__ = ["main"]
 

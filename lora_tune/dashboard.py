@@ -1,6 +1,6 @@
 """``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, on this machine only."""
 
-from lora_tune.cli.dashboard import main
+from lora_tune.cli.commands import dashboard as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """The best trial in the form that its workload's users run by hand: ``best/config_*.sh``."""
 
-from lora_tune.cli.export import main
+from lora_tune.cli.commands import export as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.ingest --study NAME LOG...``: old MLLOG logs teach the search before, or while, it spends."""
 
-from lora_tune.cli.ingest import main
+from lora_tune.cli.commands import ingest as main
 
 __all__ = ["main"]
 

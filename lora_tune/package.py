@@ -1,6 +1,6 @@
 """``python -m lora_tune.package``: confirmed runs as a submission package of MLPerf, checked by MLPerf's checkers."""
 
-from lora_tune.cli.package import main
+from lora_tune.cli.commands import package as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.replay --study NAME LOG...``: what a sweep would have made of logs that exist already."""
 
-from lora_tune.cli.replay import main
+from lora_tune.cli.commands import replay as main
 
 __all__ = ["main"]
 

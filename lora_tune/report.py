@@ -1,6 +1,6 @@
 """``sweeps/NAME/report.html``: one self-contained file that says what a sweep found."""
 
-from lora_tune.cli.report import main
+from lora_tune.cli.commands import report as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.schema``: the JSON schema of a study file, for editors and programs."""
 
-from lora_tune.cli.schema import main
+from lora_tune.cli.commands import schema as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.score [--ruleset R] FOLDER...``: what MLPerf's rules say of result folders, side by side."""
 
-from lora_tune.cli.score import main
+from lora_tune.cli.commands import score as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.status --study NAME``: where a sweep stands. Reads only; any number may watch, anywhere."""
 
-from lora_tune.cli.status import main
+from lora_tune.cli.commands import status as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.sweep --study NAME``: tune a study, or go on with it."""
 
-from lora_tune.cli.sweep import main
+from lora_tune.cli.commands import sweep as main
 
 __all__ = ["main"]
 

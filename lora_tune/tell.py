@@ -1,6 +1,6 @@
 """``python -m lora_tune.tell --study NAME``: how a trial that was asked for went."""
 
-from lora_tune.cli.ask import tell_command as main
+from lora_tune.cli.commands import tell as main
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """``python -m lora_tune.verdict --study NAME``: which configurations are really better than the baseline."""
 
-from lora_tune.cli.verdict import main
+from lora_tune.cli.commands import verdict as main
 
 __all__ = ["main"]
 

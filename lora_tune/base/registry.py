@@ -11,11 +11,13 @@ import importlib
 import importlib.util
 import traceback
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_tune.base.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 
 class Registry:
@@ -105,6 +107,8 @@ class Registry:
         return ""
 
     def _installed(self) -> metadata.EntryPoints:
+        from importlib import metadata  # which takes as long to load as all of this package that a command's help needs
+
         return metadata.entry_points(group=self.group)
 
     def _of_entry(self, entry: metadata.EntryPoint) -> Any:

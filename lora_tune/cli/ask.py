@@ -10,26 +10,14 @@ from typing import Any
 import click
 
 from lora_tune.base.errors import InputError
-from lora_tune.cli.options import guarded, output_option, plan_of, storage_option, study_option
+from lora_tune.cli.options import plan_of
 from lora_tune.cli.steer import typed_values
 from lora_tune.config.study import find_study, load_study
 from lora_tune.store.records import Trial, TrialState
 
 
-@click.command(name="ask")
-@study_option
-@storage_option
-@output_option
-@click.option(
-    "--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value to try; the search fills in others"
-)
-@guarded
-def ask_command(study_name: str, storage: str | None, output: Path | None, values: tuple[str, ...]) -> None:
-    """Ask for the next trial and run it yourself: one JSON object with its token, parameters, seed and command.
-
-    For studies with site.launcher = "outside"; say how it went with tell. Without --set the search proposes.
-    Exit codes: 0 done; 2 your input, or nothing to run now; 3 the machine, or another driver is at work.
-    """
+def run_ask(study_name: str, storage: str | None, output: Path | None, values: tuple[str, ...]) -> None:
+    """What ``ask`` does; see cli/commands.py for its options."""
     from lora_tune.cli.ask_tell import ask
 
     file = find_study(study_name)
@@ -37,25 +25,11 @@ def ask_command(study_name: str, storage: str | None, output: Path | None, value
     click.echo(json.dumps(asdict(ask(plan, storage, typed_values(plan.study, values) or None))))
 
 
-@click.command(name="tell")
-@study_option
-@storage_option
-@output_option
-@click.option("--token", required=True, help="the token that ask gave")
-@click.option("--evals", metavar="JSON", help="[[samples, loss], ...] or [[samples, loss, seconds], ...], all so far")
-@click.option("--log", "log", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="its output instead")
-@click.option("--failed", default="", metavar="WHY", help="why it has no result")
-@click.option("--running", is_flag=True, help="it goes on: ask whether it should")
-@guarded
-def tell_command(
+def run_tell(
     study_name: str, storage: str | None, output: Path | None, token: str, evals: str | None, log: Path | None,
     failed: str, running: bool,
 ) -> None:  # fmt: skip
-    """Tell how a trial that you asked for went; prints the verdict as one JSON object. The same told twice is one.
-
-    With --running, "go_on" is false where it should be stopped. Seconds count from when it was asked for.
-    Exit codes: 0 done; 2 your input; 3 the machine, or another driver is at work.
-    """
+    """What ``tell`` does; see cli/commands.py for its options."""
     from lora_tune.cli.ask_tell import result_of, tell
 
     file = find_study(study_name)

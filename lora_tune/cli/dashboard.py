@@ -23,12 +23,8 @@ from lora_tune.base.host import is_loopback
 from lora_tune.cli.options import (
     Review,
     from_anywhere,
-    guarded,
     load_review,
     load_sweep,
-    output_option,
-    storage_option,
-    study_option,
     watch_store,
 )
 from lora_tune.cli.web_server import Application, listen, own_token, refusal, same, visitor, well_formed
@@ -135,19 +131,8 @@ def with_token(application: Application, token: str) -> Application:
     return answer
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
-@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may read, and write notes")
-@guarded
-def main(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
-    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends.
-
-    Exit codes: 0 ended in order; 2 your input; 3 the machine.
-    """
+def run(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
+    """What ``dashboard`` does; see cli/commands.py for its options."""
     near = is_loopback(host)
     if no_token and not near:
         raise InputError(f"--no-token is for this machine alone; {host} can be reached from others")

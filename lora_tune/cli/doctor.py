@@ -24,7 +24,7 @@ from lora_tune.base.errors import (
 )
 from lora_tune.base.paths import SweepPaths
 from lora_tune.cli.checks import cluster, database, probe
-from lora_tune.cli.options import guarded, output_option, storage_option, study_option, sweep_paths
+from lora_tune.cli.options import sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.runtime import doubts, option_refusals
 from lora_tune.launchers.base import launcher_kind
@@ -40,21 +40,10 @@ SWEEP_GB = 1.0
 _WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--probe", "with_probe", is_flag=True, help="also run one short job that checks from a node")
-@click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
-@click.option("--json", "json_", is_flag=True, help="one JSON object a finding, one a line")
-@guarded
-def main(
+def run(
     study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float, json_: bool
 ) -> None:
-    """Check what a study needs: each finding says what, why it matters and how to fix it.
-
-    Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
-    """
+    """What ``doctor`` does; see cli/commands.py for its options."""
     file = find_study(study_name)
     study = load_study(file)
     workload = load_workload(study, file)

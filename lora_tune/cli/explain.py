@@ -15,7 +15,7 @@ import click
 
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.text import counted, visible
-from lora_tune.cli.options import Review, guarded, load_review, output_option, storage_option, study_option
+from lora_tune.cli.options import Review, load_review
 from lora_tune.config.study import Study
 from lora_tune.controller import budgets, pruning, results
 from lora_tune.logs.run import Eval, TrainPoint
@@ -180,19 +180,8 @@ def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
     return losses
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--trial", "number", type=int, help="explain this trial only")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
-@guarded
-def main(study_name: str, storage: str | None, output: Path | None, number: int | None, as_json: bool) -> None:
-    """What a sweep taught: which knobs matter, advice with its evidence, and what would be tried next.
-
-    With --trial N: why it was proposed, why it ended as it did, and how far it was.
-    Exit codes: 0 told; 2 your input; 3 the machine.
-    """
+def run(study_name: str, storage: str | None, output: Path | None, number: int | None, as_json: bool) -> None:
+    """What ``explain`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)
     if number is not None:
         _print_trial(review, number, as_json)

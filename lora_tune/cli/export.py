@@ -18,7 +18,7 @@ from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.host import installed
 from lora_tune.base.paths import near
 from lora_tune.base.text import visible
-from lora_tune.cli.options import again, guarded, load_review, output_option, python, storage_option, study_option
+from lora_tune.cli.options import again, load_review, python
 from lora_tune.config.study import Study
 from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
 from lora_tune.controller.results import estimate_words
@@ -212,25 +212,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return f"0 to {max(numbers)}" if numbers else "none"
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--trial", "number", type=int, help="export this trial instead of what is recommended")
-@click.option(
-    "--nearest", "near_miss", is_flag=True, help="export the trial that came nearest, where none reached the target"
-)
-@click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
-@click.option(
-    "--diff",
-    "base",
-    type=click.Path(path_type=Path),
-    help="show what changes against this config_*.sh, here or in the implementation",
-)
-@click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
-@click.option("--json", "json_", is_flag=True, help="one JSON object: the file, the line that runs it, and what it is")
-@guarded
-def main(
+def run(
     study_name: str,
     storage: str | None,
     output: Path | None,
@@ -241,11 +223,7 @@ def main(
     base: Path | None,
     check: bool,
 ) -> None:
-    """Write the configuration that is believed best (or --trial N) as a config that runs by hand.
-
-    Its provenance says what that rests on, and names the best single run beside it.
-    Exit codes: 0 written; 2 your input; 3 the machine; 4 nothing reached the target.
-    """
+    """What ``export`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
     trial, believed = chosen(review.study, review.sweep, number, near_miss=near_miss)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)

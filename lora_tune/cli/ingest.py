@@ -18,7 +18,7 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED, InputError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.cli.options import guarded, name_values, named_study_option, output_option, sweep_paths
+from lora_tune.cli.options import name_values, sweep_paths
 from lora_tune.config.parameters import LayoutParameter
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.launchers.job_runner import read_command
@@ -146,27 +146,11 @@ def _stated(pairs: Sequence[str]) -> dict[str, Value]:
     return {name: text if (known := scalar(text)) is None else known for name, text in texts.items()}
 
 
-@click.command()
-@named_study_option
-@output_option
-@click.option("--source", default="", help="who ran these, where [submitter and platform of the log, else its folder]")
-@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the runs do not state")
-@click.option("--map", "maps", multiple=True, metavar="NAME=COLUMN", help="another program's name of it; eval=COLUMN")
-@click.option("--yes", is_flag=True, help="take the columns that were shown")
-@click.argument("sources", nargs=-1, required=True)
-@guarded
-def main(
+def run(
     study_name: str, output: Path | None, source: str, pairs: tuple[str, ...], maps: tuple[str, ...], yes: bool,
     sources: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Read old runs into a study as prior observations.
-
-    SOURCE: logs in the study's form or MLLOG (files, folders, .gz, tar); an Optuna storage (address, SQLite or journal
-    file), MLflow's folder or SQLite file, W&B's run files, TensorBoard's events, a CSV, TSV or Parquet table. Columns
-    of such programs are shown first and taken with --yes. The same run again changes nothing; to take priors back,
-    delete lines of sweeps/NAME/priors.jsonl.
-    Exit codes: 0 something was taken, shown or known already; 2 your input; 3 the machine; 4 nothing was usable.
-    """
+    """What ``ingest`` does; see cli/commands.py for its options."""
     study = load_study(find_study(study_name))
     path = sweep_paths(study.name, output).priors
     known, stated, gathered = priors.read(path), _stated(pairs), Gathered()

@@ -22,7 +22,7 @@ from lora_tune.base.files import MetricFiles, format_of
 from lora_tune.base.host import gpus_of_command, gpus_of_machine, send_signal, visible_in
 from lora_tune.base.paths import near
 from lora_tune.base.text import counted
-from lora_tune.cli.options import called, guarded
+from lora_tune.cli.options import called
 from lora_tune.config.study import parse_study
 from lora_tune.logs.guess import LogGuess, guess
 from lora_tune.logs.lines import TELL_APART
@@ -305,27 +305,8 @@ LOG_BYTES = 1 << 26
 """Of each log: enough to know its form."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="what the script printed in an earlier run, or metric files that it wrote (events, .csv, .jsonl)",
-)
-@click.option(
-    "--output", default="mine.toml", show_default=True, type=click.Path(path_type=Path), help="the study file"
-)
-@click.option("--no-help", is_flag=True, help="do not run the command with --help to learn its options")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@guarded
-def main(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str, ...]) -> None:
-    """Write a study for the COMMAND that runs your script today, such as: python train.py --lr 3e-4.
-
-    The log's format and pattern are guessed from --log. The parameters are those of the script's own parser, asked
-    in a run of `COMMAND --help` (at most 60 s). Every guess is commented in the file. Nothing is trained.
-    Exit codes: 0 written; 2 your input; 3 the machine.
-    """
+def run(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str, ...]) -> None:
+    """What ``init`` does; see cli/commands.py for its options."""
     if not logs and not command:
         raise InputError("nothing to look at; give the command that runs your script, --log FILE, or both")
     if output.suffix != ".toml":

@@ -10,7 +10,6 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
 from lora_tune.base.text import counted, visible
-from lora_tune.cli.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.lines import TELL_APART, Unmatched, cut
 from lora_tune.logs.log_files import log_files
@@ -35,16 +34,8 @@ class ReadLine:
     facts: tuple[str, ...]
 
 
-@click.command()
-@named_study_option
-@click.option("--all", "every", is_flag=True, help="also print the lines that say nothing")
-@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@guarded
-def main(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
-    """Show what the study's reader makes of each line of a log (files, folders, .gz, tar). Nothing is started.
-
-    Exit codes: 0 evals were read; 2 your input; 3 the machine; 4 no eval was read (then a pattern is suggested).
-    """
+def run(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
+    """What ``logs`` does; see cli/commands.py for its options."""
     file = find_study(study_name)
     study = load_study(file)
     if not check_logs(study, load_workload(study, file), logs, every=every):

@@ -13,7 +13,6 @@ import click
 
 from lora_tune.base import VERSION
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
-from lora_tune.cli.options import guarded, output_option, storage_option
 from lora_tune.config.study import find_study
 
 if TYPE_CHECKING:
@@ -95,20 +94,8 @@ def serve_http(server: MCPServer[Any], where: str) -> None:
     uvicorn.run(application, host=host, port=port, log_level="warning")
 
 
-@click.command()
-@click.option("--study", "study_name", help="the only study that may be spoken of; without it any of this folder")
-@storage_option
-@output_option
-@click.option(
-    "--http", "where", metavar="[HOST:]PORT", help=f"answer by HTTP, on 127.0.0.1, to who has {TOKEN_VARIABLE}"
-)
-@guarded
-def main(study_name: str | None, storage: str | None, output: Path | None, where: str | None) -> None:
-    """Serve a sweep's tools to a model, by the Model Context Protocol on standard input and output.
-
-    Whoever speaks to it starts programs as you do: give it to agents that may. Needs pip install "lora-tune[mcp]".
-    Exit codes: 0 its client is gone; 2 your input; 3 the machine.
-    """
+def run(study_name: str | None, storage: str | None, output: Path | None, where: str | None) -> None:
+    """What ``mcp`` does; see cli/commands.py for its options."""
     from lora_tune.cli.agent_tools import AgentTools
 
     if study_name is None and output is not None:

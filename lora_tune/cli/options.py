@@ -1,4 +1,7 @@
-"""What all commands share: their options, and errors as one line with an exit code."""
+"""What all commands share: their options, and errors as one line with an exit code.
+
+Studies, records and the controller are loaded where they are used: every ``--help`` loads this module.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -31,20 +34,12 @@ from lora_tune.base.errors import (
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.registry import fault
 from lora_tune.base.text import print_anything
-from lora_tune.config.study import (
-    Study,
-    find_study,
-    known_studies,
-    load_study,
-    parse_study,
-    study_place,
-    text_to_keep,
-    with_secrets_of,
-)
-from lora_tune.controller.runtime import DrivePlan
-from lora_tune.store.port import Remark, Request
-from lora_tune.store.records import StudyRecords
-from lora_tune.workloads import load as load_workload
+
+if TYPE_CHECKING:
+    from lora_tune.config.study import Study
+    from lora_tune.controller.runtime import DrivePlan
+    from lora_tune.store.port import Remark, Request
+    from lora_tune.store.records import StudyRecords
 
 # Commands as a user pastes them: the same study, output folder and database as the command that prints them.
 
@@ -156,6 +151,8 @@ def _study_files() -> list[str]:
 
 def _complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """For a shell's completion: studies by name, and study files of this folder."""
+    from lora_tune.config.study import known_studies
+
     return [name for name in (*known_studies(), *_study_files()) if name.startswith(incomplete)]
 
 
@@ -318,7 +315,8 @@ def recorded_study(sweep: StudyRecords, file: Path) -> Study:
 
     Works where the study file itself is not, such as on another machine that knows the database's URL.
     """
-    from lora_tune.controller.base_watch import with_base  # 0.1 s that --help need not wait
+    from lora_tune.config.study import parse_study, with_secrets_of
+    from lora_tune.controller.base_watch import with_base
 
     study = with_secrets_of(parse_study(sweep.study_toml, file), file)
     named = study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})
@@ -340,6 +338,8 @@ def load_review(study_name: str, output: Path | None, storage: str | None) -> Re
 
     Raises InputError where there is no such sweep, StoreError where the database does not answer.
     """
+    from lora_tune.config.study import find_study, load_study, study_place
+
     file = study_place(study_name)
     name = load_study(file).name if file.is_file() else file.stem
     paths = sweep_paths(name, output)
@@ -409,6 +409,10 @@ def plan_of(
     output: Path | None = None,
 ) -> DrivePlan:
     """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
+    from lora_tune.config.study import text_to_keep
+    from lora_tune.controller.runtime import DrivePlan
+    from lora_tune.workloads import load as load_workload
+
     study = from_file.with_options(options)
     return DrivePlan(
         file=file,

@@ -18,7 +18,6 @@ import click
 
 from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.base.paths import near
-from lora_tune.cli.options import guarded
 from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.package import check_description, counted, described_by_logs, folder_of, template, tree
 from lora_tune.mlperf.submission import Submission, read_submission, result_files, sentences
@@ -30,32 +29,10 @@ SKIPPED = {".git", ".venv", "__pycache__", "sweeps"}
 """Folders of an implementation that are no part of what was run."""
 
 
-@click.command(name="package")
-@click.argument("results", metavar="RESULTS", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
-    "--system", "system_file", required=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="system description, NAME.json; where it is missing, it is begun with what is known",
-)  # fmt: skip
-@click.option(
-    "--code", required=True, metavar="FOLDER", type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="what was run: the implementation's folder, with its config",
-)  # fmt: skip
-@click.option(
-    "--config", "configs", multiple=True, metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="the exported config, copied beside the code; more than once for several",
-)  # fmt: skip
-@click.option("--out", default="submission", show_default=True, type=click.Path(path_type=Path), help="folder to make")
-@click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
-@guarded
-def main(
+def run(
     results: Path, system_file: Path, code: Path, configs: tuple[Path, ...], out: Path, ruleset: str | None
 ) -> None:
-    """Make a submission package of the runs in RESULTS, and have MLPerf's checkers look at it.
-
-    RESULTS is the folder of result_*.txt that confirm writes. The first runs in order count, as many as the benchmark
-    wants; no log is changed. Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the
-    machine. Power measurements are left out.
-    """
+    """What ``package`` does; see cli/commands.py for its options."""
     submission = read_submission(results, ruleset)
     if submission.benchmark is None or submission.runs is None:
         raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")

@@ -13,7 +13,6 @@ import click
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
 from lora_tune.base.text import counted
-from lora_tune.cli.options import guarded, named_study_option
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.logs.log_files import log_files
 from lora_tune.logs.run import LogReader
@@ -26,19 +25,8 @@ from lora_tune.workloads.base import Proposal
 FAULT = "not played"
 
 
-@click.command()
-@named_study_option
-@click.option("--json", "as_json", is_flag=True, help="one JSON object a log, one a line")
-@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@guarded
-def main(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
-    """Play finished logs (files, folders, .gz, tar) through the study's pruning, capping, objective and diagnosis.
-
-    Each log is a trial of one sweep, in the order given: those that reached the target are references and rivals of
-    those after them. Facts of a run that the study leaves open (GBS, MAX_STEPS, FP4, HEALING_ITER) are the log's.
-    Nothing is written.
-    Exit codes: 0 played; 1 a fault of this program; 2 your input; 3 the machine; 4 no log could be read.
-    """
+def run(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
+    """What ``replay`` does; see cli/commands.py for its options."""
     file = find_study(study_name)
     study = load_study(file)
     workload = load_workload(study, file)

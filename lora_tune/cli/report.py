@@ -22,12 +22,8 @@ from lora_tune.cli.options import (
     NOBODY,
     People,
     from_anywhere,
-    guarded,
     load_review,
-    output_option,
     people_of,
-    storage_option,
-    study_option,
     sweep_paths,
     watch_store,
 )
@@ -257,18 +253,7 @@ def _moment(seconds: float) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--to", "path", type=click.Path(path_type=Path), help="file to write [the sweep's report.html]")
-@click.option(
-    "--svg", "svg_folder", type=click.Path(path_type=Path), help="write each figure into this folder instead, as SVG"
-)
-@click.option("--png", type=click.Path(path_type=Path), help="the same as PNG, for slides")
-@click.option("--pdf", type=click.Path(path_type=Path), help="the same as PDF")
-@guarded
-def main(
+def run(
     study_name: str,
     storage: str | None,
     output: Path | None,
@@ -277,10 +262,7 @@ def main(
     png: Path | None,
     pdf: Path | None,
 ) -> None:
-    """Write the sweep's report: one HTML file that needs no network.
-
-    Exit codes: 0 written; 2 your input; 3 the machine.
-    """
+    """What ``report`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)
     if svg_folder or png or pdf:
         for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):

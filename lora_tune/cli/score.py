@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from lora_tune.base.errors import EXIT_INPUT, InputError
-from lora_tune.cli.options import guarded
 from lora_tune.mlperf.rulesets import as_ruleset
 from lora_tune.mlperf.submission import (
     Submission,
@@ -26,17 +25,8 @@ from lora_tune.mlperf.submission import (
 HEADINGS = ("folder", "benchmark", "GBS", "files", "converged", "olympic", "factor", "score", "90%", "verdict")
 
 
-@click.command(name="score")
-@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(path_type=Path))
-@click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
-@click.option("--json", "json_", is_flag=True, help="one JSON object a folder, one a line")
-@guarded
-def main(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
-    """Score result folders as MLPerf would: compliance, convergence, olympic mean, normalisation.
-
-    A FOLDER holds the result_*.txt (or .txt.gz) of one submission; one without any stands for those below it that do.
-    Exit codes: 0 scored (also what MLPerf would refuse, which is said); 2 a folder cannot be scored; 3 the machine.
-    """
+def run(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
+    """What ``score`` does; see cli/commands.py for its options."""
     if ruleset is not None:
         as_ruleset(ruleset)
     scored: list[Submission] = []

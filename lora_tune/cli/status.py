@@ -23,11 +23,7 @@ from lora_tune.base.text import duration, visible
 from lora_tune.cli.options import (
     Review,
     again,
-    guarded,
     load_review,
-    output_option,
-    storage_option,
-    study_option,
     watch_store,
 )
 from lora_tune.cli.steer import listed as steering_lines
@@ -308,25 +304,10 @@ def _failures(summary: Overview) -> Table:
     return table
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--watch", is_flag=True, help="refresh until the sweep ends or Ctrl-C")
-@click.option(
-    "--every", "period", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="seconds, with --watch"
-)
-@click.option("--json", "json_", is_flag=True, help="one JSON object; with --watch, one a line")
-@click.option("--all", "all_", is_flag=True, help="all trials, not only the open and the best")
-@guarded
-def main(
+def run(
     study_name: str, storage: str | None, output: Path | None, watch: bool, period: float, json_: bool, all_: bool
 ) -> None:
-    """Where a sweep stands. Only reads, so it may run anywhere that reaches the database, any number of times.
-
-    Exit codes: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and nobody drives it, or
-    the database does not answer; 4 the sweep ended and nothing reached the target. Made for monitoring.
-    """
+    """What ``status`` does; see cli/commands.py for its options."""
     console = Console()
     review = load_review(study_name, output, storage)
     store = watch_store(review.paths, storage)

@@ -19,7 +19,7 @@ import click
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError
 from lora_tune.base.text import duration, visible
-from lora_tune.cli.options import guarded, load_review, name_values, output_option, storage_option, study_option
+from lora_tune.cli.options import load_review, name_values
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, course, refusal_of_values, words
@@ -32,28 +32,8 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--enqueue", is_flag=True, help="try what --set says next, or --clone with the changes of --set")
-@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value; the search fills in others")
-@click.option("--clone", type=int, metavar="TRIAL", help="start from this trial's values")
-@click.option("--stop", "stops", type=int, multiple=True, metavar="TRIAL", help="end a trial; it counts as cancelled")
-@click.option("--pause/--resume", "pause", default=None, help="propose nothing more, or resume; running trials go on")
-@click.option("--parallel", type=int, help="trials at one time")
-@click.option("--trials", type=int, help="number of trials")
-@click.option("--node-hours", type=float, help="node-hours of all trials")
-@click.option("--wall-hours", type=float, help="hours since the sweep began")
-@click.option("--trial-minutes", type=float, help="limit of one trial; a job's own limit stays as it was submitted")
-@click.option("--json", "json_", is_flag=True, help="one JSON object a request, one a line")
-@guarded
-def main(study_name: str, storage: str | None, output: Path | None, json_: bool, **options: Any) -> None:
-    """Ask something of a sweep; its driver does it at its next look and says what it did. Without an option: list.
-
-    Every request is kept with who asked and when, and shown by status. Exit codes: 0 noted; 2 your input; 3 the
-    database does not answer.
-    """
+def run(study_name: str, storage: str | None, output: Path | None, json_: bool, **options: Any) -> None:
+    """What ``steer`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)
     store = open_store(review.paths, storage)
     try:

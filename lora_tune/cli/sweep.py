@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,16 +18,10 @@ from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptib
 from lora_tune.cli.logs import check_logs
 from lora_tune.cli.options import (
     again,
-    guarded,
     laid_over,
-    metrics_option,
-    output_option,
     people_if_known,
     plan_of,
     refuse_marks,
-    replaced_option,
-    storage_option,
-    study_option,
     typed,
 )
 from lora_tune.config.checks import closed_violations
@@ -71,39 +64,8 @@ class How:
     say: bool
 
 
-@click.command()
-@study_option
-@click.option("--trials", type=int, help="number of trials, overrides the study")
-@click.option("--parallel", type=int, help="trials at one time, overrides the study")
-@click.option("--budget-node-hours", type=float, help="node-hours of all trials, overrides the study")
-@click.option("--launcher", help="local or slurm, overrides the study's site")
-@storage_option
-@output_option
-@click.option("--seed", type=int, help="seed of the search, overrides the study")
-@click.option("--dry-run", is_flag=True, help="print the first proposals, files and commands; submit nothing")
-@click.option(
-    "--log", "logs", multiple=True, type=click.Path(path_type=Path), help="with --dry-run: show how this log is read"
-)
-@click.option("--accept-changes", is_flag=True, help="resume although the study file changed")
-@click.option("--standby", is_flag=True, help="wait while another driver is at work, and take over when it is gone")
-@replaced_option("--register", "start it: sweep itself is the service (docs/service.md)", is_flag=True)
-@click.option(
-    "--merge-rescued", is_flag=True, help="first put the folder's rescued.db back into the database, which lost some"
-)
-@metrics_option
-@replaced_option(
-    "--signing-key",
-    "studies are started by their own units; there is no common service to sign for",
-    variable="LORA_TUNE_SIGNING_KEY",
-)
-@click.option("--quiet", is_flag=True, help="print nothing but the result")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
-@guarded
-def main(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
-
-    Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
-    """
+def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: Any) -> None:
+    """What ``sweep`` does; see cli/commands.py for its options."""
     if options["logs"] and not dry_run:
         raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)

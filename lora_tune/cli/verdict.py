@@ -14,7 +14,7 @@ import click
 
 from lora_tune.base.errors import InputError
 from lora_tune.base.text import visible
-from lora_tune.cli.options import guarded, load_review, output_option, storage_option, study_option
+from lora_tune.cli.options import load_review
 from lora_tune.config.study import Study
 from lora_tune.search.campaign import CAMPAIGN_ERROR, ArmState, ArmVerdict, Campaign, campaign
 from lora_tune.store.records import StudyRecords
@@ -48,20 +48,8 @@ def as_json(judged: Campaign) -> dict[str, Any]:
     }
 
 
-@click.command()
-@study_option
-@storage_option
-@output_option
-@click.option("--trial", "number", type=int, help="of the configuration that this trial is a run of alone")
-@click.option("--json", "json_", is_flag=True, help="one JSON object")
-@guarded
-def main(study_name: str, storage: str | None, output: Path | None, number: int | None, json_: bool) -> None:
-    """Which configurations are better than the baseline: at most 5% of campaigns call any better that is not.
-
-    The baseline is the configuration that the sweep began with. A configuration's first run is what it was chosen by,
-    and no evidence; run it again, and the baseline, too: steer --enqueue --clone TRIAL. Look as often as you like.
-    Exit codes: 0 told; 2 your input; 3 the machine.
-    """
+def run(study_name: str, storage: str | None, output: Path | None, number: int | None, json_: bool) -> None:
+    """What ``verdict`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)
     if number is not None:
         arm = arm_verdict(review.study, review.sweep, number)

@@ -1,6 +1,6 @@
 """``python -m lora_tune.logs --study NAME FILE``: line by line, what a study reads a log as."""
 
-from lora_tune.cli.logs import main
+from lora_tune.cli.commands import logs as main
 
 __all__ = ["main"]
 

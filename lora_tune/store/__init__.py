@@ -1,7 +1,6 @@
 """Our tables beside Optuna's, in one database: SQLite on a local disk, or PostgreSQL for a team.
 
-What opens a database takes SQLAlchemy with it, and is loaded when it is asked for: records are read by many who open
-none.
+Everything is loaded when it is asked for: what opens a database takes SQLAlchemy with it, and many open none.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from lora_tune.store.port import LEASE_SECONDS, Held, Lease, Records, Registered
-from lora_tune.store.records import Changes
-
 if TYPE_CHECKING:
     from lora_tune.store.database import Store
     from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
     from lora_tune.store.outage import BufferedStore, SaveCount
+    from lora_tune.store.port import LEASE_SECONDS, Held, Lease, Records, Registered
+    from lora_tune.store.records import Changes
     from lora_tune.store.requests import Remarks, Requests
     from lora_tune.store.schema import SCHEMA_VERSION
 
@@ -42,11 +40,13 @@ __all__ = [
 
 _WHEN_ASKED_FOR = {
     "BufferedStore": "outage",
+    "Changes": "records",
     "Remarks": "requests",
     "Requests": "requests",
     "SCHEMA_VERSION": "schema",
     "SaveCount": "outage",
     "Store": "database",
+    **dict.fromkeys(("LEASE_SECONDS", "Held", "Lease", "Records", "Registered"), "port"),
     **dict.fromkeys(("full_url", "has_password", "safe_url", "server_version", "sqlite_url", "tune_sqlite"), "engine"),
 }
 """Name -> its module in this package."""

@@ -19,6 +19,6 @@ def _stepped() -> float:
 
 if __name__ == "__main__":
     time.time = _stepped
-    from lora_tune.cli.sweep import main
+    from lora_tune.sweep import main
 
     main(sys.argv[2:])

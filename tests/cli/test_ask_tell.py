@@ -21,8 +21,8 @@ from lora_tune import Sweep
 from lora_tune.__main__ import main
 from lora_tune.base.errors import InputError
 from lora_tune.cli.ask_tell import result_of
-from lora_tune.cli.status import main as status
 from lora_tune.launchers import outside
+from lora_tune.status import main as status
 from lora_tune.store.records import Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 

@@ -24,14 +24,13 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.text import duration
 from lora_tune.cli import export, status
-from lora_tune.cli.confirm import main
 from lora_tune.cli.confirm.command import replicate_study
 from lora_tune.cli.confirm.outcome import as_json, confirmation, confirmed, summary
 from lora_tune.cli.confirm.race import Race, contenders, introduction, race_settings, with_seeds
 from lora_tune.cli.confirm.submission import split_runs
 from lora_tune.cli.report import report_html
-from lora_tune.cli.sweep import main as sweep_main
 from lora_tune.config.study import Study
+from lora_tune.confirm import main
 from lora_tune.controller import policy
 from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
@@ -43,6 +42,7 @@ from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import ConfirmedChoice, RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
+from lora_tune.sweep import main as sweep_main
 from lora_tune.workloads.command import CommandWorkload
 from tests.builders import study_of, sweep_of, with_trial
 from tests.fakes import record

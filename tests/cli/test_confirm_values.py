@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lora_tune.cli import confirm, export, report, status, sweep
+from lora_tune.cli import commands
 from tests.search.objectives.test_objectives import HEAD
 
 BEST_ACCURACY = 'metric = "val_acc"\ndirection = "maximize"'
@@ -27,10 +27,10 @@ def confirmed(folder: Path, objective: str, noise: float, seeds: int = 4) -> tup
     file = folder / "toy.toml"
     file.write_text(toy_study(objective, f"--noise={noise}"))
     options = ["--study", str(file), "--output", str(folder / "out")]
-    swept = CliRunner().invoke(sweep.main, [*options, "--parallel", "3", "--quiet"])
+    swept = CliRunner().invoke(commands.sweep, [*options, "--parallel", "3", "--quiet"])
     assert swept.exit_code == 0, swept.output
     more = ["--top", "2", "--seeds", str(seeds), "--parallel", "4"]
-    return options, CliRunner().invoke(confirm.main, [*options, *more])
+    return options, CliRunner().invoke(commands.confirm, [*options, *more])
 
 
 def test_the_higher_accuracy_wins_and_every_page_says_its_mean(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_the_higher_accuracy_wins_and_every_page_says_its_mean(tmp_path: Path) -
     assert (first["trial"], second["trial"], told["scored"]) == (1, 2, None)
     assert first["low"] < first["mean"] < first["high"]
     assert first["mean"] == pytest.approx(0.8835, abs=0.01)
-    standing = CliRunner().invoke(status.main, options).output
+    standing = CliRunner().invoke(commands.status, options).output
     assert f"chosen: mean {first['mean']:.5g}" in " ".join(standing.split())
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Confirmed with more seeds" in page
     assert f"{first['mean']:.5g}</td>" in page
     assert "Measured no value</th>" in page
-    assert CliRunner().invoke(report.main, options).exit_code == 0
-    exported = CliRunner().invoke(export.main, options)
+    assert CliRunner().invoke(commands.report, options).exit_code == 0
+    exported = CliRunner().invoke(commands.export, options)
     written = "".join(path.read_text() for path in (tmp_path / "out" / "best").glob("*.sh"))
     assert exported.exit_code == 0
     assert f"mean {first['mean']:.5g}, 90% interval" in written
@@ -68,7 +68,7 @@ def test_one_run_of_each_says_nothing_of_how_values_differ(tmp_path: Path) -> No
     file = tmp_path / "toy.toml"
     file.write_text(toy_study(LAST_LOSS))
     where = ["--study", str(file), "--output", str(tmp_path / "out")]
-    assert CliRunner().invoke(sweep.main, [*where, "--trials", "1", "--quiet"]).exit_code == 0
-    said = CliRunner().invoke(confirm.main, [*where, "--seeds", "1"])
+    assert CliRunner().invoke(commands.sweep, [*where, "--trials", "1", "--quiet"]).exit_code == 0
+    said = CliRunner().invoke(commands.confirm, [*where, "--seeds", "1"])
     assert said.exit_code == 2
     assert "give 2 or more" in said.output

@@ -25,7 +25,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 
 from lora_tune.base.host import is_loopback
 from lora_tune.base.paths import SweepPaths
-from lora_tune.cli import dashboard
+from lora_tune.cli import commands, dashboard
 from lora_tune.cli.options import Review, load_sweep
 from lora_tune.cli.web_server import Application
 from lora_tune.config.study import Study
@@ -515,7 +515,7 @@ def test_who_does_not_know_the_token_is_shown_nothing_and_beyond_this_machine_th
 
 
 def test_without_a_token_it_is_for_this_machine_alone() -> None:
-    asked = CliRunner().invoke(dashboard.main, ["--study", "built", "--host", "0.0.0.0", "--no-token"])
+    asked = CliRunner().invoke(commands.dashboard, ["--study", "built", "--host", "0.0.0.0", "--no-token"])
     assert asked.exit_code == 2
     assert "--no-token is for this machine alone" in asked.output
 
@@ -542,7 +542,7 @@ def test_a_wrong_cookie_opens_nothing(cookie: str) -> None:
 
 
 def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(dashboard.main, ["--study", "tiny", "--output", str(tmp_path)])
+    result = CliRunner().invoke(commands.dashboard, ["--study", "tiny", "--output", str(tmp_path)])
     assert result.exit_code == 2
     assert "there is no sweep of tiny" in result.output
     assert list(tmp_path.iterdir()) == []
@@ -550,7 +550,7 @@ def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_a_taken_port_is_said_in_one_line(built: Review, address: str) -> None:
     options = ["--study", "built", "--output", str(built.paths.root), "--port", address.rsplit(":", 1)[1]]
-    result = CliRunner().invoke(dashboard.main, options)
+    result = CliRunner().invoke(commands.dashboard, options)
     assert result.exit_code == 3
     assert "choose another --port" in result.output
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from lora_tune.base.errors import Finding, LauncherError, Level, free_space
 from lora_tune.cli.checks import cluster, database, probe
-from lora_tune.cli.doctor import main
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
+from lora_tune.doctor import main
 from lora_tune.workloads import load, training_files
 from lora_tune.workloads.base import Examined
 from tests.cluster import Cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lora_tune.cli.sweep import main
+from lora_tune.sweep import main
 from tests.conftest import REPOSITORY
 
 CONFIG = "config_H100_optimal.sh"

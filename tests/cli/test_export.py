@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.cli import export
+from lora_tune.cli import commands, export
 from lora_tune.review import config_check
 from lora_tune.review.summary import time_interval
 from lora_tune.store.metrics import TrialMetrics
@@ -40,7 +40,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*options: str) -> Result:
-    return CliRunner().invoke(export.main, ["--study", "mine", *options])
+    return CliRunner().invoke(commands.export, ["--study", "mine", *options])
 
 
 def the_config(folder: Path) -> Path:

@@ -12,12 +12,12 @@ import optuna
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli.ingest import main as ingest
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import load_study
+from lora_tune.ingest import main as ingest
 from lora_tune.logs.trackers import tracked_runs
 from lora_tune.search import priors
 from lora_tune.search.samplers import make_sampler
+from lora_tune.sweep import main as sweep
 
 EXPORTS = Path(__file__).parents[1] / "logs" / "exports" / "trackers.tar.gz"
 STUDY = """

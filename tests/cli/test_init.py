@@ -16,9 +16,9 @@ from lora_tune import Sweep
 from lora_tune.base.errors import StudyError
 from lora_tune.cli import init as module
 from lora_tune.cli.init import ScriptFacts, reachable, study_text
-from lora_tune.cli.init import main as init
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study, load_study, parse_study
+from lora_tune.init import main as init
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads.proposed_space import Option, from_command, from_help, propose, together
 from tests.waiting import wait_for
 

@@ -26,7 +26,8 @@ from mcp.client.streamable_http import streamable_http_client
 from lora_tune import Sweep
 from lora_tune.base.errors import InputError
 from lora_tune.cli.agent_tools import TOOLS, AgentTools
-from lora_tune.cli.mcp import TOKEN_VARIABLE, main, server_of
+from lora_tune.cli.mcp import TOKEN_VARIABLE, server_of
+from lora_tune.mcp import main
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import TrialState, Verdict
 from tests.cli.test_ask_tell import STUDY

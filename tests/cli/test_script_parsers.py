@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.cli.init import main as init
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import load_study
+from lora_tune.init import main as init
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal
 from lora_tune.workloads.config_file import changed, scalars

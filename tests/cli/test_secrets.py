@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune import __main__ as commands
+from lora_tune.__main__ import main as lora_tune
 from lora_tune.base.paths import SweepPaths
-from lora_tune.cli import sweep
+from lora_tune.cli import commands
 
 TOKEN, KEY, PASSWORD = "hf_abcdefghijklmnopqrstuvwxyz012345", "0123456789abcdef0123", "hunter2isnotenough"
 SECRETS = (TOKEN, KEY, PASSWORD)
@@ -55,7 +55,7 @@ def hidden(shown: str) -> bool:
 
 
 def test_a_dry_run_can_be_shown_to_others(options: list[str]) -> None:
-    shown = CliRunner().invoke(sweep.main, [*options, "--dry-run"])
+    shown = CliRunner().invoke(commands.sweep, [*options, "--dry-run"])
     assert shown.exit_code == 0, shown.output
     assert "HF_TOKEN=*** " in shown.output
     assert "WANDB_API_KEY=*** " in shown.output
@@ -63,14 +63,14 @@ def test_a_dry_run_can_be_shown_to_others(options: list[str]) -> None:
 
 
 def test_nothing_that_is_stored_or_shown_of_a_sweep_holds_a_secret(options: list[str], tmp_path: Path) -> None:
-    said = CliRunner().invoke(sweep.main, options)
+    said = CliRunner().invoke(commands.sweep, options)
     assert said.exit_code == 4, said.output
     paths = SweepPaths(tmp_path / "sweep")
     log = paths.attempt(0, 0).log.read_text()
     assert all(secret in log for secret in SECRETS), "the trial did print them"
     shown = said.output
     for name, further in (("status", ["--all"]), ("status", ["--json"]), ("report", []), ("explain", ["--trial", "0"])):
-        done = CliRunner().invoke(commands.main, [name, *options, *further])
+        done = CliRunner().invoke(lora_tune, [name, *options, *further])
         assert done.exit_code in (0, 4), done.output
         shown += done.output
     assert "RuntimeError: cannot fetch" in shown

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lora_tune.cli import status
+from lora_tune.cli import commands, status
 from lora_tune.cli.status import Standing, standing
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
@@ -32,7 +32,7 @@ OWNER = "host7 pid 42 start 99"
 
 def run(folder: Path, *options: str) -> Result:
     words = ["--study", "built", "--output", str(folder), *options]
-    return CliRunner(env=ACTIVE_ENVIRONMENT).invoke(status.main, words)
+    return CliRunner(env=ACTIVE_ENVIRONMENT).invoke(commands.status, words)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_json_says_the_same_to_programs(tmp_path: Path) -> None:
 def test_nothing_is_written_not_even_a_table(tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     empty.touch()
-    result = CliRunner().invoke(status.main, ["--study", "tiny", "--storage", f"sqlite:///{empty}"])
+    result = CliRunner().invoke(commands.status, ["--study", "tiny", "--storage", f"sqlite:///{empty}"])
     assert result.exit_code == 3
     assert "holds no sweep" in result.output
     assert empty.stat().st_size == 0
     missing = tmp_path / "missing.db"
-    result = CliRunner().invoke(status.main, ["--study", "tiny", "--storage", f"sqlite:///{missing}"])
+    result = CliRunner().invoke(commands.status, ["--study", "tiny", "--storage", f"sqlite:///{missing}"])
     assert result.exit_code == 3
     assert not missing.exists()
 
@@ -229,13 +229,13 @@ def test_the_database_url_alone_suffices(tmp_path: Path, monkeypatch: pytest.Mon
     stored(tmp_path / "there", sweep_of(study_of(), trials=6))
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(
-        status.main, ["--study", "built", "--storage", sqlite_url(tmp_path / "there" / "sweep.db")]
+        commands.status, ["--study", "built", "--storage", sqlite_url(tmp_path / "there" / "sweep.db")]
     )
     assert result.exit_code == 0, result.output
 
 
 def test_a_name_nearby_is_suggested() -> None:
-    result = CliRunner().invoke(status.main, ["--study", "tinny"])
+    result = CliRunner().invoke(commands.status, ["--study", "tinny"])
     assert result.exit_code == 2
     assert "did you mean tiny?" in result.output
 

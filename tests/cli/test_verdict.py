@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.cli.report import report_html
-from lora_tune.cli.verdict import main
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
+from lora_tune.verdict import main
 from tests.builders import BEGAN, STUDY, stored, study_of
 
 VALUES = {"LR": 5e-4, "MAX_STEPS": 800, "layout": "tp1 pp1 cp1 minibs1 mbs1 sp0"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import RefusedError, StudyError
 from lora_tune.base.paths import AttemptPaths, SweepPaths
 from lora_tune.base.text import names_secret
-from lora_tune.cli import sweep
+from lora_tune.cli import commands
 from lora_tune.config.study import parse_study, secrets_written_in, text_to_keep, with_secrets_of
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.files import SOURCING, file_in_memory
@@ -76,7 +76,7 @@ def everything_below(folder: Path) -> str:
 def test_a_reference_reaches_the_trial_and_is_written_nowhere(references: str, tmp_path: Path) -> None:
     study = tmp_path / "referring.toml"
     study.write_text(references)
-    done = CliRunner().invoke(sweep.main, ["--study", str(study), "--output", str(tmp_path / "sweep")])
+    done = CliRunner().invoke(commands.sweep, ["--study", str(study), "--output", str(tmp_path / "sweep")])
     assert "warning" not in done.output
     paths = SweepPaths(tmp_path / "sweep")
     assert paths.attempt(0, 0).log.read_text().endswith(shown(VALUE, "from a file"))
@@ -89,7 +89,7 @@ def test_a_reference_reaches_the_trial_and_is_written_nowhere(references: str, t
 def test_a_secret_in_the_study_is_warned_of_and_kept_nowhere_else(tmp_path: Path) -> None:
     study = tmp_path / "telling.toml"
     study.write_text(text_with('"hunter2hunter2"', '{ value = "open sesame", secret = true }'))
-    done = CliRunner().invoke(sweep.main, ["--study", str(study), "--output", str(tmp_path / "sweep")])
+    done = CliRunner().invoke(commands.sweep, ["--study", str(study), "--output", str(tmp_path / "sweep")])
     assert "warning: site.environment.SITE_TOKEN: a secret stands in the study file" in done.output
     assert "workload.environment.WANDB_API_KEY" in done.output
     paths = SweepPaths(tmp_path / "sweep")

@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.cli.explain import main as explain
-from lora_tune.cli.export import main as export
-from lora_tune.cli.report import main as report
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.controller.base_watch import departed, edited, refuse_departed
 from lora_tune.controller.refusals import UNKNOWN_SECONDS
+from lora_tune.explain import main as explain
+from lora_tune.export import main as export
+from lora_tune.report import main as report
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads.base import Start
 from tests.controller.test_driver import House, house
 from tests.fakes import FakeClock, FakeCluster

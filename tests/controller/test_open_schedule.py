@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune import curves
-from lora_tune.cli.sweep import main
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import eval_schedule
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
+from lora_tune.sweep import main
 from tests.recorded import recorded
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study
 from lora_tune.controller.setup_faults import nothing_measured, run_again, to_run_again
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads.base import Start
 from tests.builders import study_of
 from tests.controller.test_driver import in_optunas_tables

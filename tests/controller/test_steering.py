@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli.status import main as status
-from lora_tune.cli.steer import main as steer
 from lora_tune.config.parameters import Conditions
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
@@ -19,6 +17,8 @@ from lora_tune.controller.steering import SteeredStudy, course, have_run
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
+from lora_tune.status import main as status
+from lora_tune.steer import main as steer
 from lora_tune.store import Lease
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, Trial, TrialState, Verdict

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli.logs import main as logs_main
 from lora_tune.config.study import parse_study
+from lora_tune.logs import main as logs_main
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli.sweep import main
+from lora_tune.sweep import main
 from tests.conftest import REPOSITORY
 
 STANDINS = REPOSITORY / "tests" / "standins"

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.base.host import gpus_of_command, gpus_of_machine
-from lora_tune.cli.init import main as init
 from lora_tune.config.study import Study, parse_study
+from lora_tune.init import main as init
 from lora_tune.launchers import make_launcher
 from lora_tune.launchers.base import JobState
 from lora_tune.workloads import load as load_workload

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.text import names_secret
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.slurm.client import handed_on, held_back, in_words
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads.base import Job, Resources
 from lora_tune.workloads.script_needs import environment_doubts, function_doubts
 from tests.cluster import Cluster

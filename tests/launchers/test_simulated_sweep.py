@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli.explain import main as explain
-from lora_tune.cli.ingest import main as ingest
-from lora_tune.cli.status import main as status
-from lora_tune.cli.sweep import main
+from lora_tune.explain import main as explain
+from lora_tune.ingest import main as ingest
 from lora_tune.launchers.simulated.h100 import function as h100
+from lora_tune.status import main as status
+from lora_tune.sweep import main
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
-from lora_tune.cli.package import main
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.package import FIELDS, check_description, counted, described_by_logs, template, tree
+from lora_tune.package import main
 from tests.mlperf.logs import result_folder, run_log
 
 LORA = read_benchmark("llama2_70b_lora", "5.1")

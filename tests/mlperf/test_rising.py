@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import StudyError
-from lora_tune.cli.sweep import main
 from lora_tune.config.study import parse_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.mlperf.benchmark import benchmark_names, find_benchmark
@@ -20,6 +19,7 @@ from lora_tune.mlperf.rulesets import order, rulesets_with
 from lora_tune.review.summary import objective_words
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
+from lora_tune.sweep import main
 from tests.conftest import REPOSITORY
 from tests.mlperf.logs import line
 

@@ -19,10 +19,10 @@ from mlperf_logging.rcp_checker import rcp_checker
 from mlperf_logging.result_summarizer import result_summarizer
 
 from lora_tune.cli.confirm.submission import check
-from lora_tune.cli.score import main
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.log_check import parse, records
 from lora_tune.mlperf.submission import olympic_of, passes, read_submission, result_folders
+from lora_tune.score import main
 from tests.mlperf.logs import result_folder, run_log
 
 LORA = read_benchmark("llama2_70b_lora", "6.1")

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune import Sweep
-from lora_tune.cli.init import main as init
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import load_study
+from lora_tune.init import main as init
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads import load as load_workload
 from tests.conftest import REPOSITORY
 from tests.own_scripts.rows import ROWS, SCRIPTS, Row, page

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -52,6 +54,17 @@ def test_every_test_lies_in_a_folder() -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_is_a_module_of_its_name(name: str) -> None:
     assert callable(importlib.import_module(_module(name)).main)
+
+
+def test_help_waits_for_nothing_that_a_command_needs_to_run() -> None:
+    """Within half a second of a bare interpreter: ``python -m benchmarks.start_up`` measures it."""
+    heavy = ("pydantic", "numpy", "sqlalchemy", "optuna", "rich", "lora_tune.config.study", "lora_tune.controller")
+    program = (
+        f"import importlib, sys; [importlib.import_module(name) for name in {[_module(name) for name in COMMANDS]}]; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[]\n"
 
 
 def test_no_module_knows_two_of_the_big_libraries(house: list[Module]) -> None:

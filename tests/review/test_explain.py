@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli import explain
+from lora_tune.cli import commands, explain
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review.advice import Advice, advise
@@ -347,14 +347,14 @@ def test_the_command_speaks_to_people_and_to_programs(tmp_path: Path) -> None:
     study = study_of()
     stored(tmp_path, sweep_of(study, trials=40), study)
     options = ["--study", "built", "--output", str(tmp_path)]
-    said = CliRunner().invoke(explain.main, options)
+    said = CliRunner().invoke(commands.explain, options)
     assert said.exit_code == 0, said.output
     assert "What sets the better trials apart" in said.output
-    told = json.loads(CliRunner().invoke(explain.main, [*options, "--json"]).stdout)
+    told = json.loads(CliRunner().invoke(commands.explain, [*options, "--json"]).stdout)
     assert told.keys() == {"failing", "importance", "cannot_tell", "advice", "next", "priors"}
-    one = json.loads(CliRunner().invoke(explain.main, [*options, "--trial", "3", "--json"]).stdout)
+    one = json.loads(CliRunner().invoke(commands.explain, [*options, "--trial", "3", "--json"]).stdout)
     assert one["trial"] == 3
-    wrong = CliRunner().invoke(explain.main, [*options, "--trial", "99"])
+    wrong = CliRunner().invoke(commands.explain, [*options, "--trial", "99"])
     assert wrong.exit_code == 2
     assert "there are 0 to 39" in wrong.output
 
@@ -388,7 +388,7 @@ def test_a_value_at_which_nothing_converges_is_the_first_line(tmp_path: Path) ->
     assert advice[0].seen == found.sentence(study_of())
     assert not [a for a in advice if "learning rate" in a.seen + a.do]
     stored(tmp_path, ranks(), study_of())
-    said = CliRunner().invoke(explain.main, ["--study", "built", "--output", str(tmp_path)])
+    said = CliRunner().invoke(commands.explain, ["--study", "built", "--output", str(tmp_path)])
     assert said.output.splitlines()[0] == found.sentence(study_of())
 
 

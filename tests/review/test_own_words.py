@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.base.text import duration
-from lora_tune.cli.confirm.command import main as confirm
-from lora_tune.cli.explain import main as explain
 from lora_tune.cli.options import called
-from lora_tune.cli.report import main as report
-from lora_tune.cli.status import main as status
-from lora_tune.cli.sweep import main as sweep
-from lora_tune.cli.verdict import main as verdict
+from lora_tune.confirm import main as confirm
+from lora_tune.explain import main as explain
+from lora_tune.report import main as report
 from lora_tune.review.summary import interval_words
+from lora_tune.status import main as status
+from lora_tune.sweep import main as sweep
+from lora_tune.verdict import main as verdict
 
 SCRIPT = """
 import sys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.cli import report
+from lora_tune.cli import commands, report
 from lora_tune.cli.options import People
 from lora_tune.config.study import Study
 from lora_tune.review.summary import overview, saved_node_hours
@@ -399,7 +399,7 @@ def test_the_command_writes_into_the_sweep_folder(tmp_path: Path, study: Study, 
     from click.testing import CliRunner
 
     stored(tmp_path / "built", sweep)
-    result = CliRunner().invoke(report.main, ["--study", "built", "--output", str(tmp_path / "built")])
+    result = CliRunner().invoke(commands.report, ["--study", "built", "--output", str(tmp_path / "built")])
     assert result.exit_code == 0, result.output
     assert Path(result.output.strip()) == tmp_path / "built" / "report.html"
     assert HOSTILE not in result.output

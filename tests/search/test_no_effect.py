@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lora_tune.cli.explain import main as explain
-from lora_tune.cli.status import main as status
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study
+from lora_tune.explain import main as explain
 from lora_tune.logs.run import Eval
 from lora_tune.review.summary import overview
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.recommendation import recommend
+from lora_tune.status import main as status
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
+from lora_tune.sweep import main as sweep
 from tests.builders import BEGAN, study_of
 
 TEXT = """

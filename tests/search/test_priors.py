@@ -15,8 +15,8 @@ from benchmarks.laboratory import arena
 from benchmarks.laboratory.ours import GreyBox
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.base.errors import InputError
-from lora_tune.cli.ingest import main as ingest
 from lora_tune.config.study import load_study
+from lora_tune.ingest import main as ingest
 from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review.summary import prior_words

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune.base.errors import StudyError
-from lora_tune.cli import sweep
+from lora_tune.cli import commands
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.config.tables import replaced_in
 from lora_tune.search.grey_box.features import Coordinates
@@ -80,7 +80,7 @@ def test_a_study_that_names_the_portfolio_is_read_as_one_of_today_and_says_so() 
 
 def test_a_sweep_warns_of_the_sampler_that_is_gone(tmp_path: Path) -> None:
     study = write_study(tmp_path, command_study(trials=5).replace('sampler = "random"', 'sampler = "portfolio"'))
-    done = CliRunner().invoke(sweep.main, ["--study", str(study), "--dry-run"])
+    done = CliRunner().invoke(commands.sweep, ["--study", str(study), "--dry-run"])
     assert 'warning: search.sampler: "portfolio" is gone and read as "auto"' in done.output
 
 

@@ -12,6 +12,6 @@ from lora_tune.store import engine
 if __name__ == "__main__":
     engine.SILENCE_SECONDS = 1.0
     engine._PATIENCE["connect_timeout"] = "2"
-    from lora_tune.cli.sweep import main
+    from lora_tune.sweep import main
 
     main(sys.argv[1:])

@@ -18,13 +18,13 @@ from click.testing import CliRunner
 
 from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.paths import SweepPaths
-from lora_tune.cli.confirm import main as confirm
-from lora_tune.cli.doctor import main as doctor
-from lora_tune.cli.export import main as export
-from lora_tune.cli.score import main as score
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import Study, load_study, parse_study
+from lora_tune.confirm import main as confirm
+from lora_tune.doctor import main as doctor
+from lora_tune.export import main as export
+from lora_tune.score import main as score
 from lora_tune.search.recommendation import recommend
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.docker import DockerWorkload, base_for

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.base.errors import StudyError
-from lora_tune.cli.doctor import main as doctor
-from lora_tune.cli.sweep import main as sweep
 from lora_tune.config.study import parse_study
+from lora_tune.doctor import main as doctor
+from lora_tune.sweep import main as sweep
 from lora_tune.workloads import load
 from lora_tune.workloads.reach import Reach, reach, script_text
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from lora_tune.base.errors import SetupError, StudyError
-from lora_tune.cli.sweep import main
 from lora_tune.config.study import Study, load_study
+from lora_tune.sweep import main
 from lora_tune.workloads import load
 from lora_tune.workloads.base import ChecksBeforehand, Proposal
 from lora_tune_recipes import settings as peft

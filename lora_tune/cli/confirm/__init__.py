@@ -1,5 +1,1 @@
-"""``python -m lora_tune.confirm --study NAME``: more seeds of the leading trials, until one is shown to be better."""
-
-from lora_tune.cli.confirm.command import main
-
-__all__ = ["main"]
+"""More seeds of the leading trials, until one is shown to be better."""

@@ -17,18 +17,14 @@ from lora_tune.base.paths import SweepPaths, near
 from lora_tune.base.text import redact
 from lora_tune.cli import export, report
 from lora_tune.cli.confirm.outcome import Confirmation, as_json, confirmation, confirmed, summary
-from lora_tune.cli.confirm.race import SEEDS_OFFSET, TOP, Race, contenders, introduction, race_settings, with_seeds
+from lora_tune.cli.confirm.race import SEEDS_OFFSET, Race, contenders, introduction, race_settings, with_seeds
 from lora_tune.cli.confirm.submission import check, run_text, say_checks, write_results
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.cli.options import (
     Review,
     again,
-    guarded,
     load_review,
-    output_option,
     people_if_known,
-    storage_option,
-    study_option,
     typed,
 )
 from lora_tune.config.study import Study
@@ -75,31 +71,7 @@ USUAL_RUNS = 10
 """Most runs of a configuration where no rules say how many a result takes."""
 
 
-@click.command()
-@study_option
-@click.option("--top", type=click.IntRange(1), default=TOP, show_default=True, help="leading configurations that race")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    help="runs by which the chosen one is scored, and most of each [those of a submission, else 10]",
-)
-@click.option(
-    "--confidence",
-    type=click.FloatRange(0.5, 0.999),
-    default=0.95,
-    show_default=True,
-    help="of the winner's being better, over all looks together",
-)
-@click.option("--parallel", type=click.IntRange(1), help="runs at one time, overrides the study")
-@click.option("--budget-node-hours", type=float, help="node-hours after which no further run is started")
-@click.option("--launcher", help="local or slurm, overrides the study's site")
-@storage_option
-@output_option
-@click.option("--dry-run", is_flag=True, help="print who would race and the first job; submit nothing")
-@click.option("--quiet", is_flag=True, help="print nothing but the result")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
-@guarded
-def main(
+def run(
     study_name: str,
     top: int,
     seeds: int | None,
@@ -109,10 +81,7 @@ def main(
     as_json: bool,
     **more: Any,
 ) -> None:
-    """Run more seeds of a sweep's leading configurations until one is shown to be better, and score it.
-
-    Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
-    """
+    """What ``confirm`` does; see cli/commands.py for its options."""
     review = load_review(study_name, more["output"], more["storage"])
     scale = scale_of(review.study)
     if seeds == 1 and not scale.prior_freedom:

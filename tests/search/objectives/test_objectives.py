@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lora_tune import workloads
 from lora_tune.base.errors import StudyError
-from lora_tune.cli import explain, export, report, status, sweep
+from lora_tune.cli import commands
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.controller import pruning
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -61,7 +61,7 @@ def value_of(objective: Objective, run: RunLog) -> float | None:
 def swept(folder: Path, objective: str, head: str = HEAD) -> tuple[Path, Result]:
     file = folder / "toy.toml"
     file.write_text(f"{head}[objective]\n{objective}\n")
-    return file, CliRunner().invoke(sweep.main, ["--study", str(file), "--output", str(folder / "out")])
+    return file, CliRunner().invoke(commands.sweep, ["--study", str(file), "--output", str(folder / "out")])
 
 
 def where(file: Path, *more: str) -> list[str]:
@@ -113,12 +113,12 @@ def test_the_highest_accuracy_within_a_budget_is_found_told_and_exported(tmp_pat
     assert done.exit_code == 0, done.output
     assert "3 measured" in done.output
     assert "best run val_acc 0.7782, trial 1: LR=0.01" in done.output
-    seen = json.loads(told(status.main, file, "--json"))
+    seen = json.loads(told(commands.status, file, "--json"))
     assert (seen["target"], seen["best"]["trial"], round(seen["best"]["objective"], 4)) == (None, 1, 0.7782)
-    told(export.main, file)
+    told(commands.export, file)
     config = next((tmp_path / "out" / "best").glob("config_*.sh"))
     assert "highest val_acc within 10 steps: 0.7782" in config.read_text()
-    told(report.main, file)
+    told(commands.report, file)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Best single run: highest val_acc within 10 steps" in page
     assert "Last val_acc" in page
@@ -261,7 +261,7 @@ def test_a_trial_that_trains_on_beyond_its_target_is_ended_by_a_signal_that_it_m
     journal = (file.parent / "out" / "driver.log").read_text()
     assert "stopping it: reached the target and trains on: val_acc 0.5689 at 5 steps" in journal
     assert caught.read_text() == "SIGTERM"
-    seen = json.loads(told(status.main, file, "--json"))
+    seen = json.loads(told(commands.status, file, "--json"))
     assert seen["best"]["remark"].startswith("val_acc 0.5689 at 5 steps"), "the eval that reached it"
 
 
@@ -270,15 +270,15 @@ def test_where_nothing_reached_the_target_the_nearest_trial_is_named_and_exporte
     assert done.exit_code == 4, done.output
     words = "val_acc 0.8835 at 20 steps, 0.0665 below the target 0.95; it was still getting better there"
     assert f"nearest  trial 1: {words}: LR=0.01" in done.output
-    seen = json.loads(CliRunner().invoke(status.main, where(file, "--json")).output)
+    seen = json.loads(CliRunner().invoke(commands.status, where(file, "--json")).output)
     assert (seen["best"], seen["nearest"]["trial"], seen["nearest"]["missing"]) == (None, 1, words)
-    refused = CliRunner().invoke(export.main, where(file))
+    refused = CliRunner().invoke(commands.export, where(file))
     assert refused.exit_code == 4
     assert f"--output {tmp_path / 'out'} --nearest" in refused.output
-    told(export.main, file, "--nearest")
+    told(commands.export, file, "--nearest")
     config = next((tmp_path / "out" / "best").glob("config_*.sh")).read_text()
     assert "val_acc 0.95 was NOT reached" in config
-    told(report.main, file)
+    told(commands.report, file)
     assert words in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -289,9 +289,9 @@ def test_a_script_that_is_compared_by_its_speed_gets_no_borrowed_target(tmp_path
     assert "3 measured" in done.output
     (config,) = (tmp_path / "out" / "best").glob("config_*.sh")
     assert "TARGET" not in config.read_text()
-    assert json.loads(told(status.main, file, "--json"))["target"] is None
-    told(report.main, file)
-    told(explain.main, file)
+    assert json.loads(told(commands.status, file, "--json"))["target"] is None
+    told(commands.report, file)
+    told(commands.explain, file)
     given = study_with('score = "throughput"\ntarget = 0.5')
     assert given.objective.target == 0.5, "a target that the study names is the script's to read"
 
