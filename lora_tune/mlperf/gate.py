@@ -357,7 +357,7 @@ def _short_runs(benchmark: Benchmark, points: Sequence[Mapping[str, object]]) ->
     """
     for point in points if benchmark.progress == "samples_count" else ():
         batch, steps = point.get("GBS"), point.get("MAX_STEPS")
-        if not isinstance(batch, int) or not isinstance(steps, int):
+        if not isinstance(batch, int) or not isinstance(steps, int) or steps < 1:  # -1: NeMo's word for no end
             continue
         against = benchmark.reference(batch)
         if against is not None and steps * batch < against.fastest:

@@ -377,6 +377,8 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
         bare = container and not value.startswith(".")
         if (folder / value).exists() and not bare:
             continue
+        if name == "MODEL" and "/" not in value and not Path(value).exists():
+            continue  # the name of a model, as flux1's "schnell"
         why = "pyxis takes it for an image of a registry" if bare else f"jobs start in {folder}, where it is not"
         there = next((root / value for root in (folder, Path.cwd()) if (root / value).exists()), None)
         remedy = f"name it by its whole path{f', {there.resolve()}' if there else ''}"

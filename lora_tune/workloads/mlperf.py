@@ -123,7 +123,7 @@ class MlperfWorkload(TreeWorkload):
     def known_places(self) -> Mapping[str, str]:
         """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
         try:
-            known = {**self.implementation.values, **self.places()}
+            known = {**self.implementation.values, **self.places(), **self.study.site.environment}
         except LoraTuneError:
             return places(self.study.site)  # said among the findings
         return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}

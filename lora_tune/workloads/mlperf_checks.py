@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lora_tune.base.errors import Finding, LoraTuneError, SetupError, free_space, good, problem, warning
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.holding import holding
+from lora_tune.config.layout import LAYOUT_VALUES, layout_of
 from lora_tune.config.objective import goal_of
 from lora_tune.config.parameters import FloatParameter, IntParameter
 from lora_tune.config.space import Space
@@ -51,9 +52,9 @@ _ELSEWHERE = (
 
 def check(workload: MlperfWorkload) -> list[str]:
     """A sentence for each thing that may be wrong. Raises SetupError for what certainly is."""
-    implementation, site = workload.implementation, workload.study.site
+    implementation = workload.implementation
     same_machine(workload)
-    known = {**implementation.values, **workload.places(), **site.environment}
+    known = workload.known_places()
     for names in required(implementation.reads - implementation.defaults):
         if not any(known.get(name) for name in names):
             ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
@@ -166,7 +167,8 @@ def about_base(workload: MlperfWorkload) -> list[str]:
     """What a user should know of the config that trials build on, or that there is one that they do not."""
     base = workload.base
     if base is None:
-        return [*filter(None, (_left_out(workload), _other_architecture(workload)))]
+        remarks = (_left_out(workload), _other_architecture(workload), _sequence_parallel_without_tensor(workload))
+        return [*filter(None, remarks)]
     start = workload.start()
     assert start is not None
     sentences = [
@@ -183,7 +185,10 @@ def about_base(workload: MlperfWorkload) -> list[str]:
         sentences.append(f"trial 0 is {start.why}")
     sentences += _widening(workload.study.search_space, start)
     schedule = _other_schedule(workload, base)
-    others = (_shorter_limit(workload, base), _left_behind(workload, base), _other_architecture(workload))
+    others = (
+        _shorter_limit(workload, base), _left_behind(workload, base), _other_architecture(workload),
+        _sequence_parallel_without_tensor(workload),
+    )  # fmt: skip
     sentences += filter(None, (schedule, *others))
     return sentences + _by_the_rules(workload, base, evals=not schedule)
 
@@ -208,6 +213,23 @@ def _other_architecture(workload: MlperfWorkload) -> str:
     return (
         f"GPU_ARCH is {workload.beneath.value('GPU_ARCH')} by {by}, {_ARCHITECTURES[stated][0]}'s, and the system is "
         f"{system}, a {_ARCHITECTURES[own][0]}; export GPU_ARCH={own} {where}"
+    )
+
+
+def _sequence_parallel_without_tensor(workload: MlperfWorkload) -> str:
+    """Where SP is on and TP is 1: Megatron-Core refuses it, and only NeMo 1 (v4.0, v4.1) turns it off by itself."""
+    each = workload.study.search_space.each_layout()
+    layouts = [known for values in each if (known := {n: v for n, v in values.items() if n in LAYOUT_VALUES})]
+    records = {"trial 0": workload.beneath} if workload.base is not None else {}
+    records |= {f"a trial with {layout_of(values)}": workload.record(values) for values in layouts}
+    on = [who for who, record in records.items() if record.layout.sp and record.layout.tp == 1]
+    if not on:
+        return ""
+    others = f" and {len(on) - 1} others" if len(on) > 1 else ""
+    name = next((n for n in spellings(workload.settings.benchmark, "SP") if n in workload.beneath), "SP")
+    return (
+        f"{on[0]}{others} has {name} on with TP=1: sequence parallel needs TP >= 2, and Megatron-Core ends the run "
+        f"(NeMo 1, v4.0 and v4.1, turns it off by itself); export {name}=0, or give the layout the axis sp = [0, 1]"
     )
 
 
@@ -286,7 +308,11 @@ def _by_the_rules(workload: MlperfWorkload, base: BaseConfig, *, evals: bool) ->
     own = {
         usual: v for usual, (n, v) in named.items() if n in base.values or usual in start.parameters or usual == "GBS"
     }
-    violations = (v for v in check_space(benchmark, {}, [own]) if closed or not v.fatal)
+    # pretrain.py of v5.1 announces the steps of the decay less those of the warm-up.
+    decay, warmup = record.number("OPT_LR_DECAY_STEPS"), record.number("WARMUP_STEPS")
+    announced = {**own, "OPT_LR_DECAY_STEPS": round(decay - warmup)} if decay and warmup else own
+    kept = {v.name for v in check_space(benchmark, {}, [announced])}
+    violations = (v for v in check_space(benchmark, {}, [own]) if v.name in kept and (closed or not v.fatal))
     apart = () if evals else INTERVAL_NAMES + SKIP_NAMES
     where = "" if closed else " under the rules of MLPerf's closed division"
     return [f"{base.file}{where}: {v.sentence}" for v in violations if v.name not in apart]

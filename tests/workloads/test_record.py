@@ -182,6 +182,30 @@ def test_another_machines_architecture_is_told_of(
     assert stated == (config.strip().rpartition("=")[2] or default)
 
 
+@pytest.mark.parametrize(
+    ("config", "layout", "told"),
+    [
+        ("export TP=1 SP=1\n", None, "trial 0 has SP on with TP=1"),
+        ("export TP=1 SP=0\n", None, ""),
+        ("export TP=4 SP=1\n", None, ""),
+        (
+            "export TP=4 SP=True\n",
+            {"type": "layout", "tp": [1, 4], "gbs": [8]},
+            "a trial with tp1 pp1 cp1 minibs1 mbs1",
+        ),
+        ("export TP=4 SP=1\n", {"type": "layout", "tp": [1, 4], "sp": [0, 1], "gbs": [8]}, ""),
+    ],
+)
+def test_sequence_parallel_without_tensor_parallel_is_told_of(
+    config: str, layout: dict[str, Any] | None, told: str, tmp_path: Path
+) -> None:
+    """Megatron-Core refuses it: "can not use sequence paralllelism without tensor parallelism"."""
+    space = {"LR": RATE} if layout is None else {"LR": RATE, "layout": layout}
+    workload = tree(tmp_path / "tree", LORA + config, yaml="sp: ${oc.env:SP,0}", space=space)
+    sentences = [s for s in about_base(workload) if "sequence parallel needs TP >= 2" in s]
+    assert [s.startswith(told) for s in sentences] == ([True] if told else [])
+
+
 class TestPlaces:
     """Container, data and model by relative paths: jobs start in the implementation's folder."""
 
@@ -222,6 +246,42 @@ class TestPlaces:
         assert bool([s for s in workload.check() if "is relative" in s]) is told
         whats = [f.what for f in findings(workload, SweepPaths(tmp_path / "sweep"))]
         assert not [what for what in whats if "25.04-py3 is not there" in what], "an image of a registry is no file"
+
+
+class TestTreesOfOtherBenchmarks:
+    """What doctor said of NVIDIA's own configs of v5.1, which were submitted as they are."""
+
+    def test_training_without_a_number_of_steps_has_no_end_that_is_too_soon(self, tmp_path: Path) -> None:
+        config = "export BATCHSIZE=1024 MBS=64 MAX_STEPS=-1 DGXNNODES=1 DGXNGPU=8\n"
+        workload = tree(
+            tmp_path / "tree", config, yaml="b: ${oc.env:BATCHSIZE}", benchmark="flux1", division="closed"
+        )  # fmt: skip
+        assert not [s for s in about_base(workload) if "ends training after" in s]
+
+    def test_the_name_of_a_model_is_no_path(self, tmp_path: Path) -> None:
+        workload = tree(
+            tmp_path / "tree", LORA + "export MODEL=schnell CONT=img DATADIR=/\n", yaml="m: ${oc.env:MODEL}"
+        )
+        assert not [s for s in workload.check() if s.startswith("MODEL=")]
+        assert not [f for f in findings(workload, SweepPaths(tmp_path / "s")) if f.what.startswith("MODEL=")]
+
+    def test_a_place_that_the_site_sets_for_every_job_is_set(self, tmp_path: Path) -> None:
+        environment = {"PREPROC_DATA": str(tmp_path), "CONT": "img"}
+        workload = tree(
+            tmp_path / "tree", EIGHT_B, yaml="d: ${oc.env:PREPROC_DATA}", benchmark="llama31_8b",
+            site={"environment": environment}, objective={"benchmark": "llama31_8b"},
+        )  # fmt: skip
+        assert workload.known_places()["PREPROC_DATA"] == str(tmp_path)
+        assert not [
+            f.what for f in findings(workload, SweepPaths(tmp_path / "s")) if f.what.startswith("PREPROC_DATA is")
+        ]
+
+    @pytest.mark.parametrize(("decay", "told"), [(1_200_000, False), (1_199_984, False), (1_100_000, True)])
+    def test_the_decay_is_announced_less_the_warm_up(self, decay: int, told: bool, tmp_path: Path) -> None:
+        config = EIGHT_B.replace("MINIBS=4", f"MINIBS=2 WARMUP_STEPS=16 OPT_LR_DECAY_STEPS={decay}")
+        names = "l: ${oc.env:LR}\nm: ${oc.env:MAX_STEPS}\nw: ${oc.env:WARMUP_STEPS}\nd: ${oc.env:OPT_LR_DECAY_STEPS}"
+        workload = tree(tmp_path / "tree", config, yaml=names, benchmark="llama31_8b", division="closed")
+        assert bool([s for s in about_base(workload) if "OPT_LR_DECAY_STEPS =" in s]) is told
 
 
 def test_one_output_names_one_smallest_batch(tmp_path: Path) -> None:
