@@ -215,6 +215,7 @@ LOG_READERS = Registry(
         "hf_trainer": "lora_tune.logs.hf_trainer:KIND",
         "jsonl": "lora_tune.logs.jsonl:KIND",
         "regex": "lora_tune.logs.regex:KIND",
+        "named": "lora_tune.logs.named:KIND",
     },
     needs=("feed", "run"),
 )

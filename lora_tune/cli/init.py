@@ -50,7 +50,7 @@ from lora_tune.workloads.script_constants import constants
 
 RELAY = ("python", "-m", "lora_tune.logs.relay")
 UNREAD = "EDIT: not known without a log; run the script once and give init its output (--log FILE)"
-NOTHING = "EDIT: nothing in {source} looks like an eval; write the pattern that reads yours"
+NOTHING = "EDIT: nothing in {source} looks like an eval; write the names of yours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +203,7 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     if log is None:
         return (
             f"\n[workload.log]\n# {NOTHING.format(source=facts.source) if facts.source else UNREAD}\n"
-            'kind = "regex"\n'
-            "eval = 'step\\s+(?P<step>\\d+).*?loss\\s*[:=]?\\s*(?P<loss>[-+.\\w]+)'\n"
+            'kind = "named"\nloss = "val loss"\nstep = "step"\n'
         )
     comment = _shown(log)
     settings: dict[str, Any] = dict(log.settings)
@@ -217,7 +216,7 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     if log.last_batch:
         lines.append("# an eval prints its batches alone: the last one counts")
     if log.names_batch:
-        lines.append("# the pattern finds it by its number, which is another where evals have more or fewer of them")
+        lines.append("# it is found by its number, which is another where evals have more or fewer of them")
     if not log.is_eval:
         lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
     if log.other_sets:
@@ -229,8 +228,9 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
     notes = {
         "from_zero": "the first epoch is called 0",
         "repeated": "the progress bar shows the last eval again until there is a new one",
-        "decimal_comma": "numbers as 0,925; the patterns see 0.925",
-        "progress": "the line that says how far the run is",
+        "decimal_comma": "numbers as 0,925, read as 0.925",
+        "below": "the line that says how far the run is stands below an eval's",
+        "batches": "of an eval's batches",
         "global_batch_size": "samples a step: steps of different sizes compare by samples",
     }
     for name, value in settings.items():
@@ -268,9 +268,7 @@ def _space(proposals: Sequence[ProposedParameter], options: Sequence[Option]) ->
 def _objective(log: LogGuess | None) -> str:
     """The best eval of a trial counts; the time to a value is one line away."""
     if log is None:
-        return (
-            '[objective]\nmetric = "loss"   # the lowest eval of a trial counts; with target = VALUE the time to it\n'
-        )
+        return '[objective]\nmetric = "val loss"   # the lowest eval counts; with target = VALUE the time to it\n'
     losses = [point.loss for point in log.run.evals if point.loss == point.loss]
     best = (max if log.rising else min)(losses, default=1.0)
     direction = 'direction = "maximize"\n' if log.rising else ""

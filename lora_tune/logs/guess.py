@@ -1,53 +1,49 @@
 """The format of a log that nobody has described: a guess, proved by reading the log with it.
 
-Each form proposes settings of ``workload.log``; what counts is what a reader with these settings reads.
+Lines become tokens, tokens of one name a series, and the series that looks most like an eval's is read by the counter
+that goes on where it does.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from lora_tune.logs import guess_tables, line_forms
-from lora_tune.logs.guess_tables import (
-    Stated,
-    advances,
-    columns,
-    counting,
-    counts_from_zero,
-    measures,
-    progress_apart,
-    reads,
-    series_of,
-    stated_in,
-    train_pattern,
-)
-from lora_tune.logs.line_forms import (
+from lora_tune.logs.lines import cut, make_reader, plain
+from lora_tune.logs.named import of_counted_batch
+from lora_tune.logs.run import RunLog, as_count, as_number
+from lora_tune.logs.tokens import (
     EVAL_SCORE,
     ORDER,
-    NamedNumber,
-    losses,
-    name_score,
+    Token,
+    Tokens,
+    batch_of,
+    in_use,
     of_test_set,
     other_sets,
-    pattern,
+    unit_of,
     with_points,
+    words_of,
 )
-from lora_tune.logs.lines import cut, make_reader, plain
-from lora_tune.logs.run import RunLog, as_number
-from lora_tune.logs.trainer_lines import rows_of
 
 MAX_LINES = 20_000
 """Lines at each end of a log that are looked at."""
 
 MAX_LINE = 1000
 
-_UNREAD_SHOWN = 4
-"""Forms of lines that are shown because the pattern does not read them."""
+_TRIED = 12
+"""Names of measures that are tried, the likeliest first."""
+
+_SHOWN_AGAIN = 3
+"""Lines to each different eval, from which on a line of progress shows each again; a plateau has fewer."""
+
+_MEAN = re.compile(r"\d\s{1,8}\(\s{0,8}[\d.]+\s{0,8}\)")
+"""The mean so far behind a batch's own value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +84,9 @@ class LogGuess:
 
     @property
     def metric(self) -> str:
-        """What ``objective.metric`` calls the evals: their key, or the group of a pattern."""
-        if self.settings["kind"] == "hf_trainer":
-            return str(self.settings.get("metric", "eval_loss"))
-        if self.rising and "eval" in self.settings:
-            before = re.sub(r"\\[sbdwW][*+?]*|\.\*\??", " ", self.settings["eval"].partition("(?P<loss>")[0])
-            name = (re.findall(r"[A-Za-z][\w/^-]*", before.replace("\\", "")) or [""])[-1]
-            if name and re.search(rf"(?<![\w/]){re.escape(name)}(?![\w/])", self.example):
-                return str(name)
-        return str(self.settings.get("loss", "loss"))
+        """What ``objective.metric`` calls the evals."""
+        default = "eval_loss" if self.settings["kind"] == "hf_trainer" else "loss"
+        return str(self.settings.get("metric", self.settings.get("loss", default)))
 
 
 def log_lines(log: bytes) -> list[str]:
@@ -109,7 +99,7 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
     lines = log_lines(log)
-    if line_forms.in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
+    if in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
         proved = _proved(replace(guessed, settings={**guessed.settings, "decimal_comma": True}), lines)
         return proved and replace(proved, example=_as_printed(guessed.example, lines))
     return _guess(lines)
@@ -129,11 +119,9 @@ def _guess(lines: Sequence[str]) -> LogGuess | None:
 
 
 def _guess_of(lines: Sequence[str]) -> LogGuess | None:
-    for form in (_mllog, _hf_trainer, _json_lines, _trainer_lines, _tables, _batches, _plain_text):
-        for candidate in form(lines):
-            if proved := _proved(candidate, lines):
-                return proved
-    return None
+    if any(":::MLLOG" in line for line in lines):
+        return _proved(LogGuess(settings={"kind": "mllog"}, unit="samples"), lines)
+    return next(filter(None, (_proved(candidate, lines) for candidate in _candidates(lines))), None)
 
 
 def _proved(candidate: LogGuess, lines: Sequence[str]) -> LogGuess | None:
@@ -147,65 +135,49 @@ def _proved(candidate: LogGuess, lines: Sequence[str]) -> LogGuess | None:
     return replace(candidate, run=run) if run.evals else None
 
 
-def _mllog(lines: Sequence[str]) -> Iterator[LogGuess]:
-    if any(":::MLLOG" in line for line in lines):
-        yield LogGuess(settings={"kind": "mllog"}, unit="samples")
+class _Point(NamedTuple):
+    """A measure on a row of the log. far: what says on its row how far the run is, by its name."""
+
+    row: int
+    token: Token
+    line: str
+    tokens: list[Token]
 
 
-def _hf_trainer(lines: Sequence[str]) -> Iterator[LogGuess]:
-    example = next((line for line in lines if re.search(r"\{[^{}]*'eval_loss':[^{}]*'epoch':", line)), "")
-    if example:
-        yield LogGuess(settings={"kind": "hf_trainer"}, example=example.strip(), unit="epoch")
-        return
-    sets: dict[str, str] = {}  # of a dict of eval sets, which has no eval_loss
-    for line in lines:
-        for key in re.findall(r"'(eval_\w+_loss)':(?=[^{}]*'epoch':)", line):
-            sets.setdefault(key, line.strip())
-    if sets:
-        first, *others = sets
-        settings = {"kind": "hf_trainer", "metric": first}
-        names = tuple(name.replace("_", " ") for name in others)
-        yield LogGuess(settings=settings, example=sets[first], unit="epoch", other_sets=names)
+Series = Sequence[_Point]
 
 
-def _json_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Objects that state a measure and how far the run is."""
-    counted: Counter[tuple[str, str]] = Counter()
-    examples: dict[tuple[str, str], str] = {}
-    first: dict[tuple[str, str], float] = {}
-    for line in lines:
+def _candidates(lines: Sequence[str]) -> Iterator[LogGuess]:
+    """Each measure, the likeliest first, with each count of how far the run is that goes on as it does."""
+    named, counters = _series(lines)
+    judged = any(p[0].token.score > EVAL_SCORE and not (_of_test(n) or p[0].token.heading) for n, p in named.items())
+    ranked = sorted(named, key=lambda name: _rank(name, named, judged=judged))[:_TRIED]
+    for name in ranked:
+        points, batches = _of_batches(named[name])
+        if not points or _is_headed_by_chance(points, named):
+            continue
+        for counter in _counters(points, counters):
+            yield _described(points, counter, batches, ranked, named)
+
+
+def _series(lines: Sequence[str]) -> tuple[dict[str, list[_Point]], dict[tuple[str, str], list[tuple[int, str]]]]:
+    """The measures of a log by their names, and its counters by their units and names."""
+    named: dict[str, list[_Point]] = {}
+    counters: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    reads = Tokens()
+    for row, line in enumerate(lines):
         record = _object(line)
-        numbers = {k: v for k, v in record.items() if as_number(v) is not None}
-        places = sorted((ORDER.index(g), k) for k in numbers if (g := _unit(k)))
-        for name in numbers:
-            if places and name_score(_words(name)):
-                key = (name, places[0][1])
-                counted[key] += 1
-                examples.setdefault(key, line.strip())
-                first.setdefault(key, float(as_number(numbers[key[1]]) or 0))
-    judged = any(name_score(_words(key[0])) > EVAL_SCORE and not of_test_set(_words(key[0])) for key in counted)
-    last = {key: judged and of_test_set(_words(key[0])) for key in counted}
-    ranked = sorted(counted, key=lambda key: (last[key], -name_score(_words(key[0])), -counted[key]))
-    names = {" ".join(_words(name)): name for name, _ in ranked}
-    for loss, place in ranked:
-        unit = _unit(place)
-        settings: dict[str, Any] = {"kind": "jsonl", "loss": loss, unit: place}
-        train = next((name for name, at in ranked if at == place and _trains(name, loss)), None)
-        if train:
-            settings["train_loss"] = train
-        if unit == "epoch" and not first[loss, place]:
-            settings["from_zero"] = True
-        yield LogGuess(
-            settings=settings,
-            example=examples[loss, place],
-            unit=unit,
-            is_eval=name_score(_words(loss)) > EVAL_SCORE,
-            other_sets=tuple(names[n] for n in other_sets(" ".join(_words(loss)), names)),
-            rising=not NamedNumber(loss, "", 0, 0, 0).falls,
-        )
+        tokens = [*_keys(record)] if record else reads.of(line)
+        for token in tokens:
+            if token.unit:
+                counters.setdefault((token.unit, token.name), []).append((row, token.number))
+            elif token.score:
+                named.setdefault(token.name, []).append(_Point(row, token, line, tokens))
+    return named, counters
 
 
 def _object(line: str) -> dict[str, Any]:
+    """The object of a JSON line; empty for others."""
     text = line.strip()
     if not text.startswith("{"):
         return {}
@@ -216,129 +188,182 @@ def _object(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _words(name: str) -> list[str]:
-    return NamedNumber(name, "", 0, 0, 0).words
+def _keys(record: Mapping[str, Any]) -> Iterator[Token]:
+    """What a JSON object states."""
+    for key, value in record.items():
+        if as_number(value) is not None:
+            yield Token(words_of(key), str(value), unit_of(words_of(key)), key)
 
 
-def _unit(name: str) -> str:
-    return NamedNumber(name, "", 0, 0, 0).progress
+def _of_test(name: str) -> bool:
+    return of_test_set(name.split())
 
 
-def _trains(name: str, loss: str) -> bool:
-    """Whether a name is of the training loss, beside the eval's."""
-    return name != loss and NamedNumber(name, "", 0, 0, 0).trains and name_score(_words(loss)) > EVAL_SCORE
+def _rank(name: str, named: Mapping[str, Series], *, judged: bool) -> tuple[Any, ...]:
+    """The likeliest eval series first: a test set's last where others are judged by, a mean before one value, and a
+    whole before its parts."""
+    score, words = max(point.token.score for point in named[name]), {*name.split()}
+    part = any({*other.split()} < words and named[other][0].token.score == score for other in named)
+    return (judged and _of_test(name), -score - ("avg" in words), part, -len(named[name]))
 
 
-def _trainer_lines(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Lines of trainers that are known by a sign."""
-    states_evals: bool | None = None
-    for row, example in rows_of(lines):
-        if not row.is_eval:
-            if states_evals is None:
-                states_evals = any(loss.score > EVAL_SCORE for line in lines for loss in losses(line))
-            if states_evals:
-                continue
-        settings = {"kind": "regex", **row.settings}
-        yield LogGuess(settings=settings, example=example, unit=row.unit, is_eval=row.is_eval, rising=row.rising)
+def _of_batches(points: Series) -> tuple[Series, str]:
+    """The points that tell an eval's result where evals print their batches, and the setting that reads these alone."""
+    runs: list[list[_Point]] = []
+    for point in points:
+        if runs and point.row == runs[-1][-1].row + 1:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    if max(map(len, runs)) < 2:
+        return points, ""
+    counts = [batch_of(point.line) for point in points]
+    if any(counts) and not any(
+        t.unit and not t.nameless for p, c in zip(points, counts, strict=True) if c for t in p.tokens
+    ):
+        whole = [point for point, count in zip(points, counts, strict=True) if count is None]
+        last = [point for point, count in zip(points, counts, strict=True) if count and count[0] == count[1]]
+        return (whole, "none") if whole else (last, "last")
+    if len(runs) > 1 and min(map(len, runs)) > 1:
+        for token in (t for t in runs[0][-1].tokens if t.unit == "step" and not t.nameless):
+            batches = [[_count(point, token.unit, token.name) or 0.0 for point in run] for run in runs]
+            rising = all(before < after for run in batches for before, after in pairwise(run))
+            if rising and len({run[-1] for run in batches}) == 1:
+                setting = f"{token.name} {token.number}"
+                return [p for p in points if of_counted_batch(p.line, p.tokens, setting)], setting
+    return points, ""
 
 
-def _tables(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """A header with the names of columns, and rows below it."""
-    for column in columns(lines):
-        yield LogGuess(
-            settings=column.settings,
-            example=column.example,
-            unit=column.unit,
-            is_eval=column.is_eval,
-            rising=column.rising,
-        )
+def _count(point: _Point, unit: str, name: str) -> float | None:
+    return next((as_count(t.number) for t in point.tokens if (t.unit, t.name) == (unit, name)), None)
 
 
-def _batches(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Evals that print their batches."""
-    for reading in guess_tables.readings(lines):
-        yield LogGuess(
-            settings=reading.settings,
-            example=reading.example,
-            unit="epoch",
-            rising=reading.rising,
-            last_batch=reading.alone,
-            names_batch=reading.named,
-        )
+def _is_headed_by_chance(points: Series, named: Mapping[str, Series]) -> bool:
+    """Whether a heading made evals of lines that stand elsewhere without it."""
+    if not points[0].token.heading:
+        return False
+    shapes = {re.sub(r"\d+", "", point.line) for point in points}
+    plain = named.get(" ".join(points[0].token.words[1:]), ())
+    return any(re.sub(r"\d+", "", point.line) in shapes for point in plain)
 
 
-def _plain_text(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Names with numbers: the likeliest measure, and what says how far the run is, on its line or on one before."""
-    stated = stated_in(guess_tables.without_batches(lines))
-    ranked = measures(stated)
-    for whole, name, rows in ranked:
-        others = other_sets(name, [other for _, other, _ in ranked])
-        for settings, unit, example, falls in _readings(stated, name, rows):
-            train = "" if whole <= EVAL_SCORE else train_pattern(stated, unit)
-            if train:
-                settings["train"] = train
-            yield LogGuess(
-                settings=settings, example=example.strip(), unit=unit, rising=not falls,
-                is_eval=whole > EVAL_SCORE or _of_episodes(name, example),
-                other_sets=others or _unread(settings["eval"], [stated[row][0] for row in rows]),
-            )  # fmt: skip
+class _Counter(NamedTuple):
+    """What says how far the run is. far: at each eval. below: it stands below the evals."""
+
+    unit: str
+    name: str
+    far: list[float]
+    below: bool = False
 
 
-def _of_episodes(name: str, line: str) -> bool:
+def _counters(points: Series, counters: Mapping[tuple[str, str], Sequence[tuple[int, str]]]) -> Iterator[_Counter]:
+    """The counters that go on where the evals do: those on most of their lines first, the finest first."""
+    order = sorted(counters, key=lambda known: (ORDER.index(known[0]), "step" not in known[1], known[1] == "count"))
+    beside = []
+    for unit, name in order:
+        own = [_count(point, unit, name) for point in points]
+        if 2 * sum(far is not None for far in own) >= len(points):
+            nameless = any(t.nameless for p in points for t in p.tokens if t.name == name)
+            beside.append((unit, name))
+            counted = [(far, p.token.number) for far, p in zip(own, points, strict=True) if far is not None]
+            if _advances(counted, ordered=nameless):
+                yield _Counter(unit, name, [far for far, _ in counted])
+    for unit, name in order:
+        if (unit, name) not in beside and (counter := _apart(points, unit, name, counters[unit, name])):
+            yield counter
+
+
+def _apart(points: Series, unit: str, name: str, counts: Sequence[tuple[int, str]]) -> _Counter | None:
+    """A counter on lines of its own, above the evals or below them; None where it does not tell the evals apart."""
+    rows, numbers = [row for row, _ in counts], [as_count(number) or 0.0 for _, number in counts]
+    single = len(numbers) == 1 or (unit == "epoch" and len(points) == 1)
+    if not (numbers[0] != numbers[-1] or single) or not _goes_on(numbers):
+        return None
+    before = [bisect_left(rows, point.row) for point in points]
+    gaps = {rows[at] - point.row for at, point in zip(before, points, strict=True) if at < len(rows)}
+    below = before[0] == 0 and before[-1] < len(rows) and len({*before}) == len(points) == len(rows) and len(gaps) == 1
+    if name == "count" and len({*before}) != len(rows):
+        return None
+    distinct = len({numbers[at - 1] if at else 0.0 for at in {*before}})
+    if not below and (distinct < min(2, len({*before})) or 2 * distinct < len({*before})):
+        return None
+    return _Counter(unit, name, [numbers[at if below else at - 1] if at or below else 0.0 for at in before], below)
+
+
+def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
+    """Whether a counter goes on where several different losses are stated.
+
+    ordered: it may not go back at all, as the numbers of several ranks do.
+    """
+    if not _goes_on([far for far, _ in series], ordered=ordered):
+        return False
+    return len({far for far, _ in series}) > 1 or len({loss for _, loss in series}) == 1
+
+
+def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
+    """Whether numbers rise, but for a restart now and then unless ``ordered``."""
+    back = sum(after < before for before, after in pairwise(counts))
+    return len(counts) > 0 and not (back and (ordered or 4 * back > len(counts)))
+
+
+def _described(
+    points: Series, counter: _Counter, batches: str, ranked: Sequence[str], named: Mapping[str, Series]
+) -> LogGuess:
+    """The guess that reads these points by this counter."""
+    token, name = points[0].token, points[0].token.name
+    is_eval = token.score > EVAL_SCORE or _of_episodes(points[0])
+    trains = [n for n in named if n != name and is_eval and named[n][0].token.trains]
+    train = max(trains, key=lambda n: len(named[n]), default="")
+    place = next((t for p in points for t in p.tokens if (t.unit, t.name) == (counter.unit, counter.name)), None)
+    others = other_sets(name, ranked)
+    example = points[-1 if counter.far[0] != counter.far[-1] and place is None else 0].line.strip()
+    settings: dict[str, Any]
+    if re.search(r"\{[^{}]*'eval_\w*':[^{}]*'epoch':", points[0].line) and token.raw.startswith("eval_"):
+        more = {} if token.raw == "eval_loss" else {"metric": token.raw}
+        settings, unit = {"kind": "hf_trainer", **more}, "epoch"
+    elif place is not None and all(_object(point.line) for point in points):
+        unit = counter.unit
+        settings = {"kind": "jsonl", "loss": token.raw, unit: place.raw}
+        settings |= {"train_loss": named[train][0].token.raw} if train else {}
+        others = tuple(named[n][0].token.raw for n in others)
+    else:
+        unit = counter.unit
+        settings = {
+            "kind": "named",
+            "loss": token.raw if words_of(token.raw) == token.words else name,
+            unit: counter.name,
+        }
+        settings |= {"train_loss": train} if train else {}
+        settings |= {"below": True} if counter.below else {}
+        settings |= {"batches": batches} if batches else {}
+        settings |= {"repeated": True} if _repeats(points) else {}
+    if unit == "epoch" and settings["kind"] != "hf_trainer" and not counter.far[0] and (place or len(counter.far) > 1):
+        settings["from_zero"] = True
+    return LogGuess(
+        settings=settings, example=example, unit=unit, is_eval=is_eval, rising=not token.falls, other_sets=others,
+        last_batch=batches not in ("", "none") and not _MEAN.search(points[0].line),
+        names_batch=batches not in ("", "none", "last"),
+    )  # fmt: skip
+
+
+def _of_episodes(point: _Point) -> bool:
     """Whether a measure is what a policy earned in its episodes: there is no other eval of it."""
-    return bool({"reward", "rew", "return", "returns"} & {*name.split()}) and _EPISODES.search(line) is not None
+    return (
+        bool({"reward", "rew", "return", "returns"} & {*point.token.words}) and _EPISODES.search(point.line) is not None
+    )
 
 
 _EPISODES = re.compile(r"(?i)episod|timesteps|\bep_|env_?steps|global_step")
+_PROGRESS_BAR = re.compile(r"\d%\|")
 
 
-def _unread(text: str, lines: Sequence[str]) -> tuple[str, ...]:
-    """The last line of each form that the pattern does not match, where most lines are such; they state one measure."""
-    unread = [line.strip() for line in lines if not re.search(text, line)]
-    forms = {re.sub(r"\([^)]*\)\s*|\d[\d.e+-]*", "", line.lower()): line[:80] for line in unread}
-    return tuple(forms.values())[:_UNREAD_SHOWN] if 2 * len(unread) > len(lines) else ()
-
-
-def _same_measure(text: str, stated: Stated, name: str) -> bool:
-    """Whether a pattern reads the measure called ``name`` wherever it matches."""
-    for line, numbers in stated:
-        match = re.search(text, line)
-        if match and not any(p.at == match.start("loss") and " ".join(p.words) == name for p in numbers):
-            return False
-    return True
-
-
-def _readings(stated: Stated, name: str, rows: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, str, bool]]:
-    """Settings that read the measure called ``name``, which stands on these rows, the likeliest first."""
-    few: list[tuple[int, tuple[dict[str, Any], str, str, bool]]] = []  # what most of these rows do not match
-    averages = [row for row in rows if guess_tables.states_average(stated[row][0])] or rows
-    for unit in ORDER:
-        for at in (*averages[:3], *averages[-3:]):
-            line, numbers = stated[at]
-            loss = next(p for p in numbers if " ".join(p.words) == name)
-            place = next((p for p in numbers if p.progress == unit and p.number[:1].isdigit()), None)
-            if place is None:
-                continue
-            for between in (*guess_tables.average_between(line, place, loss), ".*?", ".*"):
-                text = pattern(line, loss, place, between)
-                read = series_of(text, stated)
-                wide = pattern(line, loss, place, between, wide=True)  # of an eval before training, which says more
-                if len(also := series_of(wide, stated)) > len(read) and _same_measure(wide, stated, name):
-                    text, read = wide, also
-                own = not loss.heading or _same_measure(text, stated, name)
-                if advances(read, ordered=place.bracketed) and reads(text, line, loss) and own:
-                    settings = {"kind": "regex", "eval": text, **counting(read, unit, line)}
-                    if 2 * len(read) >= len(rows):
-                        yield settings, unit, line, loss.falls
-                    else:
-                        few.append((len(read), (settings, unit, line, loss.falls)))
-    yield from (reading for _, reading in sorted(few, key=lambda known: -known[0]))
-    for unit in ORDER:
-        if (apart := progress_apart(stated, unit, rows)) is not None:
-            line, numbers = stated[rows[-1]]
-            loss = next(p for p in numbers if " ".join(p.words) == name)
-            text = pattern(line, loss, None)
-            if loss.heading and not _same_measure(text, stated, name):
-                continue
-            settings = {"kind": "regex", "eval": text, "progress": pattern(apart.line, None, apart.place)}
-            yield settings | counts_from_zero(unit, apart.place.number), unit, line, loss.falls
+def _repeats(points: Series) -> bool:
+    """Whether a line of progress shows the last eval until there is a new one: beside another loss, several times."""
+    losses = [point.token.number for point in points]
+    if len(losses) == len({*losses}):
+        return False
+    changes = 1 + sum(before != after for before, after in pairwise(losses))
+    others = sum(t.score > 0 for t in points[0].tokens)
+    return _PROGRESS_BAR.search(points[0].line) is not None or (
+        others > 1 and changes > 1 and len(points) >= _SHOWN_AGAIN * changes
+    )

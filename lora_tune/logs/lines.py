@@ -14,9 +14,9 @@ from lora_tune.base.host import steady_epoch
 from lora_tune.base.paths import without_head
 from lora_tune.base.registry import LOG_READERS
 from lora_tune.base.text import without_escapes
-from lora_tune.logs.line_forms import in_use, losses, pattern, positions, with_points
 from lora_tune.logs.run import MAX_TEXT, LogReader, RunLog, as_count, as_number
 from lora_tune.logs.run_builder import RunBuilder, says_resumed
+from lora_tune.logs.tokens import in_use, losses, positions, with_points
 
 ENOUGH_LINES = 50
 """Lines without a match after which a line that looks like an eval says that the pattern is wrong."""
@@ -33,9 +33,11 @@ def looks_like_an_eval(line: str) -> bool:
 
 
 def suggest(line: str) -> str:
-    """A pattern for lines like this one, with the groups that a reader of kind regex wants; "" where none is seen."""
+    """Keys of ``workload.log`` that read lines like this one; "" where none is seen."""
     measures, places = losses(line[:LONGEST_SHOWN]), positions(line[:LONGEST_SHOWN])
-    return pattern(line, measures[0], places[0]) if measures and places else ""
+    if not measures or not places:
+        return ""
+    return f'kind = "named", loss = "{measures[0].spelling}", {places[0].unit} = "{places[0].name}"'
 
 
 TELL_APART = "let the pattern say which it is, by the name of its data set for example"
@@ -77,9 +79,9 @@ class Unmatched:
         if not self.likely:
             return f"{counted}; none of them looks like an eval"
         comma = in_use([self.likely])
-        pattern = suggest(with_points(self.likely) if comma else self.likely)
-        remedy = f"; try this pattern: {pattern}" if pattern else ""
-        remedy += ", with decimal_comma = true beside it" if comma else ""
+        settings = suggest(with_points(self.likely) if comma else self.likely)
+        remedy = f"; try in its place: {settings}" if settings else ""
+        remedy += ", decimal_comma = true" if comma else ""
         return f"{counted}; a line that looks like an eval: `{self.likely}`{remedy}"
 
 
@@ -285,7 +287,7 @@ def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> L
     Parameters
     ----------
     kind : str
-        ``mllog``, ``hf_trainer``, ``jsonl``, ``regex``, or one that was added.
+        ``mllog``, ``hf_trainer``, ``jsonl``, ``named``, ``regex``, or one that was added.
     clock : callable
         Epoch seconds now; see above.
     **settings

@@ -127,7 +127,7 @@ class CommandSettings(Variables):
     script: bool = Field(False, description="argv is an sbatch script with its arguments, submitted unchanged")
     log: dict[str, Any] = Field(
         default_factory=lambda: {"kind": "mllog"},
-        description="how the output is read: kind = mllog, hf_trainer, jsonl or regex, and that kind's settings",
+        description="how the output is read: kind = mllog, hf_trainer, jsonl, named or regex, and that kind's settings",
     )
     prepare: PrepareSettings | None = Field(None, description="what runs once, before the first trial")
     config: ConfigSettings | None = Field(

@@ -78,7 +78,7 @@ def test_a_log_alone_gives_a_study_that_says_what_to_edit(place: Path) -> None:
     (place / "run.log").write_text("step 10 val_loss 0.81234\nstep 20 val_loss 0.71234\n")
     done, study = begun("--log", "run.log")
     assert study is not None, done.output
-    assert (study.objective.metric, study.objective.target) == ("loss", None), "the lowest eval counts"
+    assert (study.objective.metric, study.objective.target) == ("val_loss", None), "the lowest eval counts"
     text = (place / "mine.toml").read_text()
     assert text.count("EDIT") == 2, "the command and the parameters"
     assert "# made from: step 10 val_loss 0.81234" in text
@@ -101,7 +101,7 @@ def test_a_log_in_which_nothing_is_read_is_named(place: Path) -> None:
     (place / "run.log").write_text("hello\n")
     done, study = begun("--log", "run.log")
     assert study is not None, done.output
-    assert "# EDIT: nothing in run.log looks like an eval; write the pattern" in done.output
+    assert "# EDIT: nothing in run.log looks like an eval; write the names of yours" in done.output
 
 
 def test_a_mark_that_init_left_stops_the_sweep_with_its_line(place: Path) -> None:

@@ -114,7 +114,7 @@ def test_the_line_that_shows_a_log_in_which_nothing_was_found_runs(swept: Path, 
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert shown.returncode == 4, shown.stderr
-    assert "try this pattern" in shown.stdout
+    assert "try in its place: kind = " in shown.stdout
 
 
 def test_a_shell_runs_the_line_as_it_stands(swept: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from lora_tune.cli.init import ScriptFacts, study_text
 from lora_tune.logs.guess import LogGuess, guess
-from lora_tune.logs.line_forms import losses
+from lora_tune.logs.tokens import losses
 
 EVALS = [(10, 0.8), (20, 0.7), (30, 0.6)]
 
@@ -93,7 +93,6 @@ def test_an_eval_before_training_does_not_hide_the_others() -> None:
 def test_of_named_sets_one_is_read_whole_and_the_others_are_shown() -> None:
     log = bridge("-set-A", "-set-B", "-set-C")
     assert evals(log) == [(0, 2.4), *EVALS]
-    one, other = read(log).other_sets
-    assert one.startswith("validation-set-B loss at iteration 30")
-    assert other.startswith("validation-set-C loss at iteration 30")
-    assert "validation-set-A" in read(log).settings["eval"]
+    guessed = read(bridge("-set-A", "-set-B", "-set-C"))
+    assert guessed.settings["loss"] == "validation set a lm loss value"
+    assert guessed.other_sets == tuple(f"validation set {letter} lm loss value" for letter in "bc")

@@ -113,7 +113,7 @@ def test_a_mark_before_json_costs_no_eval() -> None:
 def test_the_study_says_that_numbers_have_commas() -> None:
     found = guess(b"step 1 val_loss: 0,925\nstep 2 val_loss: 0,915\n")
     text = study_text(ScriptFacts(command=("python", "train.py"), options=[], log=found, source="run.log"))
-    assert "decimal_comma = true   # numbers as 0,925; the patterns see 0.925" in text
+    assert "decimal_comma = true   # numbers as 0,925, read as 0.925" in text
     assert "# made from: step 1 val_loss: 0,925" in text
 
 
@@ -137,7 +137,7 @@ class TestANumberThatAPatternCutsShort:
         reader = make_reader("regex", eval=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)")
         reader.feed(b"step 10 loss 0,925\n")
         words = reader.unmatched.words(ended=True)  # type: ignore[attr-defined]
-        assert words.endswith("with decimal_comma = true beside it")
+        assert words.endswith(", decimal_comma = true")
 
     @pytest.mark.parametrize(("pattern", "line"), [
         (r"^(?P<step>\d+),(?P<loss>\d+),", "10,71,12"),

@@ -1,0 +1,500 @@
+"""What a line of a log states: names with numbers, by one rule for the lines of all trainers. Pure functions of text.
+
+A token is a name, a sign between and a number. Its name takes in what says of which set it is: a word in front of it
+on the line, the heading above it, the column of a table that it stands in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lora_tune.logs.run import as_number
+
+NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d_]|,\d)(?:\.\d++)?+|\d++(?:\.\d*+)?+|\.\d++)(?:[eEf][-+]?\d++)?+"
+_L = r"[^\W\d_]"
+_PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
+    rf"(?<!\w)(?P<name>{_L}[\w./@^-]*+(?: {_L}[\w./@^-]*+){{0,3}}(?: ?[(\[]{_L}[\w -]{{0,24}}+[)\]](?=\s?[:=]))?)"
+    r"(?P<between>[\"']?\s{0,40}+(?:[:=|：]|is|=>)?\s{0,12}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
+    rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?:(?P<of>/ ?\d++)|\s?(?:dB|nats?|bits?|pts?|pp|px|mm|cm|m?eV)(?!\w))?"
+    r"(?![\w/]|\s?%\|)"
+)
+_SECOND = re.compile(rf"\s?[:=：]\s{{0,12}}(?P<number>{NUMBER})(?![\w/:])")
+"""What stands behind the number of a name: ``val_loss 1: 0.81``."""
+_MEAN = re.compile(rf"\s{{1,8}}\(\s{{0,8}}(?P<number>{NUMBER})\s{{0,8}}\)")
+"""The mean so far behind a batch's own value: ``Loss 2.1 (2.3)``."""
+_COUNT = re.compile(r"(?<![\w.])(?P<number>\d++) (?P<name>samples|sequences|steps|iterations|updates|epochs)\b")
+_SHARE = re.compile(r"(?P<number>\d++)\s?/\s?(?P<of>\d++)(?: = [\d.]++%)? (?P<name>correct)\b")
+_OPENED = (  # "Epoch [1/4]", "Epoch: [0][10/196]", "[batch=10/80]", "Train: 0 [1/9", "1/2  2.44G": of an eval's none
+    re.compile(
+        r"(?i)(?<![\w.])(?P<name>(?:epoch|step|iter(?:ation)?)(?![a-z])(?<!iter(?=\((?:val|test))))"
+        r"(?:\((?:train|val|valid|test)\))?\s{0,8}:?\s{0,8}[\[(]\s{0,8}(?P<number>\d++)(?=\s?[/\]),])"
+    ),
+    re.compile(r"(?<!\S)\[(?P<name>epoch|batch)=(?P<number>\d++)(?=[/\]])"),
+    re.compile(r"(?i)^\W{0,8}train(?P<name>):?\s+(?P<number>\d+)\s+\["),
+    re.compile(r"^\s*(?P<number>\d+)(?P<name>)/\d+\s+[\d.]+[GM]\s"),
+)
+_NAMELESS = (  # "[12] ", "[12/90] " and "12: ", where nothing else counts; torchtune's "1|12|Loss:"
+    re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])"),
+    re.compile(r"^\s*\[(?P<number>\d++)/\d+\]\s"),
+    re.compile(r"^\s{0,8}(?P<number>\d++):(?=\s)"),
+    re.compile(r"^.*(?<!\d)\d+\|(?P<number>\d++)\|(?=Loss:)"),
+)
+_ALONE = re.compile(r"\s*(?P<number>\d++)\s*")
+"""A line of a number alone, by which some scripts count."""
+_BATCH = re.compile(r"\[[^\[\]]*?(?<!\d)(?P<at>\d++)/(?P<of>\d++)\]")
+
+_UNITS = {
+    "samples": ("samples", "sample", "sequences", "tokens", "seen"),
+    "step": ("timestep", "timesteps", "episode", "episodes", "step", "steps", "iter", "iters", "iteration",
+             "iterations", "it", "update", "updates", "batch", "fold", "round", "rounds"),
+    "epoch": ("epoch", "epochs", "ep"),
+}  # fmt: skip
+_PROGRESS = {word: group for group, words in _UNITS.items() for word in words}
+_SETTINGS = frozenset(
+    ["every", "per", "max", "warmup", "accumulation", "decay", "interval", "early", "patience", "time"]
+)
+"""Words of a number of steps that is set and counts none: ``log_every_n_steps=50``, ``max steps: 600``."""
+ORDER = ("samples", "step", "epoch")
+"""Groups that say how far a run is, the finest first."""
+
+EVAL_WORDS = frozenset(
+    ("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout", "validate", "validating", "cv")
+)
+_TRAIN_WORDS = frozenset(("train", "training", "tr", "smoothed", "lm", "learn"))
+_LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
+_LOSSES |= {"mlogloss": 5, "nloglik": 5, "deviance": 5, "rmsle": 5, "merror": 3, "mape": 3, "smape": 3, "fid": 3}
+_LOSSES |= {"lpips": 3, "eer": 3, "mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
+_SHARES = {"accuracy": 3, "acc": 3, "accu": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "dice": 3, "reward": 8}
+_SHARES |= {"ndcg": 3, "psnr": 3, "ssim": 3, "mrr": 3, "mcc": 3, "kappa": 3, "spearman": 3, "correct": 3}
+_SHARES |= {"pearson": 3, "precision": 3, "recall": 3, "iou": 3, "aucpr": 3, "auprc": 3, "auroc": 3, "chrf": 3}
+_SHARES |= {"rougel": 3, "r2": 3, "rew": 8, "return": 8, "returns": 8, "map": 3, "ap": 3, "miou": 3, "top1": 3}
+"""Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
+_OF_EVALS = {"error": 3, "err": 3, "l1": 2, "l2": 2, "huber": 2, "quantile": 3, "score": 3, "em": 3}
+"""Words of measures where an eval's word stands beside them; alone they say too little. ``score`` and ``em`` rise."""
+_MEASURES = _LOSSES | _SHARES
+EVAL_SCORE = 8
+"""A measure whose name scores more says by itself that it is an eval's."""
+_BARE = 9
+"""Score of ``val 2.31``: below every measure of an eval that has a name, above every measure of training."""
+_BEST = frozenset(("best", "lowest", "min", "previous", "target"))
+_SPREADS = frozenset(("std", "stderr", "var"))
+_CHANGES = frozenset(("improved", "improvement", "decreased", "increased", "reduced", "dropped", "delta", "change"))
+"""A number behind these is how far a measure moved, unless ``to`` stands there."""
+
+_PREFIXED = re.compile(
+    r"(?<![a-z])(?:(v|val|valid|validation|eval|dev)|(test)|t|tr|train)"
+    r"(?=(?:loss|acc|accuracy|error|err|ppl|perplexity)(?![a-z]))"
+)
+"""``vloss``, ``tacc``, ``testloss``."""
+_ENGLISH = tuple((re.compile(pattern), f" {word} ") for word, pattern in {
+    "map": r"map@?\[?(?:0?\.)?50[-:](?:0?\.)?95\]?|\bmap\b",
+    "r2": r"(?<![a-z])r(?:\^2|²|[-_ ]squared|[- ]?sq)(?![a-z])",
+    "validation": r"validierungs?|validaci[oó]n|valida[cç][aã]o|验证",
+    "train": r"trainings?(?=[a-z])|entra[iî]nement|entrenamiento|treino|训练",
+    "loss": r"verlust|\bperte|p[eé]rdida|\bperda|损失",
+    "accuracy": r"genauigkeit|exactitude?|acur[aá]cia|准确率",
+    "error": r"\bfehler",
+    "epoch": r"\bepoche|\b[eé]po(?:que|ca)|轮次",
+    "step": r"\bschritte?\b|\b[eé]tape|\bpasos?\b|步数",
+    "avg": r"\bmittlerer?\b|\bdurchschnitt\w*|\b(?:mean|average|overall)\b",
+    "xent": r"cross[-_ ]?entropy",
+}.items())  # fmt: skip
+"""Spellings of one word, in this order, in a name in small letters."""
+_CAPITALS = re.compile(r"mAP|mIoU|TopK|(?<=[a-z])(?=[A-Z])")
+"""Where a name's next word begins; two measures are one word for all their capitals."""
+
+
+@lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """A name's words in small letters and in English: ``val/avg_loss`` and ``vloss`` both have val and loss."""
+    text = _CAPITALS.sub(lambda m: m[0].lower() or " ", name).lower().replace("_", " ")
+    for pattern, word in _ENGLISH:
+        text = pattern.sub(word, text)
+    text = _PREFIXED.sub(lambda m: " val " if m[1] else " test " if m[2] else " train ", text)
+    return tuple(re.findall(r"[^\W\d_][^\W_]*|\d+", text))
+
+
+def unit_of(words: Sequence[str]) -> str:
+    """samples, step or epoch where a name of these words says how far the run is, else ""."""
+    return "" if not words or _SETTINGS & {*words} else _PROGRESS.get(words[-1], "")
+
+
+@lru_cache(maxsize=4096)
+def name_score(words: Collection[str]) -> int:
+    """How much a name of these words looks like an eval's: 0 for what measures nothing, 15 for ``val loss``."""
+    known = {*words}
+    kind = max((_MEASURES.get(word, 0) for word in known), default=0)
+    if not kind:
+        kind = max((_MEASURES.get(word.rstrip("0123456789"), 1) - 1 for word in known), default=0)
+    if not kind and known & EVAL_WORDS:
+        kind = max((_OF_EVALS.get(word, 0) for word in known), default=0)
+    if not kind or known & _SPREADS or (known & _CHANGES and "to" not in known):
+        return 0
+    named = 4 * bool(EVAL_WORDS & known) - 2 * bool(_TRAIN_WORDS & known) - 6 * bool(_BEST & known)
+    return max(0, kind + 2 * named)
+
+
+def of_test_set(words: Collection[str]) -> bool:
+    """Whether a name of these words is a test set's, which is looked at where no validation set is."""
+    return {*words} & EVAL_WORDS == {"test"}
+
+
+def other_sets(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``names`` that state the same measure as ``name`` of other sets: ``val loss code`` of ``val loss wiki``.
+
+    Names are words with blanks between. One without a word of its own, such as ``val loss``, is a whole.
+    """
+    common = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys()
+    own, known = {*name.split()} - common, {*name.split()} & common
+    return tuple(n for n in names if own and ({*n.split()} & common) == known and {*n.split()} - common - own)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A name, as its words, and its number.
+
+    Parameters
+    ----------
+    words : tuple of str
+        Of the name, with those that say of which set it is in front.
+    number : str
+        As printed; a share of several is a fraction.
+    unit : str
+        samples, step or epoch where it says how far the run is; "" for a measure.
+    raw : str
+        The name as printed.
+    nameless : bool
+        Whether it is a number without a name, in brackets or before a colon, which may count anything.
+    heading : bool
+        Whether a word of its name stands in a heading above the line.
+    """
+
+    words: tuple[str, ...]
+    number: str
+    unit: str = ""
+    raw: str = ""
+    nameless: bool = False
+    heading: bool = False
+
+    @property
+    def name(self) -> str:
+        """The words with blanks between."""
+        return " ".join(self.words)
+
+    @property
+    def spelling(self) -> str:
+        """The name as printed where that says all; else its words."""
+        return self.raw if words_of(self.raw) == self.words else self.name
+
+    @property
+    def score(self) -> int:
+        """How much the name looks like an eval's: 0 for what is no measure of quality."""
+        if len(self.words) == 1 and self.words[0] in EVAL_WORDS:
+            return _BARE if "." in self.number else 0
+        return 0 if self.unit else name_score(self.words)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the name is of a training loss."""
+        known = {*self.words}
+        return "loss" in known and not known & (EVAL_WORDS | _BEST)
+
+    @property
+    def falls(self) -> bool:
+        """Whether less of it is better."""
+        known = {word.rstrip("0123456789") for word in self.words} | {*self.words}
+        return not ({*_SHARES, "score", "em"} & known) or bool({*_LOSSES, "error", "err"} & known)
+
+
+_SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
+    r"(?i)(?<![\w/.-])(eval|evaluation|evaluating|val|valid|validation|validierung|test|dev|heldout|validate|validating"
+    r"|train|training|cv|oof)(?:(?-i:(?=[A-Z][a-z]))|(?:-set-\w+|-set\b)|(?![a-z/]|\.\w|-|_[a-z]))"
+)
+_AVERAGE = re.compile(r"(?i)[\[(](?:avg|average|mean|overall)[\])]")
+_BELOW, _HEADING_LENGTH, _RULES = 6, 80, ":=*#~-─━"
+_SECTION = re.compile(r"\|\s+(?P<name>\w+)/\s+\|")
+
+_EDGE = re.compile(r"[|│┃]")
+_CELL_NAME = re.compile(r"[^\W\d_][\w./ ()%@-]*|#")
+_BAR = re.compile(r":?\s+\d+%(?:\||\s*━).*")
+"""A progress bar behind a row."""
+_TUPLE = re.compile(r"\s*\((?P<names>[A-Za-z]\w*(?:, ?[A-Za-z]\w*)+)\) = \((?P<values>[^()]*)\)\s*$")
+"""Julia's ``@show (epoch, val_loss)``."""
+
+
+def _framed(line: str) -> list[str]:
+    """The cells of a row of a Markdown table or of one that is drawn with lines; none where it has no frame."""
+    cells = _EDGE.split(line.strip())
+    return cells[1:-1] if len(cells) > 3 and not cells[0] and not cells[-1] else []
+
+
+_FORMS: tuple[Callable[[str], list[str]], ...] = (
+    lambda line: line.split(","),
+    lambda line: line.split(";"),
+    _framed,
+    lambda line: re.split(r"\s{2,}", line.strip()),
+    str.split,
+)
+_COLUMNS = {"e": ("epoch",), "#": ("step",)}
+"""spaCy's names of columns."""
+
+
+class Tokens:
+    """Reads lines one after another, as some say what the lines below them are of."""
+
+    def __init__(self) -> None:
+        self._heading, self._below = "", _BELOW
+        self._columns: list[tuple[str, ...]] = []
+        self._cells: Callable[[str], list[str]] = str.split
+        self._of_eval = False
+
+    def of(self, line: str) -> list[Token]:
+        """What the line states, in order."""
+        if shown := _TUPLE.match(line):
+            pairs = zip(shown["names"].split(","), shown["values"].split(","), strict=False)
+            return [_token(words_of(name), value.strip(), name.strip()) for name, value in pairs]
+        if row := self._row(line):
+            return row
+        if self._header(line):
+            return []
+        tokens = [*self._pairs(line), *_positions(line)]
+        if not any(token.unit for token in tokens):
+            tokens += _nameless(line)
+        self._head(line, tokens)
+        return tokens
+
+    def _pairs(self, line: str) -> Iterator[Token]:
+        if not _matters(line):
+            return
+        before, seen = line, set[tuple[str, ...]]()
+        for match in _PAIR.finditer(line):
+            ended = max(
+                (m.end() + 2 for m in _SPLIT.finditer(match["name"]) if match["name"].startswith(". ", m.end())),
+                default=0,
+            )  # "split test. loss 2.3"
+            begin = match.start("name") + ended + _idle(match["name"][ended:])
+            raw, number, end = line[begin : match.end("name")], match["number"], match.end()
+            words = words_of(re.sub(r" [(\[][^)\]]*(?:prev|curr|step|iter)[^)\]]*[)\]]", "", raw))
+            if (unit := unit_of(words)) and (words := _counter(words)):
+                if number[:1].isdigit() and not _is_misread(line, match, words):
+                    yield Token(words, number, unit, raw)
+                continue
+            if name_score(words) and number.isdigit() and (second := _SECOND.match(line, end)):
+                words, number = (*words, number), second["number"]
+            elif _is_misread(line, match, words):
+                continue
+            if mean := _MEAN.match(line, end):
+                number = mean["number"]
+            elif match["of"] and not unit:
+                number = _share(number, match["of"][1:])
+            words, heading = self._of_set(line, before, begin, words)
+            if words in seen:
+                continue
+            seen.add(words)
+            before = before[:begin] + " " * (end - begin) + before[end:] if name_score(words) else before
+            yield Token(words, number, "", raw, heading=heading)
+        for match in _SHARE.finditer(line):
+            words, heading = self._of_set(line, line, match.start(), ("correct",))
+            yield Token(words, _share(match["number"], match["of"]), "", "correct", heading=heading)
+
+    def _of_set(self, line: str, before: str, begin: int, words: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+        """The words with that of the set in front, where the name does not say; whether it stands in a heading."""
+        if _AVERAGE.search(line, 0, begin):
+            words = ("avg", *words)
+        if {*words} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
+            return words, False
+        splits = [match[0] for match in _SPLIT.finditer(before, 0, begin)]
+        if splits:
+            own = max((words_of(s) for s in splits if s.startswith(splits[-1])), key=len)
+            return ((*own, *words) if {*own} & EVAL_WORDS else words), False
+        if self._below < _BELOW and self._heading and (name_score(words) or _OF_EVALS.keys() & {*words}):
+            return (self._heading, *words), True
+        return words, False
+
+    def _head(self, line: str, tokens: Sequence[Token]) -> None:
+        """Whether the lines below are of an eval: this is a heading, a batch of an eval, or a word of training."""
+        self._below += 1
+        if section := _SECTION.match(line):
+            word = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
+        elif _is_heading(line, tokens):
+            word = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
+        elif any(m[1].lower() in _TRAIN_WORDS for m in _SPLIT.finditer(line)):
+            word = ""
+        elif not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens):
+            return
+        else:
+            word = ""
+        known = {*words_of(word)} | {word}
+        self._heading = "" if not word or known & _TRAIN_WORDS else "test" if "test" in known else "val"
+        self._below = 0
+
+    def _header(self, line: str) -> bool:
+        """Whether the line names the columns of the rows below it."""
+        line = _BAR.sub("", line)
+        if len(line) > 400 or not _matters(line):
+            return False
+        for cells in _FORMS:
+            names = [cell.strip().strip('"') for cell in cells(line)]
+            if len(names) < 2 or not all(map(_CELL_NAME.fullmatch, names)):
+                continue
+            columns = [_COLUMNS.get(name.lower(), words_of(name)) for name in names]
+            units, scores = [*map(unit_of, columns)], [*map(_column_score, columns)]
+            of_eval = names[0].lower() in ("class", "classes")
+            if any(scores) and (any(units) or of_eval):
+                self._cells, self._columns, self._of_eval = cells, columns, of_eval
+                return True
+        return False
+
+    def _row(self, line: str) -> list[Token]:
+        """What a row below a header states; nothing where it is none."""
+        if not self._columns:
+            return []
+        cells = [cell.strip().strip('"') for cell in self._cells(_BAR.sub("", line))]
+        if len(cells) != len(self._columns) and self._cells is not str.split:
+            cells = line.split() if len(line.split()) == len(self._columns) else cells
+        if len(cells) != len(self._columns):
+            return []
+        numbers = [re.sub(r"^(\d+)/\d+$", r"\1", cell) for cell in cells]
+        texts = [cell for cell, number in zip(cells, numbers, strict=True) if cell and as_number(number) is None]
+        if len(texts) > (len(cells) - 1) // 2 or (self._of_eval and cells[0] != "all"):
+            return []
+        rows = zip(self._columns, numbers, strict=True)
+        split = ("val",) if self._of_eval else ()
+        tokens = [_token((*split, *words), number) for words, number in rows if as_number(number) is not None]
+        return [t if t.words != ("score",) else Token(("val", "score"), t.number) for t in tokens]
+
+
+def _column_score(words: tuple[str, ...]) -> int:
+    return Token(words, "0.0").score or int(words == ("score",))
+
+
+def _token(words: tuple[str, ...], number: str, raw: str = "") -> Token:
+    unit = unit_of(words)
+    return Token(_counter(words) if unit else words, number, unit, raw)
+
+
+def _counter(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a counter's name: ``validation loss at iteration`` counts iterations."""
+    own = words[-1:]
+    for word in reversed(words[:-1]):
+        if word not in EVAL_WORDS | _TRAIN_WORDS | {"global", "total", "num", "consumed", "trained", "env"}:
+            break
+        own = (word, *own)
+    return own
+
+
+def _share(number: str, of: str) -> str:
+    """``612/1000`` as 0.612."""
+    whole, part = as_number(of.strip()), as_number(number)
+    return number if not whole or part is None else f"{part / whole:.10g}"
+
+
+def _is_misread(line: str, match: re.Match[str], words: tuple[str, ...]) -> bool:
+    """Whether the number is not what it seems: it has a decimal comma, or says in percent how far an epoch is."""
+    at, number = match.start("number"), match["number"]
+    if re.compile(r"\d++,\d").match(line, at) and ("," not in number or not (unit_of(words) or "." in number)):
+        return True
+    return re.compile(r"\s?%").match(line, match.end()) is not None and not (
+        name_score(words) or _OF_EVALS.keys() & {*words}
+    )
+
+
+_MATTER = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | _BEST | _PROGRESS.keys() | _SETTINGS | {"global", "avg"}
+
+
+def _idle(name: str) -> int:
+    """Characters of a name before the word with which it begins to matter: ``done with val loss`` -> 10."""
+    for word in re.finditer(r"\S+", name):
+        if {re.sub(r"(?<=..)\d+$", "", w) for w in words_of(word[0])} & _MATTER or {*words_of(word[0])} & _MATTER:
+            return word.start()
+    return 0
+
+
+_FOREIGN = (
+    *("verlust", "genauigkeit", "schritt", "perte", "rdida", "perda", "fehler", "acur", "exactit", "poca", "poque"),
+    *("损失", "准确率", "轮次", "步数", "tape", "paso"),
+)
+_LONG = tuple(
+    word
+    for word in sorted({*_MEASURES, *_OF_EVALS, *EVAL_WORDS, *_PROGRESS, "entropy", "mean", *_FOREIGN})
+    if len(word) > 2 or not word.isascii()
+)
+_SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z])|(?<=[a-z])(?:AP|CE|F1|R2)|\[batch=")
+
+
+def _matters(line: str) -> bool:
+    """Whether a line holds any word that names a measure or says how far a run is."""
+    small = line.lower()
+    return any(word in small for word in _LONG) or _SHORT.search(line) is not None
+
+
+def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
+    """Whether a line says what the lines below it are of: ``=== evaluation ===``, ``Test error:``, ``Eval begin``."""
+    text = line.strip()
+    if len(text) >= _HEADING_LENGTH or not any(map(str.isalpha, text)):
+        return _BATCH.search(text) is not None and _SPLIT.match(text) is not None
+    marked = text[-1:] in _RULES or text[:2] in {2 * mark for mark in _RULES[1:]}
+    return marked or (_SPLIT.search(text) is not None and not any(t.score or t.unit for t in tokens))
+
+
+def _positions(line: str) -> Iterator[Token]:
+    """Progress that no name with a number states: ``after 1024 samples``, ``Epoch [1/4]``."""
+    for match in _COUNT.finditer(line):
+        yield _token(words_of(match["name"]), match["number"])
+    for form in _OPENED:
+        for match in form.finditer(line):
+            yield _token(words_of(match["name"]) or ("epoch",), match["number"])
+
+
+def _nameless(line: str) -> list[Token]:
+    found = [match for form in _NAMELESS for match in form.finditer(line)]
+    found += [match for match in (_ALONE.fullmatch(line),) if match]
+    return [Token(("count",), match["number"], "step", nameless=True) for match in found[:1]]
+
+
+def batch_of(line: str) -> tuple[int, int] | None:
+    """Which batch of how many of an eval a line is of: ``Test: [ 78/78]``; None for others."""
+    split = _SPLIT.match(line.strip())
+    batch = _BATCH.search(line) if split and split[1].lower() not in _TRAIN_WORDS else None
+    return (int(batch["at"]), int(batch["of"])) if batch else None
+
+
+def losses(line: str) -> list[Token]:
+    """What measures quality in a line, most like an eval first."""
+    return sorted((token for token in Tokens().of(line) if token.score), key=lambda token: -token.score)
+
+
+def positions(line: str) -> list[Token]:
+    """What says how far the run is, the finest first."""
+    return sorted((token for token in Tokens().of(line) if token.unit), key=lambda token: ORDER.index(token.unit))
+
+
+# Numbers as a German, French or Brazilian locale prints them: ``1.234,5`` for 1,234.5.
+
+
+_NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:\.\d{3})++(?:,\d++)?+|\d++,\d++)(?![.,]?\d)")
+_SWAPPED = str.maketrans(",.", ".,")
+_NO_THOUSANDS = re.compile(
+    r"(?<!\d)(?<!\d\d:)\d++,\d++(?<![1-9],\d\d\d)(?<![1-9]\d,\d\d\d)(?<![1-9]\d\d,\d\d\d)(?![.,]?\d)"
+)
+"""A comma that sets no thousands apart: ``0,925``, ``2,5``, but not ``1,200``."""
+
+
+def with_points(text: str) -> str:
+    """The text, as long as it was, with a point in numbers that have a decimal comma; their thousands have commas."""
+    return _NUMBER.sub(lambda number: number[0].translate(_SWAPPED), text) if "," in text or "." in text else text
+
+
+def in_use(lines: Sequence[str]) -> bool:
+    """Whether measures stand there with a decimal comma for certain, by their names or in a table with semicolons."""
+    return any(_in_use(line) for line in lines if _NO_THOUSANDS.search(line))
+
+
+def _in_use(line: str) -> bool:
+    if ";" in line and any(_NO_THOUSANDS.fullmatch(cell.strip()) for cell in line.split(";")):
+        return True
+    commas = {with_points(number[0]) for number in _NO_THOUSANDS.finditer(line)}
+    return any(token.score and token.number in commas for token in Tokens().of(with_points(line)))
