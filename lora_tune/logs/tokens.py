@@ -434,8 +434,10 @@ def _matters(line: str) -> bool:
 def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
     """Whether a line says what the lines below it are of: ``=== evaluation ===``, ``Test error:``, ``Eval begin``."""
     text = line.strip()
+    if batch_of(line):
+        return True
     if len(text) >= _HEADING_LENGTH or not any(map(str.isalpha, text)):
-        return _BATCH.search(text) is not None and _SPLIT.match(text) is not None
+        return False
     marked = text[-1:] in _RULES or text[:2] in {2 * mark for mark in _RULES[1:]}
     return marked or (_SPLIT.search(text) is not None and not any(t.score or t.unit for t in tokens))
 
