@@ -7,7 +7,7 @@ on the line, the heading above it, the column of a table that it stands in.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -111,21 +111,22 @@ _CAPITALS = re.compile(r"mAP|mIoU|TopK|(?<=[a-z])(?=[A-Z])")
 def words_of(name: str) -> tuple[str, ...]:
     """A name's words in small letters and in English: ``val/avg_loss`` and ``vloss`` both have val and loss."""
     text = _CAPITALS.sub(lambda m: m[0].lower() or " ", name).lower().replace("_", " ")
+    text = re.sub(r"@(\d+)$", r" top\1", text)
     for pattern, word in _ENGLISH:
         text = pattern.sub(word, text)
     text = _PREFIXED.sub(lambda m: " val " if m[1] else " test " if m[2] else " train ", text)
     return tuple(re.findall(r"[^\W\d_][^\W_]*|\d+", text))
 
 
-def unit_of(words: Sequence[str]) -> str:
-    """samples, step or epoch where a name of these words says how far the run is, else ""."""
-    return "" if not words or _SETTINGS & {*words} else _PROGRESS.get(words[-1], "")
+def unit_of(parts: Sequence[str]) -> str:
+    """samples, step or epoch where a name of these parts says how far the run is, else ""."""
+    return "" if not parts or _SETTINGS & {*parts} else _PROGRESS.get(parts[-1], "")
 
 
 @lru_cache(maxsize=4096)
-def name_score(words: Collection[str]) -> int:
-    """How much a name of these words looks like an eval's: 0 for what measures nothing, 15 for ``val loss``."""
-    known = {*words}
+def name_score(parts: Collection[str]) -> int:
+    """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val loss``."""
+    known = {*parts}
     kind = max((_MEASURES.get(word, 0) for word in known), default=0)
     if not kind:
         kind = max((_MEASURES.get(word.rstrip("0123456789"), 1) - 1 for word in known), default=0)
@@ -137,17 +138,18 @@ def name_score(words: Collection[str]) -> int:
     return max(0, kind + 2 * named)
 
 
-def of_test_set(words: Collection[str]) -> bool:
-    """Whether a name of these words is a test set's, which is looked at where no validation set is."""
-    return {*words} & EVAL_WORDS == {"test"}
+def of_test_set(parts: Collection[str]) -> bool:
+    """Whether a name of these parts is a test set's, which is looked at where no validation set is."""
+    return {*parts} & EVAL_WORDS == {"test"}
 
 
-def other_sets(name: str, names: Iterable[str]) -> tuple[str, ...]:
+def other_sets(name: str, names: Collection[str]) -> tuple[str, ...]:
     """Those of ``names`` that state the same measure as ``name`` of other sets: ``val loss code`` of ``val loss wiki``.
 
     Names are words with blanks between. One without a word of its own, such as ``val loss``, is a whole.
     """
-    common = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys()
+    ranks = {word for other in (name, *names) for word in other.split() if re.fullmatch(r"top\d+", word)}
+    common = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | ranks
     own, known = {*name.split()} - common, {*name.split()} & common
     return tuple(n for n in names if own and ({*n.split()} & common) == known and {*n.split()} - common - own)
 
@@ -300,19 +302,19 @@ class Tokens:
             words, heading = self._of_set(line, line, match.start(), ("correct",))
             yield Token(words, _share(match["number"], match["of"]), "", "correct", heading=heading)
 
-    def _of_set(self, line: str, before: str, begin: int, words: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
-        """The words with that of the set in front, where the name does not say; whether it stands in a heading."""
+    def _of_set(self, line: str, before: str, begin: int, parts: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+        """The parts with that of the set in front, where the name does not say; whether it stands in a heading."""
         if _AVERAGE.search(line, 0, begin):
-            words = ("avg", *words)
-        if {*words} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
-            return words, False
+            parts = ("avg", *parts)
+        if {*parts} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
+            return parts, False
         splits = [match[0] for match in _SPLIT.finditer(before, 0, begin)]
         if splits:
             own = max((words_of(s) for s in splits if s.startswith(splits[-1])), key=len)
-            return ((*own, *words) if {*own} & EVAL_WORDS else words), False
-        if self._below < _BELOW and self._heading and (name_score(words) or _OF_EVALS.keys() & {*words}):
-            return (self._heading, *words), True
-        return words, False
+            return ((*own, *parts) if {*own} & EVAL_WORDS else parts), False
+        if self._below < _BELOW and self._heading and (name_score(parts) or _OF_EVALS.keys() & {*parts}):
+            return (self._heading, *parts), True
+        return parts, False
 
     def _head(self, line: str, tokens: Sequence[Token]) -> None:
         """Whether the lines below are of an eval: this is a heading, a batch of an eval, or a word of training."""
@@ -367,19 +369,19 @@ class Tokens:
         return [t if t.words != ("score",) else Token(("val", "score"), t.number) for t in tokens]
 
 
-def _column_score(words: tuple[str, ...]) -> int:
-    return Token(words, "0.0").score or int(words == ("score",))
+def _column_score(parts: tuple[str, ...]) -> int:
+    return Token(parts, "0.0").score or int(parts == ("score",))
 
 
-def _token(words: tuple[str, ...], number: str, raw: str = "") -> Token:
-    unit = unit_of(words)
-    return Token(_counter(words) if unit else words, number, unit, raw)
+def _token(parts: tuple[str, ...], number: str, raw: str = "") -> Token:
+    unit = unit_of(parts)
+    return Token(_counter(parts) if unit else parts, number, unit, raw)
 
 
-def _counter(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a counter's name: ``validation loss at iteration`` counts iterations."""
-    own = words[-1:]
-    for word in reversed(words[:-1]):
+def _counter(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts of a counter's name: ``validation loss at iteration`` counts iterations."""
+    own = parts[-1:]
+    for word in reversed(parts[:-1]):
         if word not in EVAL_WORDS | _TRAIN_WORDS | {"global", "total", "num", "consumed", "trained", "env"}:
             break
         own = (word, *own)
@@ -392,13 +394,13 @@ def _share(number: str, of: str) -> str:
     return number if not whole or part is None else f"{part / whole:.10g}"
 
 
-def _is_misread(line: str, match: re.Match[str], words: tuple[str, ...]) -> bool:
+def _is_misread(line: str, match: re.Match[str], parts: tuple[str, ...]) -> bool:
     """Whether the number is not what it seems: it has a decimal comma, or says in percent how far an epoch is."""
     at, number = match.start("number"), match["number"]
-    if re.compile(r"\d++,\d").match(line, at) and ("," not in number or not (unit_of(words) or "." in number)):
+    if re.compile(r"\d++,\d").match(line, at) and ("," not in number or not (unit_of(parts) or "." in number)):
         return True
     return re.compile(r"\s?%").match(line, match.end()) is not None and not (
-        name_score(words) or _OF_EVALS.keys() & {*words}
+        name_score(parts) or _OF_EVALS.keys() & {*parts}
     )
 
 
