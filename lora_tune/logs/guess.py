@@ -26,9 +26,9 @@ from lora_tune.logs.tokens import (
     in_use,
     of_test_set,
     other_sets,
+    terms_of,
     unit_of,
     with_points,
-    words_of,
 )
 
 MAX_LINES = 20_000
@@ -114,8 +114,8 @@ _SUMMARIES = re.compile(r"^\s*(?:wandb|COMET INFO):\s")
 
 
 def _guess(lines: Sequence[str]) -> LogGuess | None:
-    own = [line for line in lines if not _SUMMARIES.match(line)]
-    return _guess_of(own) or (_guess_of(lines) if len(own) < len(lines) else None)
+    prefix = [line for line in lines if not _SUMMARIES.match(line)]
+    return _guess_of(prefix) or (_guess_of(lines) if len(prefix) < len(lines) else None)
 
 
 def _guess_of(lines: Sequence[str]) -> LogGuess | None:
@@ -192,7 +192,7 @@ def _keys(record: Mapping[str, Any]) -> Iterator[Token]:
     """What a JSON object states."""
     for key, value in record.items():
         if as_number(value) is not None:
-            yield Token(words_of(key), str(value), unit_of(words_of(key)), key)
+            yield Token(terms_of(key), str(value), unit_of(terms_of(key)), key)
 
 
 def _of_test(name: str) -> bool:
@@ -202,9 +202,9 @@ def _of_test(name: str) -> bool:
 def _rank(name: str, named: Mapping[str, Series], *, judged: bool) -> tuple[Any, ...]:
     """The likeliest eval series first: a test set's last where others are judged by, a mean before one value, and a
     whole before its parts."""
-    score, words = max(point.token.score for point in named[name]), {*name.split()}
-    part = any({*other.split()} < words and named[other][0].token.score == score for other in named)
-    return (judged and _of_test(name), -score - ("avg" in words), part, -len(named[name]))
+    score, terms = max(point.token.score for point in named[name]), {*name.split()}
+    part = any({*other.split()} < terms and named[other][0].token.score == score for other in named)
+    return (judged and _of_test(name), -score - ("avg" in terms), part, -len(named[name]))
 
 
 def _of_batches(points: Series) -> tuple[Series, str]:
@@ -243,7 +243,7 @@ def _is_headed_by_chance(points: Series, named: Mapping[str, Series]) -> bool:
     if not points[0].token.heading:
         return False
     shapes = {re.sub(r"\d+", "", point.line) for point in points}
-    plain = named.get(" ".join(points[0].token.words[1:]), ())
+    plain = named.get(" ".join(points[0].token.terms[1:]), ())
     return any(re.sub(r"\d+", "", point.line) in shapes for point in plain)
 
 
@@ -252,7 +252,7 @@ class _Counter(NamedTuple):
 
     unit: str
     name: str
-    far: list[float]
+    progress: list[float]
     below: bool = False
 
 
@@ -261,13 +261,15 @@ def _counters(points: Series, counters: Mapping[tuple[str, str], Sequence[tuple[
     order = sorted(counters, key=lambda known: (ORDER.index(known[0]), "step" not in known[1], known[1] == "count"))
     beside = []
     for unit, name in order:
-        own = [_count(point, unit, name) for point in points]
-        if 2 * sum(far is not None for far in own) >= len(points):
+        counts = [_count(point, unit, name) for point in points]
+        if 2 * sum(count is not None for count in counts) >= len(points):
             nameless = any(t.nameless for p in points for t in p.tokens if t.name == name)
             beside.append((unit, name))
-            counted = [(far, p.token.number) for far, p in zip(own, points, strict=True) if far is not None]
+            counted = [
+                (progress, p.token.number) for progress, p in zip(counts, points, strict=True) if progress is not None
+            ]
             if _advances(counted, ordered=nameless):
-                yield _Counter(unit, name, [far for far, _ in counted])
+                yield _Counter(unit, name, [count for count, _ in counted])
     for unit, name in order:
         if (unit, name) not in beside and (counter := _apart(points, unit, name, counters[unit, name])):
             yield counter
@@ -295,9 +297,9 @@ def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
 
     ordered: it may not go back at all, as the numbers of several ranks do.
     """
-    if not _goes_on([far for far, _ in series], ordered=ordered):
+    if not _goes_on([progress for progress, _ in series], ordered=ordered):
         return False
-    return len({far for far, _ in series}) > 1 or len({loss for _, loss in series}) == 1
+    return len({progress for progress, _ in series}) > 1 or len({loss for _, loss in series}) == 1
 
 
 def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
@@ -316,7 +318,7 @@ def _described(
     train = max(trains, key=lambda n: len(named[n]), default="")
     place = next((t for p in points for t in p.tokens if (t.unit, t.name) == (counter.unit, counter.name)), None)
     others = other_sets(name, ranked)
-    example = points[-1 if counter.far[0] != counter.far[-1] and place is None else 0].line.strip()
+    example = points[-1 if counter.progress[0] != counter.progress[-1] and place is None else 0].line.strip()
     settings: dict[str, Any]
     if re.search(r"\{[^{}]*'eval_\w*':[^{}]*'epoch':", points[0].line) and token.raw.startswith("eval_"):
         more = {} if token.raw == "eval_loss" else {"metric": token.raw}
@@ -330,14 +332,19 @@ def _described(
         unit = counter.unit
         settings = {
             "kind": "named",
-            "loss": token.raw if words_of(token.raw) == token.words else name,
+            "loss": token.raw if terms_of(token.raw) == token.terms else name,
             unit: counter.name,
         }
         settings |= {"train_loss": train} if train else {}
         settings |= {"below": True} if counter.below else {}
         settings |= {"batches": batches} if batches else {}
         settings |= {"repeated": True} if _repeats(points) else {}
-    if unit == "epoch" and settings["kind"] != "hf_trainer" and not counter.far[0] and (place or len(counter.far) > 1):
+    if (
+        unit == "epoch"
+        and settings["kind"] != "hf_trainer"
+        and not counter.progress[0]
+        and (place or len(counter.progress) > 1)
+    ):
         settings["from_zero"] = True
     return LogGuess(
         settings=settings, example=example, unit=unit, is_eval=is_eval, rising=not token.falls, other_sets=others,
@@ -349,7 +356,7 @@ def _described(
 def _of_episodes(point: _Point) -> bool:
     """Whether a measure is what a policy earned in its episodes: there is no other eval of it."""
     return (
-        bool({"reward", "rew", "return", "returns"} & {*point.token.words}) and _EPISODES.search(point.line) is not None
+        bool({"reward", "rew", "return", "returns"} & {*point.token.terms}) and _EPISODES.search(point.line) is not None
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_tune.base.host import steady_epoch
 from lora_tune.logs.lines import FORM, SCALES, Clock, LineReader, ReaderKind, scaled_samples
-from lora_tune.logs.tokens import ORDER, Token, Tokens, batch_of, words_of
+from lora_tune.logs.tokens import ORDER, Token, Tokens, batch_of, terms_of
 
 
 class NamedReader(LineReader):
@@ -39,12 +39,12 @@ class NamedReader(LineReader):
         **places: str,
     ) -> None:
         super().__init__(clock)
-        if len(places) > 1 or (train_loss and words_of(train_loss) == words_of(loss)):
+        if len(places) > 1 or (train_loss and terms_of(train_loss) == terms_of(loss)):
             raise ValueError("log kind 'named' needs one of samples, step and epoch, and a train_loss other than loss")
         scale = {"samples": 1.0, "step": global_batch_size, "epoch": samples_per_epoch}
         unit, name = next(iter(places.items()), ("step", "step"))
-        self._unit, self._place, self._scale = unit, words_of(name), {unit: scale[unit]}
-        self._names = {words_of(loss): "loss"} | ({words_of(train_loss): "train_loss"} if train_loss else {})
+        self._unit, self._place, self._scale = unit, terms_of(name), {unit: scale[unit]}
+        self._names = {terms_of(loss): "loss"} | ({terms_of(train_loss): "train_loss"} if train_loss else {})
         self._batches, self._below = batches, below
         self._first, self.repeated, self.decimal_comma = 0 if from_zero else 1, repeated, decimal_comma
         self._tokens = Tokens()
@@ -54,8 +54,8 @@ class NamedReader(LineReader):
 
     def line(self, text: str, now: int) -> bool:
         tokens = self._tokens.of(text)
-        place = next((t.number for t in tokens if t.words == self._place and t.unit == self._unit), None)
-        values = {self._names[t.words]: t.number for t in reversed(tokens) if t.words in self._names and not t.unit}
+        place = next((t.number for t in tokens if t.terms == self._place and t.unit == self._unit), None)
+        values = {self._names[t.terms]: t.number for t in reversed(tokens) if t.terms in self._names and not t.unit}
         if "loss" in values and not of_counted_batch(text, tokens, self._batches):
             del values["loss"]
         self._last = self._last if place is None else place

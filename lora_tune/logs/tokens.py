@@ -52,7 +52,7 @@ _UNITS = {
              "iterations", "it", "update", "updates", "batch", "fold", "round", "rounds"),
     "epoch": ("epoch", "epochs", "ep"),
 }  # fmt: skip
-_PROGRESS = {word: group for group, words in _UNITS.items() for word in words}
+_PROGRESS = {term: group for group, terms in _UNITS.items() for term in terms}
 _SETTINGS = frozenset(
     ["every", "per", "max", "warmup", "accumulation", "decay", "interval", "early", "patience", "time"]
 )
@@ -89,7 +89,7 @@ _PREFIXED = re.compile(
     r"(?=(?:loss|acc|accuracy|error|err|ppl|perplexity)(?![a-z]))"
 )
 """``vloss``, ``tacc``, ``testloss``."""
-_ENGLISH = tuple((re.compile(pattern), f" {word} ") for word, pattern in {
+_ENGLISH = tuple((re.compile(pattern), f" {term} ") for term, pattern in {
     "map": r"map@?\[?(?:0?\.)?50[-:](?:0?\.)?95\]?|\bmap\b",
     "r2": r"(?<![a-z])r(?:\^2|²|[-_ ]squared|[- ]?sq)(?![a-z])",
     "validation": r"validierungs?|validaci[oó]n|valida[cç][aã]o|验证",
@@ -108,12 +108,12 @@ _CAPITALS = re.compile(r"mAP|mIoU|TopK|(?<=[a-z])(?=[A-Z])")
 
 
 @lru_cache(maxsize=4096)
-def words_of(name: str) -> tuple[str, ...]:
+def terms_of(name: str) -> tuple[str, ...]:
     """A name's words in small letters and in English: ``val/avg_loss`` and ``vloss`` both have val and loss."""
     text = _CAPITALS.sub(lambda m: m[0].lower() or " ", name).lower().replace("_", " ")
     text = re.sub(r"@(\d+)$", r" top\1", text)
-    for pattern, word in _ENGLISH:
-        text = pattern.sub(word, text)
+    for pattern, term in _ENGLISH:
+        text = pattern.sub(term, text)
     text = _PREFIXED.sub(lambda m: " val " if m[1] else " test " if m[2] else " train ", text)
     return tuple(re.findall(r"[^\W\d_][^\W_]*|\d+", text))
 
@@ -127,11 +127,11 @@ def unit_of(parts: Sequence[str]) -> str:
 def name_score(parts: Collection[str]) -> int:
     """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val loss``."""
     known = {*parts}
-    kind = max((_MEASURES.get(word, 0) for word in known), default=0)
+    kind = max((_MEASURES.get(term, 0) for term in known), default=0)
     if not kind:
-        kind = max((_MEASURES.get(word.rstrip("0123456789"), 1) - 1 for word in known), default=0)
+        kind = max((_MEASURES.get(term.rstrip("0123456789"), 1) - 1 for term in known), default=0)
     if not kind and known & EVAL_WORDS:
-        kind = max((_OF_EVALS.get(word, 0) for word in known), default=0)
+        kind = max((_OF_EVALS.get(term, 0) for term in known), default=0)
     if not kind or known & _SPREADS or (known & _CHANGES and "to" not in known):
         return 0
     named = 4 * bool(EVAL_WORDS & known) - 2 * bool(_TRAIN_WORDS & known) - 6 * bool(_BEST & known)
@@ -148,10 +148,10 @@ def other_sets(name: str, names: Collection[str]) -> tuple[str, ...]:
 
     Names are words with blanks between. One without a word of its own, such as ``val loss``, is a whole.
     """
-    ranks = {word for other in (name, *names) for word in other.split() if re.fullmatch(r"top\d+", word)}
+    ranks = {term for other in (name, *names) for term in other.split() if re.fullmatch(r"top\d+", term)}
     common = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | ranks
-    own, known = {*name.split()} - common, {*name.split()} & common
-    return tuple(n for n in names if own and ({*n.split()} & common) == known and {*n.split()} - common - own)
+    prefix, known = {*name.split()} - common, {*name.split()} & common
+    return tuple(n for n in names if prefix and ({*n.split()} & common) == known and {*n.split()} - common - prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Token:
         Whether a word of its name stands in a heading above the line.
     """
 
-    words: tuple[str, ...]
+    terms: tuple[str, ...]
     number: str
     unit: str = ""
     raw: str = ""
@@ -184,30 +184,30 @@ class Token:
     @property
     def name(self) -> str:
         """The words with blanks between."""
-        return " ".join(self.words)
+        return " ".join(self.terms)
 
     @property
     def spelling(self) -> str:
         """The name as printed where that says all; else its words."""
-        return self.raw if words_of(self.raw) == self.words else self.name
+        return self.raw if terms_of(self.raw) == self.terms else self.name
 
     @property
     def score(self) -> int:
         """How much the name looks like an eval's: 0 for what is no measure of quality."""
-        if len(self.words) == 1 and self.words[0] in EVAL_WORDS:
+        if len(self.terms) == 1 and self.terms[0] in EVAL_WORDS:
             return _BARE if "." in self.number else 0
-        return 0 if self.unit else name_score(self.words)
+        return 0 if self.unit else name_score(self.terms)
 
     @property
     def trains(self) -> bool:
         """Whether the name is of a training loss."""
-        known = {*self.words}
+        known = {*self.terms}
         return "loss" in known and not known & (EVAL_WORDS | _BEST)
 
     @property
     def falls(self) -> bool:
         """Whether less of it is better."""
-        known = {word.rstrip("0123456789") for word in self.words} | {*self.words}
+        known = {term.rstrip("0123456789") for term in self.terms} | {*self.terms}
         return not ({*_SHARES, "score", "em"} & known) or bool({*_LOSSES, "error", "err"} & known)
 
 
@@ -257,7 +257,7 @@ class Tokens:
         """What the line states, in order."""
         if shown := _TUPLE.match(line):
             pairs = zip(shown["names"].split(","), shown["values"].split(","), strict=False)
-            return [_token(words_of(name), value.strip(), name.strip()) for name, value in pairs]
+            return [_token(terms_of(name), value.strip(), name.strip()) for name, value in pairs]
         if row := self._row(line):
             return row
         if self._header(line):
@@ -271,7 +271,7 @@ class Tokens:
     def _pairs(self, line: str) -> Iterator[Token]:
         if not _matters(line):
             return
-        before, seen = line, set[tuple[str, ...]]()
+        before, known = line, set[tuple[str, ...]]()
         for match in _PAIR.finditer(line):
             ended = max(
                 (m.end() + 2 for m in _SPLIT.finditer(match["name"]) if match["name"].startswith(". ", m.end())),
@@ -279,28 +279,28 @@ class Tokens:
             )  # "split test. loss 2.3"
             begin = match.start("name") + ended + _idle(match["name"][ended:])
             raw, number, end = line[begin : match.end("name")], match["number"], match.end()
-            words = words_of(re.sub(r" [(\[][^)\]]*(?:prev|curr|step|iter)[^)\]]*[)\]]", "", raw))
-            if (unit := unit_of(words)) and (words := _counter(words)):
-                if number[:1].isdigit() and not _is_misread(line, match, words):
-                    yield Token(words, number, unit, raw)
+            terms = terms_of(re.sub(r" [(\[][^)\]]*(?:prev|curr|step|iter)[^)\]]*[)\]]", "", raw))
+            if (unit := unit_of(terms)) and (terms := _counter(terms)):
+                if number[:1].isdigit() and not _is_misread(line, match, terms):
+                    yield Token(terms, number, unit, raw)
                 continue
-            if name_score(words) and number.isdigit() and (second := _SECOND.match(line, end)):
-                words, number = (*words, number), second["number"]
-            elif _is_misread(line, match, words):
+            if name_score(terms) and number.isdigit() and (second := _SECOND.match(line, end)):
+                terms, number = (*terms, number), second["number"]
+            elif _is_misread(line, match, terms):
                 continue
             if mean := _MEAN.match(line, end):
                 number = mean["number"]
             elif match["of"] and not unit:
                 number = _share(number, match["of"][1:])
-            words, heading = self._of_set(line, before, begin, words)
-            if words in seen:
+            terms, heading = self._of_set(line, before, begin, terms)
+            if terms in known:
                 continue
-            seen.add(words)
-            before = before[:begin] + " " * (end - begin) + before[end:] if name_score(words) else before
-            yield Token(words, number, "", raw, heading=heading)
+            known.add(terms)
+            before = before[:begin] + " " * (end - begin) + before[end:] if name_score(terms) else before
+            yield Token(terms, number, "", raw, heading=heading)
         for match in _SHARE.finditer(line):
-            words, heading = self._of_set(line, line, match.start(), ("correct",))
-            yield Token(words, _share(match["number"], match["of"]), "", "correct", heading=heading)
+            terms, heading = self._of_set(line, line, match.start(), ("correct",))
+            yield Token(terms, _share(match["number"], match["of"]), "", "correct", heading=heading)
 
     def _of_set(self, line: str, before: str, begin: int, parts: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
         """The parts with that of the set in front, where the name does not say; whether it stands in a heading."""
@@ -310,8 +310,8 @@ class Tokens:
             return parts, False
         splits = [match[0] for match in _SPLIT.finditer(before, 0, begin)]
         if splits:
-            own = max((words_of(s) for s in splits if s.startswith(splits[-1])), key=len)
-            return ((*own, *parts) if {*own} & EVAL_WORDS else parts), False
+            prefix = max((terms_of(s) for s in splits if s.startswith(splits[-1])), key=len)
+            return ((*prefix, *parts) if {*prefix} & EVAL_WORDS else parts), False
         if self._below < _BELOW and self._heading and (name_score(parts) or _OF_EVALS.keys() & {*parts}):
             return (self._heading, *parts), True
         return parts, False
@@ -320,17 +320,17 @@ class Tokens:
         """Whether the lines below are of an eval: this is a heading, a batch of an eval, or a word of training."""
         self._below += 1
         if section := _SECTION.match(line):
-            word = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
+            term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
         elif _is_heading(line, tokens):
-            word = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
+            term = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
         elif any(m[1].lower() in _TRAIN_WORDS for m in _SPLIT.finditer(line)):
-            word = ""
+            term = ""
         elif not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens):
             return
         else:
-            word = ""
-        known = {*words_of(word)} | {word}
-        self._heading = "" if not word or known & _TRAIN_WORDS else "test" if "test" in known else "val"
+            term = ""
+        known = {*terms_of(term)} | {term}
+        self._heading = "" if not term or known & _TRAIN_WORDS else "test" if "test" in known else "val"
         self._below = 0
 
     def _header(self, line: str) -> bool:
@@ -342,7 +342,7 @@ class Tokens:
             names = [cell.strip().strip('"') for cell in cells(line)]
             if len(names) < 2 or not all(map(_CELL_NAME.fullmatch, names)):
                 continue
-            columns = [_COLUMNS.get(name.lower(), words_of(name)) for name in names]
+            columns = [_COLUMNS.get(name.lower(), terms_of(name)) for name in names]
             units, scores = [*map(unit_of, columns)], [*map(_column_score, columns)]
             of_eval = names[0].lower() in ("class", "classes")
             if any(scores) and (any(units) or of_eval):
@@ -365,8 +365,8 @@ class Tokens:
             return []
         rows = zip(self._columns, numbers, strict=True)
         split = ("val",) if self._of_eval else ()
-        tokens = [_token((*split, *words), number) for words, number in rows if as_number(number) is not None]
-        return [t if t.words != ("score",) else Token(("val", "score"), t.number) for t in tokens]
+        tokens = [_token((*split, *terms), number) for terms, number in rows if as_number(number) is not None]
+        return [t if t.terms != ("score",) else Token(("val", "score"), t.number) for t in tokens]
 
 
 def _column_score(parts: tuple[str, ...]) -> int:
@@ -380,12 +380,12 @@ def _token(parts: tuple[str, ...], number: str, raw: str = "") -> Token:
 
 def _counter(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts of a counter's name: ``validation loss at iteration`` counts iterations."""
-    own = parts[-1:]
-    for word in reversed(parts[:-1]):
-        if word not in EVAL_WORDS | _TRAIN_WORDS | {"global", "total", "num", "consumed", "trained", "env"}:
+    prefix = parts[-1:]
+    for term in reversed(parts[:-1]):
+        if term not in EVAL_WORDS | _TRAIN_WORDS | {"global", "total", "num", "consumed", "trained", "env"}:
             break
-        own = (word, *own)
-    return own
+        prefix = (term, *prefix)
+    return prefix
 
 
 def _share(number: str, of: str) -> str:
@@ -409,9 +409,9 @@ _MATTER = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | _BEST | _PROGRESS.keys(
 
 def _idle(name: str) -> int:
     """Characters of a name before the word with which it begins to matter: ``done with val loss`` -> 10."""
-    for word in re.finditer(r"\S+", name):
-        if {re.sub(r"(?<=..)\d+$", "", w) for w in words_of(word[0])} & _MATTER or {*words_of(word[0])} & _MATTER:
-            return word.start()
+    for term in re.finditer(r"\S+", name):
+        if {re.sub(r"(?<=..)\d+$", "", w) for w in terms_of(term[0])} & _MATTER or {*terms_of(term[0])} & _MATTER:
+            return term.start()
     return 0
 
 
@@ -420,9 +420,9 @@ _FOREIGN = (
     *("损失", "准确率", "轮次", "步数", "tape", "paso"),
 )
 _LONG = tuple(
-    word
-    for word in sorted({*_MEASURES, *_OF_EVALS, *EVAL_WORDS, *_PROGRESS, "entropy", "mean", *_FOREIGN})
-    if len(word) > 2 or not word.isascii()
+    term
+    for term in sorted({*_MEASURES, *_OF_EVALS, *EVAL_WORDS, *_PROGRESS, "entropy", "mean", *_FOREIGN})
+    if len(term) > 2 or not term.isascii()
 )
 _SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z])|(?<=[a-z])(?:AP|CE|F1|R2)|\[batch=")
 
@@ -430,7 +430,7 @@ _SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z]
 def _matters(line: str) -> bool:
     """Whether a line holds any word that names a measure or says how far a run is."""
     small = line.lower()
-    return any(word in small for word in _LONG) or _SHORT.search(line) is not None
+    return any(term in small for term in _LONG) or _SHORT.search(line) is not None
 
 
 def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
@@ -447,16 +447,16 @@ def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
 def _positions(line: str) -> Iterator[Token]:
     """Progress that no name with a number states: ``after 1024 samples``, ``Epoch [1/4]``."""
     for match in _COUNT.finditer(line):
-        yield _token(words_of(match["name"]), match["number"])
+        yield _token(terms_of(match["name"]), match["number"])
     for form in _OPENED:
         for match in form.finditer(line):
-            yield _token(words_of(match["name"]) or ("epoch",), match["number"])
+            yield _token(terms_of(match["name"]) or ("epoch",), match["number"])
 
 
 def _nameless(line: str) -> list[Token]:
-    found = [match for form in _NAMELESS for match in form.finditer(line)]
-    found += [match for match in (_ALONE.fullmatch(line),) if match]
-    return [Token(("count",), match["number"], "step", nameless=True) for match in found[:1]]
+    matches = [match for form in _NAMELESS for match in form.finditer(line)]
+    matches += [match for match in (_ALONE.fullmatch(line),) if match]
+    return [Token(("count",), match["number"], "step", nameless=True) for match in matches[:1]]
 
 
 def batch_of(line: str) -> tuple[int, int] | None:
