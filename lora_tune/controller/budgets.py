@@ -13,6 +13,9 @@ SAME_FAILURES = 3
 
 ALIKE = f"{SAME_FAILURES} trials in a row failed"
 
+UNSUBMITTED = "not submitted, "
+"""Before the budget that ended a trial which waited for an attempt, in its sentence."""
+
 
 def may_propose(study: Study, sweep: StudyRecords, now: float) -> str:
     """ "" when another trial may be proposed, otherwise the reason why not, in words.

@@ -189,7 +189,7 @@ class Driver:
             if trial.state is not TrialState.WAITING:
                 continue
             if reason := budgets.spent(self._study, self.sweep, self._dependencies.clock.monotonic_now()):
-                sentence = f"{trial.sentence or 'proposed'}; not submitted, {reason}"
+                sentence = f"{trial.sentence or 'proposed'}; {budgets.UNSUBMITTED}{reason}"
                 self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
             ready = queueing.may_be_submitted(self.sweep.attempts_of(trial.number), self._now())

@@ -496,7 +496,7 @@ def run_again(
     records.save(lease, again, now)
     if numbers := [str(trial.number) for trial in again.trials if trial.state is TrialState.WAITING]:
         which = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(numbers)}"
-        say(f"failed of the set-up and run again under the same number: {which}")
+        say(f"run again under the same number, after a fault of the set-up or with more budget: {which}")
 
 
 def _beside(plan: DrivePlan) -> contextlib.AbstractContextManager[None]:

@@ -2,7 +2,8 @@
 
 A missing container, data that are not mounted, an option that Slurm's plugins refuse: such a fault says nothing of the
 trial that met it. When the same command is given again, its trial waits once more under its own number, with its own
-point and parameters, before anything new is proposed. The attempts that failed of it count for no budget.
+point and parameters, before anything new is proposed. The attempts that failed of it count for no budget. So do trials
+that waited for an attempt when the budget was spent, once it is larger.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
+from lora_tune.controller import budgets
 from lora_tune.controller.base_watch import base_trial
 from lora_tune.controller.conclusion import BELIEVED, OF_SETUP
 from lora_tune.logs.failures import FailureKind
@@ -44,11 +46,18 @@ def run_again(study: Study, sweep: StudyRecords, begin: Start | None, now: float
     """
     back = {trial.number: _waiting(trial) for trial in to_run_again(study, sweep)}
     attempts = [a for number in back for a in sweep.attempts_of(number) if a.fixed_at is None]
+    back |= {trial.number: _waiting(trial) for trial in _unsubmitted(sweep) if not budgets.spent(study, sweep, now)}
     base = base_trial(sweep)
     if begin is not None and base is not None and nothing_measured(study, sweep) and base.base_values != begin.values:
         still_open = {t.number: t for t in sweep.trials.values() if t.state is not TrialState.FINISHED}
         back = {n: _on(begin, trial, study.search_space) for n, trial in (still_open | back).items()}
     return Changes(tuple(back.values()), tuple(replace(attempt, fixed_at=now) for attempt in attempts))
+
+
+def _unsubmitted(sweep: StudyRecords) -> list[Trial]:
+    """The trials that waited for an attempt when the budget was spent: they go on where it is larger now."""
+    ended = (t for t in sweep.trials.values() if t.verdict is Verdict.CANCELLED and t.replicate_of is None)
+    return [trial for trial in ended if budgets.UNSUBMITTED in trial.sentence]
 
 
 _TELLING = (*BELIEVED, Verdict.INFEASIBLE)

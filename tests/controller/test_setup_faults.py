@@ -256,3 +256,20 @@ def test_a_job_that_lives_was_begun_with_the_config_of_then(study: Study, alive:
 
 def test_nothing_changes_where_nothing_failed_of_the_set_up(study: Study) -> None:
     assert not run_again(study, sweep_with(), BEGIN, 1.0)
+
+
+@pytest.mark.parametrize(("hours", "again"), [(2.0, [0]), (1.0, [])], ids=["a larger budget", "the same budget"])
+def test_a_trial_that_waited_when_the_budget_was_spent_goes_on_under_its_own_number(
+    study: Study, hours: float, again: list[int]
+) -> None:
+    """Trial 0, the machine's own config, would never be measured: its node failed as the last node-hour went."""
+    trial, attempt = failed(0, "infrastructure")
+    waited = replace(
+        trial, verdict=Verdict.CANCELLED, sentence="proposed; not submitted, the budget of 1 node-hours is spent"
+    )
+    lived = replace(attempt, started_at=0.0, ended_at=3600.0, nodes=1)
+    by_user = replace(failed(1, "")[0], verdict=Verdict.CANCELLED, sentence="cancelled by the user")
+    there = sweep_with((waited, lived), (by_user, replace(failed(1, "")[1], started_at=None)))
+    larger = study.with_options({"budget": {"node_hours": hours}})
+    changes = run_again(larger, there, None, 4000.0)
+    assert [t.number for t in changes.trials if t.state is TrialState.WAITING] == again
