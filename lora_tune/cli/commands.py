@@ -344,6 +344,15 @@ def score(**options: Any) -> None:
     "--config", "configs", multiple=True, metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="the exported config, copied beside the code; more than once for several",
 )  # fmt: skip
+@click.option(
+    "--license", "license_file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="license of the code [the LICENSE in its folder]",
+)  # fmt: skip
+@click.option(
+    "--borrow", multiple=True, metavar="FOLDER", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="another submitter's result folder: what its hyperparameters would give here; with --dry-run",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="the chance to pass and the expected score; writes nothing")
 @click.option("--out", default="submission", show_default=True, type=click.Path(path_type=Path), help="folder to make")
 @click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
 @guarded
@@ -351,8 +360,9 @@ def package(**options: Any) -> None:
     """Make a submission package of the runs in RESULTS, and have MLPerf's checkers look at it.
 
     RESULTS is the folder of result_*.txt that confirm writes. The first runs in order count, as many as the benchmark
-    wants; no log is changed. Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the
-    machine. Power measurements are left out.
+    wants; no log is changed. --dry-run says beforehand, from as few as one run, what a submission would score and the
+    chance that it passes. Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the machine.
+    Power measurements are left out.
     """
     _body("package").run(**options)
 

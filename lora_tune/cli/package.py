@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -19,8 +20,16 @@ import click
 from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.base.paths import near
 from lora_tune.mlperf.log_check import parse
-from lora_tune.mlperf.package import check_description, counted, described_by_logs, folder_of, template, tree
-from lora_tune.mlperf.submission import Submission, read_submission, result_files, sentences
+from lora_tune.mlperf.package import (
+    check_description,
+    counted,
+    described_by_logs,
+    described_by_machine,
+    folder_of,
+    template,
+    tree,
+)
+from lora_tune.mlperf.submission import Submission, chance, read_submission, result_files, sentences
 
 CHECKERS = ("package_checker", "repo_checker")
 """Programs of mlperf_logging that must accept a package, as they ship."""
@@ -30,12 +39,18 @@ SKIPPED = {".git", ".venv", "__pycache__", "sweeps"}
 
 
 def run(
-    results: Path, system_file: Path, code: Path, configs: tuple[Path, ...], out: Path, ruleset: str | None
-) -> None:
+    results: Path, system_file: Path, code: Path, configs: tuple[Path, ...], license_file: Path | None,
+    borrow: tuple[Path, ...], dry_run: bool, out: Path, ruleset: str | None,
+) -> None:  # fmt: skip
     """What ``package`` does; see cli/commands.py for its options."""
     submission = read_submission(results, ruleset)
     if submission.benchmark is None or submission.runs is None:
         raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")
+    if dry_run:
+        others = [read_submission(folder, submission.ruleset) for folder in borrow]
+        for sentence in chance(submission, _nodes(system_file), others):
+            click.echo(sentence)
+        return
     announced = _announced(results, submission.ruleset)
     if not system_file.exists():
         _begin_description(system_file, announced)
@@ -48,7 +63,7 @@ def run(
         description=description,
         results=[_log(file) for file in files[: len(chosen)]],
         implementation=code.resolve().name,
-        code={**_code(code), **{config.name: config.read_bytes() for config in configs},
+        code={**_licensed(_code(code), license_file), **{config.name: config.read_bytes() for config in configs},
               "REPRODUCE.md": _reproduce(submission, configs).encode()},
     )  # fmt: skip
     _write(out, {str(path): data for path, data in contents.items()})
@@ -57,6 +72,26 @@ def run(
     _judge(
         out / folder_of(str(description["submitter"])), submission.ruleset, results=out, benchmark=submission.benchmark
     )
+
+
+def _nodes(system_file: Path) -> int:
+    """Of a run, as the system description states them; 1 where there is none yet."""
+    if not system_file.exists():
+        return 1
+    stated = str(_read_description(system_file).get("number_of_nodes", "")).strip()
+    return int(stated) if stated.isdigit() and int(stated) > 0 else 1
+
+
+LICENSES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "COPYING")
+
+
+def _licensed(code: Mapping[str, bytes], license_file: Path | None) -> dict[str, bytes]:
+    """The code with its license; where there is none, that is said: MLPerf publishes what it is given."""
+    if license_file is not None:
+        return {**code, "LICENSE": license_file.read_bytes()}
+    if not any(name in code for name in LICENSES):
+        click.echo("no license in the code's folder: MLPerf publishes the code; --license FILE adds one", err=True)
+    return dict(code)
 
 
 def _log(file: Path) -> bytes:
@@ -84,9 +119,27 @@ def _announced(results: Path, ruleset: str) -> dict[str, object]:
 
 def _begin_description(file: Path, announced: Mapping[str, object]) -> None:
     """Write a system description to be filled in, and say so: nobody but the submitter knows the rest."""
-    known = {**described_by_logs(announced), "operating_system": f"{platform.system()} {platform.release()}"}
+    known = {**described_by_machine(_machine()), **described_by_logs(announced)}
     file.write_text(json.dumps(template(known), indent=2) + "\n", encoding="utf-8")
-    raise InputError(f"{file}: was missing, and is begun with what the logs say; fill it in, and run this again")
+    raise InputError(
+        f"{file}: was missing, and is begun with what the logs and this machine say; correct it where the runs were on "
+        "another machine (srun on one of its nodes begins it there), fill in the rest, and run this again"
+    )
+
+
+def _machine() -> dict[str, str]:
+    """What this machine says of itself, by name: as of ``described_by_machine``."""
+    files = {"cpuinfo": "/proc/cpuinfo", "meminfo": "/proc/meminfo", "os-release": "/etc/os-release"}
+    texts = {"uname": f"{platform.system()} {platform.release()}"}
+    for name, path in files.items():
+        with contextlib.suppress(OSError):
+            texts[name] = Path(path).read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(OSError):
+        texts["infiniband"] = " ".join(sorted(device.name for device in Path("/sys/class/infiniband").iterdir()))
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        texts["gpus"] = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    return texts
 
 
 def _read_description(file: Path) -> dict[str, object]:

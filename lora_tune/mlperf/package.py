@@ -56,6 +56,49 @@ def described_by_logs(announced: Mapping[str, object]) -> dict[str, str]:
     }
 
 
+def described_by_machine(texts: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a system description that the machine's own files and programs state.
+
+    texts: what they print by name: ``cpuinfo``, ``meminfo``, ``os-release``, ``uname``, ``gpus`` (``nvidia-smi
+    --query-gpu=name,memory.total,driver_version --format=csv,noheader``), ``infiniband`` (names of its devices). What
+    is missing there is left out.
+    """
+    known = _processors(texts.get("cpuinfo", "")) | _accelerators(texts.get("gpus", ""))
+    if total := re.search(r"MemTotal:\s+(\d+) kB", texts.get("meminfo", "")):
+        known["host_memory_capacity"] = f"{round(int(total[1]) / 2**20)} GB"
+    name = re.search(r'^PRETTY_NAME="?([^"\n]+)', texts.get("os-release", ""), re.MULTILINE)
+    if name or texts.get("uname"):
+        known["operating_system"] = name[1] if name else texts["uname"].strip()
+    if devices := texts.get("infiniband", "").split():
+        known["host_networking"] = f"{len(devices)} x RDMA ({', '.join(sorted(devices)[:4])})"
+    return known
+
+
+def _processors(cpuinfo: str) -> dict[str, str]:
+    """By /proc/cpuinfo: a block a thread, with the socket that it is on."""
+    models = re.findall(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    sockets = set(re.findall(r"^physical id\s*:\s*(\d+)$", cpuinfo, re.MULTILINE))
+    cores = re.search(r"^cpu cores\s*:\s*(\d+)$", cpuinfo, re.MULTILINE)
+    known = {"host_processor_model_name": models[0].strip()} if models else {}
+    if sockets and cores:
+        known["host_processors_per_node"] = str(len(sockets))
+        known["host_processor_core_count"] = cores[1]
+        known["host_processor_vcpu_count"] = str(len(models))
+    return known
+
+
+def _accelerators(gpus: str) -> dict[str, str]:
+    rows = [[cell.strip() for cell in row.split(",")] for row in gpus.splitlines() if row.count(",") >= 2]
+    if not rows:
+        return {}
+    memory = re.match(r"(\d+)", rows[0][1])
+    return {
+        "accelerators_per_node": str(len(rows)),
+        "accelerator_model_name": rows[0][0],
+        "other_software_stack": f"NVIDIA driver {rows[0][2]}",
+    } | ({"accelerator_memory_capacity": f"{round(int(memory[1]) / 1024)} GB"} if memory else {})
+
+
 def template(known: Mapping[str, str]) -> dict[str, str]:
     """A system description with what is known of it, and empty fields to fill in."""
     return {field: known.get(field, "") for field in FIELDS}

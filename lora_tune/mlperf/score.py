@@ -81,6 +81,11 @@ PACE_CV = (0.002, 1.0)
 FAILURE_PRIOR = (0.1, 9.9)
 """Beta prior of the chance that a run does not converge: 1%, worth ten runs. Of 1,050 public runs one did not."""
 
+ELSEWHERE_CV = 0.035
+"""Relative sd of mean samples to target between submitters of one configuration beside the scatter of their runs: the
+public submissions of one half, which cover the other at the stated rate (``benchmarks.statistics --part prediction``).
+"""
+
 DRAWS = 4000
 
 
@@ -110,6 +115,7 @@ def predict(
     gbs: int,
     *,
     unconverged: int = 0,
+    borrowed: Sequence[float] = (),
     interval: float | None = None,
     seed: int = 0,
 ) -> Prediction:
@@ -121,16 +127,17 @@ def predict(
     ``PRIOR_CV``), rounded to whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary besides as those of
     public submissions do (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs that did not converge.
     Where these are fewer runs than a submission has, they are the first of it; else all of its runs are new.
-    The same seed gives the same answer. Raises ValueError without a run or on unequal lengths.
+    borrowed: progress at which another submitter's runs of another configuration of this batch converged: the
+    submission is of that one, at this machine's pace, ``ELSEWHERE_CV`` apart from theirs. The same seed gives the same
+    answer. Raises ValueError without a run or on unequal lengths.
     """
     if not minutes or len(minutes) != len(samples):
         raise ValueError(f"{len(minutes)} times and {len(samples)} sample counts came; give both for at least one run")
     rng = np.random.default_rng(seed)
-    schedule = benchmark.eval_schedule(gbs) if interval is None else None
-    interval = interval or (schedule.interval_samples if schedule else 1.0)
+    interval = interval or _interval(benchmark, gbs)
     drawn, times, failed = _submissions(
         np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64), interval, benchmark.runs,
-        unconverged, rng,
+        unconverged, rng, np.asarray(borrowed, dtype=np.float64),
     )  # fmt: skip
     means, scores = _olympic(drawn, failed), _olympic(times, failed)
     finite = np.isfinite(scores)
@@ -148,13 +155,22 @@ def predict(
     )  # fmt: skip
 
 
+def _interval(benchmark: Benchmark, gbs: int) -> float:
+    """Between evals of the closed division, in the benchmark's unit."""
+    schedule = benchmark.eval_schedule(gbs)
+    return schedule.interval_samples if schedule else 1.0
+
+
 def _submissions(
     samples: NDArray[np.float64], clock: NDArray[np.float64], interval: float, runs: int, unconverged: int,
-    rng: np.random.Generator,
+    rng: np.random.Generator, borrowed: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:  # fmt: skip
     """(DRAWS, runs) samples, minutes, and whether a run did not converge, of submissions of ``runs`` runs each."""
-    kept = len(samples) + unconverged if len(samples) + unconverged < runs else 0
-    drawn = _draw_samples(samples, interval, runs - kept, rng)
+    kept = len(samples) + unconverged if len(samples) + unconverged < runs and not len(borrowed) else 0
+    if len(borrowed):
+        drawn = _draw_samples(borrowed, interval, runs, rng, ELSEWHERE_CV)
+    else:
+        drawn = _draw_samples(samples, interval, runs - kept, rng)
     times = _draw_minutes(samples, clock, drawn, rng)
     fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(samples), size=DRAWS)
     failed = rng.random(drawn.shape) < fail[:, None]
@@ -174,15 +190,17 @@ def _hopeless(runs: int, unconverged: int) -> Prediction:
 
 
 def _draw_samples(
-    samples: NDArray[np.float64], interval: float, runs: int, rng: np.random.Generator
+    samples: NDArray[np.float64], interval: float, runs: int, rng: np.random.Generator, elsewhere: float = 0.0
 ) -> NDArray[np.float64]:
-    """(DRAWS, runs) samples to target of new runs."""
+    """(DRAWS, runs) samples to target of new runs. elsewhere: sd of ln between where the known ones ran and here."""
     mean, n = float(samples.mean()), len(samples)
     freedom = n - 1 + PRIOR_RUNS
     squares = float(((samples - mean) ** 2).sum()) + PRIOR_RUNS * (PRIOR_CV * mean) ** 2
     sd = np.sqrt(squares / rng.chisquare(freedom, size=DRAWS))
     centre = mean + sd / np.sqrt(n) * rng.standard_normal(DRAWS)
     drawn = centre[:, None] + sd[:, None] * rng.standard_normal((DRAWS, runs))
+    if elsewhere:
+        drawn = drawn * np.exp(elsewhere * rng.standard_normal((DRAWS, 1)))
     return np.asarray(np.maximum(np.round(drawn / interval), 1) * interval, dtype=np.float64)
 
 
@@ -226,3 +244,26 @@ def _sentence(
     if scaled > 0.5:
         sentence += f"; faster convergence would be taken back (x{factor:.3f}), so only throughput and eval time pay"
     return sentence
+
+
+FUTURES = 8
+"""Draws of what further runs may show."""
+
+
+def narrowed(
+    benchmark: Benchmark, minutes: Sequence[float], samples: Sequence[float], gbs: int, more: int
+) -> tuple[float, float]:
+    """Width of the 90% interval of the score in minutes, now and expected after ``more`` further runs.
+
+    The further runs are drawn from what the runs so far say. Raises ValueError as :func:`predict`.
+    """
+    now = predict(benchmark, minutes, samples, gbs)
+    rng = np.random.default_rng(1)
+    known, clock = np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64)
+    drawn = _draw_samples(known, _interval(benchmark, gbs), more, rng)
+    times = _draw_minutes(known, clock, drawn, rng)
+    later = [
+        predict(benchmark, [*minutes, *times[at]], [*samples, *drawn[at]], gbs) for at in range(FUTURES)
+    ]  # fmt: skip
+    widths = [p.high - p.low for p in later if math.isfinite(p.high)]
+    return now.high - now.low, sum(widths) / len(widths) if widths else math.nan

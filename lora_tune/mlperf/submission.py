@@ -11,9 +11,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import stdev
+from statistics import mean, stdev
 
 from lora_tune.base.errors import InputError
+from lora_tune.mlperf import score
+from lora_tune.mlperf.benchmark import Benchmark, find_benchmark
 from lora_tune.mlperf.convergence import ConvergenceCheck, check_convergence
 from lora_tune.mlperf.log_check import ParsedLog, complaints, parse, records, seed_complaint
 from lora_tune.mlperf.rulesets import as_ruleset, benchmarks_of, newest_with, order, rulesets, rulesets_with
@@ -410,3 +412,84 @@ def _differing(s: Submission) -> list[str]:
             stated = (f"{'none' if value is None else value} ({_named(names)})" for value, names in about.items())
             differences.append(f"{key}: {', '.join(stated)}")
     return differences
+
+
+# What a submission of these runs would be before all of them are there.
+
+
+def converged_runs(s: Submission) -> list[tuple[float, float]]:
+    """(minutes, progress) of the runs that converged, as far as the logs are of one submission."""
+    pairs = zip(s.files, s.convergence.converged, strict=False)
+    return [(f.minutes, needed) for f, needed in pairs if f.minutes is not None and needed < UNFINISHED]
+
+
+def chance(s: Submission, nodes: int, borrowed: Sequence[Submission] = ()) -> list[str]:
+    """What the rules would say of a whole submission of these runs and new ones like them, in sentences.
+
+    The runs are none of the search's: they chose nothing, so that no luck of a selection is in them. nodes: of a run,
+    for what a further node-hour buys. borrowed: runs of other submitters, whose configuration might be taken over.
+    Raises InputError where the logs are of no one benchmark and batch, or no run converged.
+    """
+    runs, batch = converged_runs(s), s.convergence.batch
+    if s.benchmark is None or batch is None or not runs:
+        raise InputError(f"{s.folder}: no chance can be said: {s.convergence.words or 'no run converged'}")
+    benchmark = find_benchmark(s.benchmark, s.ruleset)
+    minutes, samples = [m for m, _ in runs], [n for _, n in runs]
+    failed = sum(n >= UNFINISHED for n in s.convergence.converged)
+    expected = score.predict(benchmark, minutes, samples, int(batch), unconverged=failed)
+    bars = [reason for reason in refusals(s) if "result files" not in reason and "RCP check" not in reason]
+    lines = [expected.sentence, _against(benchmark, mean(samples), int(batch))]
+    lines += [f"P(all checks) is 0 as these logs are: {bars[0].removeprefix(REFUSED).strip()}"] if bars else []
+    lines += _further(benchmark, s, minutes, samples, int(batch), nodes)
+    return lines + [_taken_over(benchmark, other, minutes, samples, int(batch), expected.minutes) for other in borrowed]
+
+
+def _against(benchmark: Benchmark, needed: float, batch: int) -> str:
+    """Samples against the reference convergence point."""
+    reference = benchmark.reference(batch)
+    if reference is None:
+        return f"no reference convergence point at or above GBS {batch}: the RCP check fails"
+    return (
+        f"the runs converge at {needed:.6g}, the reference at {reference.mean:.6g} ({reference.words}); a mean of "
+        f"{reference.fastest:.6g} or more passes, and one below {reference.mean:.6g} is scaled back"
+    )
+
+
+def _further(
+    benchmark: Benchmark, s: Submission, minutes: Sequence[float], samples: Sequence[float], batch: int, nodes: int
+) -> list[str]:
+    """What is missing of a submission, and what a further node-hour would say."""
+    cost = mean(minutes) / 60 * nodes
+    lacking = benchmark.runs - len(s.files)
+    lines = (
+        [f"{lacking} more of {benchmark.runs} runs are needed: {lacking * cost:.3g} node-hours"] if lacking > 0 else []
+    )
+    more = min(max(1, round(1 / cost)), MOST_MORE)
+    now, later = score.narrowed(benchmark, minutes, samples, batch, more)
+    what = "a further node-hour is" if cost <= 1 else f"{cost:.3g} further node-hours are"
+    if math.isfinite(now) and math.isfinite(later):
+        lines.append(
+            f"{what} {more} run{'s' if more > 1 else ''}: the 90% interval, {now:.2f} min wide, would be {later:.2f}"
+        )
+    return lines
+
+
+MOST_MORE = 20
+"""Further runs that are looked ahead to."""
+
+
+def _taken_over(
+    benchmark: Benchmark, other: Submission, minutes: Sequence[float], samples: Sequence[float], batch: int, own: float
+) -> str:
+    """What another submitter's hyperparameters would give at this machine's pace."""
+    theirs = [needed for _, needed in converged_runs(other)]
+    if other.benchmark != benchmark.name or other.convergence.batch != batch or not theirs:
+        of = f"{other.benchmark or 'no one benchmark'} at GBS {other.convergence.batch or '?'}"
+        return f"{other.folder}: not to be compared: its logs are of {of}, these of {benchmark.name} at GBS {batch}"
+    expected = score.predict(benchmark, minutes, samples, batch, borrowed=theirs)
+    gain = 100 * (expected.minutes / own - 1)
+    return (
+        f"with the hyperparameters of {other.folder} ({len(theirs)} runs) at this machine's pace: "
+        f"{expected.minutes:.2f} min (90%: {expected.low:.2f} to {expected.high:.2f}), {gain:+.1f}%; the checks of "
+        f"convergence pass with probability {expected.passes:.0%}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
 from lora_tune.mlperf.benchmark import read_benchmark
-from lora_tune.mlperf.package import FIELDS, check_description, counted, described_by_logs, template, tree
+from lora_tune.mlperf.package import (
+    FIELDS,
+    check_description,
+    counted,
+    described_by_logs,
+    described_by_machine,
+    template,
+    tree,
+)
 from lora_tune.package import main
 from tests.mlperf.logs import result_folder, run_log
 
@@ -96,14 +105,114 @@ def test_what_a_checker_finds_is_printed_and_ends_with_2(place: Path) -> None:
     assert "RCP Test Failed" in done.output
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "ruleset", "batch"),
+    [("llama31_8b", "5.1", 32), ("gpt_oss_20b", "6.0", 16), ("gpt_oss_20b", "6.1", 16), ("llama2_70b_lora", "6.1", 8)],
+)
+def test_the_checkers_accept_each_benchmark_of_each_round(place: Path, name: str, ruleset: str, batch: int) -> None:
+    benchmark = read_benchmark(name, ruleset)
+    reference = benchmark.reference(batch)
+    assert reference is not None
+    schedule = benchmark.eval_schedule(batch)
+    step = schedule.interval_samples if schedule else 1
+    needed = step * -(-reference.mean // step)
+    logs = [run_log(benchmark, {"global_batch_size": batch, "seed": i}, seconds=6000 + i, progress=needed)
+            for i in range(benchmark.runs)]  # fmt: skip
+    for old in (place / "results").iterdir():
+        old.unlink()
+    result_folder(place / "results", logs)
+    done = package(place, "--ruleset", ruleset)
+    assert "repo_checker     accepts it" in done.output, done.output
+    assert "package_checker  accepts it" in done.output, done.output
+    assert done.exit_code == 0
+
+
+def test_the_chance_is_said_before_all_runs_are_there_and_nothing_is_written(place: Path) -> None:
+    for number in (7, 8, 9):
+        (place / "results" / f"result_{number}.txt").unlink()
+    done = package(place, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert not (place / "out").exists()
+    first, against, lacking, more = done.output.splitlines()
+    assert first.startswith("a submission would score 25.")
+    assert first.endswith("judged from 7 runs")
+    assert "the runs converge at 3456, the reference at 3" in against
+    assert lacking == "3 more of 10 runs are needed: 1.25 node-hours"
+    assert more.startswith("a further node-hour is 2 runs: the 90% interval, 0.")
+    before, after = re.findall(r"\d+\.\d\d", more)
+    assert float(after) <= float(before)
+
+
+def test_what_another_submitter_s_hyperparameters_would_give_is_said_from_their_logs(place: Path) -> None:
+    """Their convergence at this machine's pace: a tenth fewer samples take about a tenth less time."""
+    logs = [run_log(LORA, {"global_batch_size": 8, "seed": i}, seconds=600, progress=3072 + 0 * i) for i in range(10)]
+    other = result_folder(place / "theirs", logs)
+    done = package(place, "--dry-run", "--borrow", str(other))
+    words = next(line for line in done.output.splitlines() if "theirs" in line)
+    assert "(10 runs) at this machine's pace: 2" in words
+    assert "-" in words.split("), ")[1].split("%")[0]
+    small = result_folder(
+        place / "small", [run_log(LORA, {"global_batch_size": 16, "seed": i}, progress=3456) for i in range(10)]
+    )
+    assert (
+        "not to be compared: its logs are of llama2_70b_lora at GBS 16"
+        in package(place, "--dry-run", "--borrow", str(small)).output
+    )
+
+
+def test_runs_that_the_rules_refuse_have_no_chance_and_the_reason_is_said(place: Path) -> None:
+    runs(place, 5)
+    log = place / "results" / "result_1.txt"
+    log.write_text(log.read_text().replace('"seed", "value": 1', '"seed", "value": 0'))
+    for number in range(5, 10):
+        (place / "results" / f"result_{number}.txt").unlink()
+    assert "P(all checks) is 0 as these logs are: the seed check fails" in package(place, "--dry-run").output
+
+
+def test_a_license_goes_with_the_code_and_its_lack_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lora_tune.cli.package.CHECKERS", ())
+    assert "no license in the code's folder" in package(place).output
+    (place / "LICENSE").write_text("Apache License")
+    done = package(place, "--license", str(place / "LICENSE"), "--out", str(place / "second"))
+    assert "no license" not in done.output
+    code = place / "second" / "lora_tune" / "benchmarks" / "llama2_70b_lora" / "implementations" / "code"
+    assert (code / "LICENSE").read_text() == "Apache License"
+
+
+def test_a_description_knows_what_the_machine_says_of_itself() -> None:
+    thread = "processor : {0}\nmodel name\t: AMD EPYC 9654\nphysical id\t: {1}\ncpu cores\t: 2\n\n"
+    texts = {
+        "cpuinfo": "".join(thread.format(n, n % 2) for n in range(8)),
+        "meminfo": "MemTotal:       2113444123 kB\nMemFree: 1 kB\n",
+        "os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.4 LTS"\n',
+        "gpus": "NVIDIA H100 80GB HBM3, 81559 MiB, 550.54.15\n" * 8,
+        "infiniband": "mlx5_0 mlx5_1",
+    }
+    known = described_by_machine(texts)
+    assert known["host_processor_model_name"] == "AMD EPYC 9654"
+    assert (known["host_processors_per_node"], known["host_processor_core_count"]) == ("2", "2")
+    assert (known["host_memory_capacity"], known["operating_system"]) == ("2016 GB", "Ubuntu 22.04.4 LTS")
+    assert (known["accelerators_per_node"], known["accelerator_memory_capacity"]) == ("8", "80 GB")
+    assert known["host_networking"] == "2 x RDMA (mlx5_0, mlx5_1)"
+    assert described_by_machine({}) == {}
+    assert set(known) < set(FIELDS)
+
+
+@given(st.dictionaries(st.sampled_from(["cpuinfo", "meminfo", "os-release", "uname", "gpus", "infiniband"]), st.text()))
+def test_whatever_a_machine_prints_fills_fields_or_none(texts: dict[str, str]) -> None:
+    assert set(described_by_machine(texts)) <= set(FIELDS)
+
+
 def test_a_missing_description_is_begun_with_what_the_logs_say(place: Path) -> None:
     (place / "DGXH100.json").unlink()
     done = package(place)
     assert done.exit_code == 2
-    assert "is begun with what the logs say; fill it in" in done.output
+    assert "is begun with what the logs and this machine say" in done.output
     begun = json.loads((place / "DGXH100.json").read_text())
     assert tuple(begun) == FIELDS
     assert (begun["submitter"], begun["division"], begun["status"]) == ("lora_tune", "closed", "Available on-premise")
+    assert begun["operating_system"]
     assert "nothing stands in number_of_nodes, " in package(place).output
 
 

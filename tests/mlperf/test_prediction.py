@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.cli.report import report_html
+from lora_tune.cli.sweep import summary
 from lora_tune.config.study import parse_study
 from lora_tune.controller.driver import Outcome
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.score import olympic_mean, predict, score
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
-from lora_tune.sweep import main, summary
+from lora_tune.sweep import main
 
 LORA = read_benchmark("llama2_70b_lora")
 EOS_N8_MINUTES = [5.03, 5.04, 5.05, 5.06, 5.07, 5.3, 5.31, 5.32, 5.9, 4.4]
