@@ -212,10 +212,10 @@ LOG_READERS = Registry(
     "log format",
     {
         "mllog": "lora_tune.logs.mllog:KIND",
-        "hf_trainer": "lora_tune.logs.hf_trainer:KIND",
-        "jsonl": "lora_tune.logs.jsonl:KIND",
-        "regex": "lora_tune.logs.regex:KIND",
-        "named": "lora_tune.logs.named:KIND",
+        "hf_trainer": "lora_tune.logs.readers:HF_TRAINER",
+        "jsonl": "lora_tune.logs.readers:JSONL",
+        "regex": "lora_tune.logs.readers:REGEX",
+        "named": "lora_tune.logs.readers:NAMED",
     },
     needs=("feed", "run"),
 )

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lora_tune.logs.lines import cut, make_reader, plain
-from lora_tune.logs.named import of_counted_batch
+from lora_tune.logs.readers import of_counted_batch
 from lora_tune.logs.run import RunLog, as_count, as_number
 from lora_tune.logs.tokens import (
     EVAL_SCORE,

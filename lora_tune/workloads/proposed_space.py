@@ -387,7 +387,7 @@ def _real(value: float) -> str:
 
 
 _KNOBS = (
-    _Knob("LR", r"(?:base_|max_|peak_|init_|initial_)?(?:lr|learning_?rate)", _rate),
+    _Knob("LR", r"(?:base_|max_|peak_|init_|initial_)?(?:lr|learn(?:ing)?_?rate|lrate)(?:_(?:max|peak|init))?", _rate),
     _Knob("LORA_RANK", r"(?:lora_)?(?:r|rank|dim)", _powers),
     _Knob(
         "BATCH_SIZE",

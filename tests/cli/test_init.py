@@ -258,6 +258,11 @@ def test_the_relay_watches_every_folder_that_a_trial_writes(place: Path) -> None
     assert study.workload.model_dump()["argv"][3:5] == ["{folder}", "--"]
 
 
+@pytest.mark.parametrize("flag", ["--learn_rate", "--learn-rate", "--lrate", "--lr_init", "--learning_rate"])
+def test_a_learning_rate_is_known_by_the_names_that_scripts_give_it(flag: str) -> None:
+    assert {p.place: p.today for p in propose(from_command((flag, "1e-3")))} == {"LR": "0.001"}
+
+
 @pytest.mark.parametrize(
     ("text", "words", "today"),
     [

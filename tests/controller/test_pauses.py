@@ -16,8 +16,8 @@ from lora_tune.cli.explain import trial_story
 from lora_tune.controller import policy
 from lora_tune.controller.pauses import SeenPauses, unplaced
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
-from lora_tune.logs.jsonl import JsonLinesReader
 from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.readers import JsonLinesReader
 from lora_tune.logs.run import Eval, LogReader, RunLog
 from lora_tune.review.advice.machine import suspended
 from lora_tune.store.records import StudyRecords, Verdict

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.jsonl import JsonLinesReader
 from lora_tune.logs.lines import make_reader
+from lora_tune.logs.readers import JsonLinesReader
 from lora_tune.logs.run import LogReader, RunLog
 
 BEGAN = 1_760_000_000.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs import arrival, follower
 from lora_tune.logs.follower import LEAST_BYTES, STAMPED, TICK_BYTES, LogFollower, ReadBudget
-from lora_tune.logs.jsonl import JsonLinesReader
+from lora_tune.logs.readers import JsonLinesReader
 from lora_tune.store.records import Verdict
 from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, Script, command_study, curve_script

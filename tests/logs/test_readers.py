@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.logs import lines as line_reader
-from lora_tune.logs import regex
+from lora_tune.logs import readers
 from lora_tune.logs.lines import make_reader
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader, RunLog
@@ -198,7 +198,7 @@ class TestRegex:
             make_reader("regex", eval=pattern)
 
     def test_a_pattern_that_is_slow_on_a_line_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(regex, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(readers, "SLOW_SECONDS", 0.0)
         clock = Clock()
         reader = make_reader("regex", clock=clock, eval=r"(?P<samples>\d+) (?P<loss>\S+)")
         run = follow(reader, clock, (0, "8 0.9"), (1, "16 0.8"))
@@ -208,7 +208,7 @@ class TestRegex:
     def test_only_the_first_characters_of_a_line_are_searched(self) -> None:
         clock = Clock()
         reader = make_reader("regex", clock=clock, eval=r"(?P<samples>\d+) (?P<loss>\S+)")
-        assert follow(reader, clock, (0, "x" * regex.MAX_PATTERN_LINE + "8 0.9")).evals == ()
+        assert follow(reader, clock, (0, "x" * readers.MAX_PATTERN_LINE + "8 0.9")).evals == ()
 
     def test_the_worst_allowed_pattern_ends_on_the_worst_line(self) -> None:
         """Polynomial patterns cannot be told from harmless ones; the length of a line bounds them."""

@@ -12,7 +12,7 @@ from lora_tune.config.study import parse_study
 from lora_tune.controller import results
 from lora_tune.controller.acceptance import why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
-from lora_tune.logs.hf_trainer import HfTrainerReader
+from lora_tune.logs.readers import HfTrainerReader
 from lora_tune.logs.run import RunLog
 from lora_tune.logs.run_builder import says_resumed
 from lora_tune.store.records import Attempt, Trial
