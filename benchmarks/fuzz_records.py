@@ -29,8 +29,7 @@ from lora_tune.base.errors import LoraTuneError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import parse_study
 from lora_tune.controller import runtime
-from lora_tune.controller.folder_lock import FolderLock
-from lora_tune.controller.sweep_folder import refuse_foreign
+from lora_tune.controller.sweep_folder import FolderLock, refuse_foreign
 from lora_tune.launchers import local
 from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.launchers.job_records import alive, describe, read_records

@@ -1,9 +1,9 @@
 """The h100 study with its switches beside the former one, on simulated sites: ``python -m benchmarks.switches``.
 
 The real driver on the virtual clock plays both files against sites whose switches are hidden from the search
-(:mod:`lora_tune.launchers.simulated.switches`), with a budget of node-hours and four trials at a time. Of what each
-hands over in the end it prints the true score beside the published configuration's, and the share of what was there
-to win: the best score of the whole space, searched with the truth in hand.
+(:mod:`lora_tune.launchers.simulated.simulated_run`), with a budget of node-hours and four trials at a time. Of what
+each hands over in the end it prints the true score beside the published configuration's, and the share of what was
+there to win: the best score of the whole space, searched with the truth in hand.
 
     python -m benchmarks.switches 20 --first-site 101
 """
@@ -31,7 +31,7 @@ import numpy as np
 from lora_tune.cli.api import Sweep
 from lora_tune.config.study import Study, load_study
 from lora_tune.launchers.simulated.h100 import with_switches
-from lora_tune.launchers.simulated.switches import LEVELS, SwitchedRun
+from lora_tune.launchers.simulated.simulated_run import LEVELS, SwitchedRun
 from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import StudyRecords
 

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.controller.verdict_line import first_clause, verdict_line
+from lora_tune.controller.monitor import first_clause, verdict_line
 from lora_tune.review.screen import screen
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StopKind, StudyRecords, TrialState

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.controller import results
+from lora_tune.controller import conclusion
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.recorded import directions, recorded_trials
 from lora_tune.store import Changes, Store, sqlite_url
@@ -252,7 +252,7 @@ def _finish(
         trial,
         seconds=reached.seconds if reached and verdict is Verdict.REACHED else None,
         samples=reached.samples if reached and verdict is Verdict.REACHED else None,
-        metrics=results.measured(study, trial, attempts, run, now),
+        metrics=conclusion.measured(study, trial, attempts, run, now),
     )
     end = attempt.ended_at
     assert end is not None

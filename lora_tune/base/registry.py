@@ -185,7 +185,7 @@ WORKLOADS = Registry(
         "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
         "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
         "command": "lora_tune.workloads.command:CommandWorkload",
-        "surface": "lora_tune.launchers.simulated.workload:SurfaceWorkload",
+        "surface": "lora_tune.launchers.simulated.simulated_run:SurfaceWorkload",
     },
 )
 """``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings). The trainers of

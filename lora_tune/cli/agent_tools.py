@@ -32,7 +32,7 @@ from lora_tune.cli.verdict import arm_verdict, shown
 from lora_tune.config.checks import range_words
 from lora_tune.config.study import Study, find_study, load_study, parse_study
 from lora_tune.controller.runtime import DrivePlan
-from lora_tune.controller.steering import course, refusal_of_values
+from lora_tune.controller.steering import apply_requests, refusal_of_values
 from lora_tune.review.advice import advise
 from lora_tune.review.summary import money, objective_words, overview, parameters_text, recommended_words
 from lora_tune.search.campaign import campaign
@@ -126,7 +126,7 @@ class AgentTools:
             raise InputError("its trials are run outside: propose gives one to run, tell says how it went")
         with self._store(plan) as store:
             requests = stores.Requests(store, plan.study.name)
-            paused = course(plan.study, requests.all()).paused
+            paused = apply_requests(plan.study, requests.all()).paused
             number = requests.ask(_wish("resume")).number if paused else None
         return {"driver": self._drive(plan, number)}
 
@@ -380,7 +380,7 @@ def _row(study: Study, trial: Trial) -> dict[str, Any]:
 
 def _status(snapshot: SweepSnapshot) -> dict[str, Any]:
     """The sweep at one moment, short."""
-    study, sweep = course(snapshot.study, snapshot.requests).study, snapshot.sweep
+    study, sweep = apply_requests(snapshot.study, snapshot.requests).study, snapshot.sweep
     seen, budget = overview(study, sweep, snapshot.now), study.budget
     open_ = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
     return {

@@ -26,7 +26,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.cli.checks import cluster, database, probe
 from lora_tune.cli.options import sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.controller.runtime import doubts, option_refusals
+from lora_tune.controller.runtime import option_refusals, preflight_warnings
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.client import ask, in_words
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
@@ -94,7 +94,7 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
 def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
     """What a sweep of a workload without findings of its own says beforehand."""
     try:
-        remarks = doubts(workload, study, paths)
+        remarks = preflight_warnings(workload, study, paths)
     except (SetupError, StudyError) as error:
         what, _, fix = str(error).rpartition("; ")
         yield problem(what or fix, "no trial would run", fix)

@@ -16,7 +16,7 @@ from lora_tune.config.holding import study_holding
 from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
 from lora_tune.controller.driver import proposal
-from lora_tune.controller.runtime import DrivePlan, doubts
+from lora_tune.controller.runtime import DrivePlan, preflight_warnings
 from lora_tune.launchers import preview
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.client import in_words
@@ -37,7 +37,7 @@ def print_proposals(plan: DrivePlan) -> None:
     """The first proposals, their files, environment and command lines."""
     study, workload, paths = plan.study, plan.workload, plan.paths
     try:
-        remarks = doubts(workload, study, paths)
+        remarks = preflight_warnings(workload, study, paths)
     except (errors.SetupError, errors.StudyError) as error:
         remarks = [f"no trial would run: {error}"]
     if mark := mark_left(plan.file.read_text(encoding="utf-8")):

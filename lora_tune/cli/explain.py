@@ -17,7 +17,7 @@ from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune.base.text import counted, visible
 from lora_tune.cli.options import Review, load_review
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, pruning, results
+from lora_tune.controller import conclusion, limits, pruning
 from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review import importance
 from lora_tune.review.advice import Advice, advise
@@ -68,7 +68,7 @@ def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
 
     sampler = sampler_of(study, sweep)
     known = in_memory(study, sweep, sampler)
-    stop = budgets.may_propose(study, sweep, now)
+    stop = limits.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None:
         stop = not_worth(study, expected_gain(known))
     proposal = known.ask(study.search_space.distributions())
@@ -123,7 +123,7 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
         story.append(("place", place))
     if slower := pace.clock_words(study, trial):
         story.append(("machine", slower))
-    if paused := results.pause_words(trial.metrics):
+    if paused := conclusion.pause_words(trial.metrics):
         story.append(("suspended", paused))
     for attempt in sweep.attempts_of(trial.number):
         if attempt.failure or attempt.stop_sentence not in ("", trial.sentence):

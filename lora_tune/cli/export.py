@@ -20,8 +20,8 @@ from lora_tune.base.paths import near
 from lora_tune.base.text import visible
 from lora_tune.cli.options import again, load_review, python
 from lora_tune.config.study import Study
-from lora_tune.controller.base_watch import base_trial, departed, refuse_departed
-from lora_tune.controller.results import estimate_words
+from lora_tune.controller.changed_study import base_trial, departed, refuse_departed
+from lora_tune.controller.conclusion import estimate_words
 from lora_tune.review import config_check, importance
 from lora_tune.review.stopping import runs_words
 from lora_tune.review.summary import best_run_words, objective_words, recommended_words, time_interval, trial_name

@@ -316,7 +316,7 @@ def recorded_study(sweep: StudyRecords, file: Path) -> Study:
     Works where the study file itself is not, such as on another machine that knows the database's URL.
     """
     from lora_tune.config.study import parse_study, with_secrets_of
-    from lora_tune.controller.base_watch import with_base
+    from lora_tune.controller.changed_study import with_base
 
     study = with_secrets_of(parse_study(sweep.study_toml, file), file)
     named = study if study.name == sweep.name else study.model_copy(update={"name": sweep.name})

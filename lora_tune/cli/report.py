@@ -30,7 +30,7 @@ from lora_tune.cli.options import (
 from lora_tune.cli.verdict import shown
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.controller.steering import words
+from lora_tune.controller.steering import describe
 from lora_tune.review import importance
 from lora_tune.review.advice import advise
 from lora_tune.review.dashboard_notes import tags
@@ -138,7 +138,9 @@ def _amounts(study: Study) -> dict[str, Any]:
 
 def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
     return {
-        "requests": [(_moment(r.asked_at), r.who, words(r), r.answer or "not answered yet") for r in people.requests],
+        "requests": [
+            (_moment(r.asked_at), r.who, describe(r), r.answer or "not answered yet") for r in people.requests
+        ],
         "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
     }
 

@@ -29,7 +29,7 @@ from lora_tune.cli.options import (
 from lora_tune.cli.steer import listed as steering_lines
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.controller.steering import course
+from lora_tune.controller.steering import apply_requests
 from lora_tune.review import screen
 from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import account_words
@@ -350,7 +350,7 @@ def _show(console: Console, snapshot: SweepSnapshot, *, json_: bool, every: bool
 
 
 def _picture(snapshot: SweepSnapshot, *, every: bool) -> RenderableType:
-    shown = course(snapshot.study, snapshot.requests).study
+    shown = apply_requests(snapshot.study, snapshot.requests).study
     return picture(
         shown,
         snapshot.sweep,

@@ -22,7 +22,7 @@ from lora_tune.base.text import duration, visible
 from lora_tune.cli.options import load_review, name_values
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
-from lora_tune.controller.steering import SETTINGS, course, refusal_of_values, words
+from lora_tune.controller.steering import SETTINGS, apply_requests, describe, refusal_of_values
 from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.locate import open_store
 from lora_tune.store.port import Request
@@ -39,10 +39,10 @@ def run(study_name: str, storage: str | None, output: Path | None, json_: bool, 
     try:
         requests = stores.Requests(store, review.study.name)
         now = time.time()
-        wanted = list(parse(course(review.study, requests.all()).study, review.sweep, options, now))
+        wanted = list(parse(apply_requests(review.study, requests.all()).study, review.sweep, options, now))
         for request in wanted:
             noted = requests.ask(request)
-            click.echo(json.dumps(asdict(noted)) if json_ else f"request {noted.number}: {words(noted)}")
+            click.echo(json.dumps(asdict(noted)) if json_ else f"request {noted.number}: {describe(noted)}")
         if not wanted and json_:
             for known in requests.all():
                 click.echo(json.dumps(asdict(known)))
@@ -58,7 +58,7 @@ def listed(requests: list[Request], now: float) -> Iterator[str]:
     """The requests as lines: who asked for what, how long ago, and what became of it."""
     for r in requests:
         ago = duration(max(0.0, now - r.asked_at))
-        yield visible(f"{r.number}  {r.who}, {ago} ago: {words(r)}: {r.answer or 'not answered yet'}")
+        yield visible(f"{r.number}  {r.who}, {ago} ago: {describe(r)}: {r.answer or 'not answered yet'}")
 
 
 def this_person() -> str:

@@ -27,7 +27,7 @@ from lora_tune.cli.options import (
 from lora_tune.config.checks import closed_violations
 from lora_tune.config.study import Study, find_study, load_study, secrets_written_in
 from lora_tune.config.tables import replaced_in
-from lora_tune.controller.base_watch import with_base
+from lora_tune.controller.changed_study import with_base
 from lora_tune.controller.driver import Outcome
 from lora_tune.controller.runtime import (
     DrivePlan,

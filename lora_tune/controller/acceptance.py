@@ -8,27 +8,297 @@ loss can be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
+
+import numpy as np
 
 from lora_tune.base.paths import ATTEMPT_KEY, token_in
-from lora_tune.base.text import counted
+from lora_tune.base.text import counted, duration
 from lora_tune.config.objective import goal_of
 from lora_tune.config.study import Study
-from lora_tune.controller.beginnings import begun_above_zero
+from lora_tune.controller.evidence import task
 from lora_tune.controller.policy import FLUSH, lost_evals
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.mlperf.benchmark import benchmark_names
 from lora_tune.search.objectives import objective_of
-from lora_tune.store.records import Attempt, Trial, Value
+from lora_tune.search.pace import references, seconds_at, slowdown, timed
+from lora_tune.store.records import Attempt, StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.record import key_of
+
+# Whether a run's progress began at zero. Pure functions of its log.
+#
+# A program that finds a checkpoint in a folder that trials share trains only the rest, in a part of the time.
+
+FASTER = 3.0
+"""How many times the fastest later pace is too fast for the way to the first point: compiling and warming up make it
+slower. In 2,202 public runs that tell both it is 1.04 times at most (26 November 2026)."""
+
+FARTHER = 2.0
+"""Of the longest later stretch between two points, how much the way to the first one must be."""
+
+MISSING_SECONDS = 2.0
+"""A run that lacks less than this of its way ranks where it would with it; lines without stamps are seen so late."""
+
+
+def begun_above_zero(run: RunLog, unit: str = "samples") -> Diagnosis | None:
+    """Why a run's first point says that training had begun elsewhere, or None. unit: what the log counts.
+
+    Evals take time, too, so only paces without them are compared: between train points, and of blocks whose evals the
+    log marks. Of evals alone each is the end of a stretch with one eval in it: the longest stretch takes longest.
+    """
+    known: list[Eval | TrainPoint] = [*run.evals, *run.train]
+    points = sorted((point.samples, point.seconds) for point in known if math.isfinite(point.seconds))
+    fastest = _fastest_later(run)
+    if len(points) < 3 or not 0 < fastest < math.inf:
+        return None if run.train else _by_evals(run, unit)
+    samples, seconds = points[0]
+    farthest = max(after - before for (before, _), (after, _) in pairwise(points))
+    missing = samples / fastest - seconds
+    if seconds <= 0 or samples < FARTHER * farthest or missing <= MISSING_SECONDS:
+        return None
+    if samples / seconds <= FASTER * fastest:
+        return None
+    return _elsewhere(
+        f"the log has {counted(samples, unit)} after {seconds:.1f} s, for which its own pace later needs "
+        f"{samples / fastest:.1f} s"
+    )
+
+
+def _by_evals(run: RunLog, unit: str) -> Diagnosis | None:
+    """That the first eval came sooner than any later one came after the one before, though after ``FASTER`` times the
+    progress of each."""
+    evals = sorted((e.samples, e.seconds) for e in run.evals if math.isfinite(e.seconds))
+    if len(evals) < 3:
+        return None
+    (samples, seconds), later = evals[0], [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(evals)]
+    farthest, shortest = max(done for done, _ in later), min(took for _, took in later)
+    if samples < FASTER * farthest or seconds <= 0 or shortest - seconds <= MISSING_SECONDS:
+        return None
+    return _elsewhere(
+        f"the log has {counted(samples, unit)} after {seconds:.1f} s, and {shortest:.1f} s or more before each later "
+        f"eval, for {counted(farthest, unit)} at most"
+    )
+
+
+def _elsewhere(evidence: str) -> Diagnosis:
+    return Diagnosis(
+        FailureKind.CLOCK,
+        evidence,
+        "the trial is measured again; where its program goes on from another trial's checkpoint, give each trial a "
+        "folder of its own ({folder} in the command), or tell it to begin anew",
+    )
+
+
+def _fastest_later(run: RunLog) -> float:
+    """The highest pace after the first point, evals left out; 0 where none is known."""
+    train = [point for point in run.train if math.isfinite(point.seconds)]
+    between = ((b.samples - a.samples) / (b.seconds - a.seconds) for a, b in pairwise(train) if b.seconds > a.seconds)
+    return max((pace for pace in (*run.throughput[1:], *between) if pace > 0), default=0.0)
+
+
+# When a job stood still: as its runner noted it, else as the driver saw it beside what the scheduler counts.
+
+UNPLACED_SECONDS = 4.0
+"""Of its pauses that nobody places a trial may have so many: schedulers count whole seconds, and looks are seconds
+apart."""
+
+
+class SeenPauses:
+    """Pauses of one job without a runner of ours, as the driver's looks show them; never longer than they were."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
+        self._goes_on = False
+
+    def update(self, status: JobStatus, now: float) -> JobStatus:
+        """The status with what was seen, where it names no pauses itself. now: epoch seconds of the look."""
+        if status.paused:
+            begin = self._spans.pop()[0] if self._goes_on else now
+            self._spans.append((begin, now))
+        self._goes_on = status.paused
+        return status if status.pauses else replace(status, pauses=tuple(self._spans))
+
+
+def unplaced(status: JobStatus, run: RunLog, *, left_out: bool) -> Diagnosis | None:
+    """Why the times of a run may hold a pause of its job, or None. left_out: the run is without those known to it."""
+    known = max(status.paused_seconds, status.standstill_seconds)
+    rest = status.paused_seconds - run.paused_seconds if left_out else known
+    if rest <= UNPLACED_SECONDS:
+        return None
+    return Diagnosis(
+        FailureKind.CLOCK,
+        f"its job stood still for {duration(known)} (suspended, or processes of it stopped), of which {duration(rest)} "
+        "cannot be told from its training",
+        "the trial is measured again; ask who suspends jobs there (scontrol suspend, preemption, gang scheduling, "
+        "kill -STOP)",
+    )
+
+
+def suspended_words(status: JobStatus) -> str:
+    """What a person should know of a job that stands still just now; "" for all others."""
+    return (
+        f"job {status.job_id} is suspended ({status.reason}): it goes on when it is resumed, and the time in between "
+        "does not count"
+        if status.paused
+        else ""
+    )
+
+
+# A best time that is too good beside the other trials' is confirmed by another run before it counts. Pure functions.
+#
+# What one log cannot show the others can: a program that goes on from a checkpoint which trials share, or that started
+# again inside its job, does in no time what takes every other trial long.
+
+FAR = 3.0
+"""How many times less than every other trial's a progress, a time or a length is doubted."""
+
+LIFE_SECONDS = 60.0
+"""Of a job's life beside its run that need no account."""
+
+ALIKE = 1.5
+"""Two runs of one configuration whose first evals came within so many times each other's seconds confirm each other."""
+
+SAME_LOSS = 0.03
+"""Of what their first eval is ahead of the others', two runs of one configuration and seed may differ."""
+
+REMEDY = (
+    "the trial is measured again, and believed where both runs agree; where its program goes on from a checkpoint, "
+    "give each trial a folder of its own ({folder} in the command), or tell it to begin anew"
+)
+
+
+def why_doubted(
+    study: Study, sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunLog, last: int
+) -> Diagnosis | None:
+    """Why a run that would be the best so far is not believed yet, or None. last: number of its attempt.
+
+    One that two attempts agree on is believed; a second that goes on where the first ended never began at zero.
+    """
+    single = trial.probe or trial.replicates > 1 or trial.replicate_of is not None
+    if single or not run.evals or not objective_of(study).judges_evals or not _would_be_best(study, sweep, trial, run):
+        return None
+    usual = _usual_level(sweep, trial, run.evals[0])
+    low = run.evals[0].loss < usual < math.inf
+    what = _too_low(study, run.evals[0]) if low else _too_soon(study, sweep, trial, run)
+    what = what or _unaccounted(sweep, trial, status, run)
+    if not what:
+        return None
+    if low and run.resumed:
+        return Diagnosis(FailureKind.CONFIGURATION, f"its log says {run.resumed[:80]!r}, and {what}", REMEDY)
+    earlier = _refused(sweep, trial, last)
+    if study.budget.attempts == 1 or (earlier and _agree(earlier[0], run.evals[0], usual if low else math.inf)):
+        return None
+    if low and earlier and run.evals[0].loss <= earlier[-1].loss:
+        what = f"its first eval goes on where its attempt before ended ({study.eval_words(earlier[-1])}): {what}"
+        return Diagnosis(FailureKind.CONFIGURATION, what, REMEDY)
+    return Diagnosis(FailureKind.CLOCK, f"too good beside the others: {what}", REMEDY)
+
+
+def _would_be_best(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> bool:
+    objective, best = objective_of(study), sweep.best()
+    if objective.has_target:
+        stop = objective.stop(run)
+        known = None if best is None else best.reference_seconds
+        return stop is not None and (known is None or stop.seconds < known * slowdown(study, sweep, trial, run))
+    lowest = min((e.loss for evals in _others(sweep, trial).values() for e in evals), default=math.inf)
+    return min(e.loss for e in run.evals) < lowest
+
+
+def _others(sweep: StudyRecords, trial: Trial) -> Mapping[int, Sequence[Eval]]:
+    """Evals of the other ended trials of the same batch size."""
+    ended = sweep.once("ended evals", lambda: _ended(sweep))
+    return {n: evals for n, evals in ended.items() if n != trial.number and task(sweep.trials[n]) == task(trial)}
+
+
+def _ended(sweep: StudyRecords) -> dict[int, Sequence[Eval]]:
+    ended = (t for t in sweep.trials.values() if t.finished_at and not t.probe and t.verdict is not Verdict.FAILED)
+    known = {trial.number: sweep.last_evals(trial.number) for trial in ended}
+    return {number: evals for number, evals in known.items() if evals}
+
+
+def _usual_level(sweep: StudyRecords, trial: Trial, first: Eval) -> float:
+    """The lowest loss that any other trial had after ``FAR`` times the progress of a first eval; inf: nobody was."""
+    others = [evals for evals in _others(sweep, trial).values() if evals[-1].samples >= FAR * first.samples > 0]
+    return min((e.loss for evals in others for e in evals if e.samples <= FAR * first.samples), default=math.inf)
+
+
+def _too_low(study: Study, first: Eval) -> str:
+    where = f"its first eval is {study.eval_words(first)}"
+    return f"{where}, and no other trial was there after {FAR:g} times as much training"
+
+
+def _too_soon(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> str:
+    """That the first eval came in a part of the time of every trial of equal work; "" where it did not."""
+    first, others = timed(run.evals[:1]), references(study, sweep, trial)
+    if not first or not others:
+        return ""
+    samples, seconds = first[0]
+    usual = min(float(seconds_at(np.array([samples]), points)[0]) for points in others.values())
+    if usual < FAR * seconds or usual - seconds <= MISSING_SECONDS:
+        return ""
+    return (
+        f"its first eval, at {study.counted(samples)}, came after {duration(seconds)}, which took {duration(usual)} or "
+        "more in every trial of equal work"
+    )
+
+
+def _unaccounted(sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunLog) -> str:
+    """That the job lived far longer than its run, unlike those of other trials; "" where that is not so."""
+    points = timed(run.evals)
+    others = [rest for t in sweep.trials.values() if t.number != trial.number and (rest := _rest(sweep, t)) is not None]
+    if status.seconds is None or not points or not others:
+        return ""
+    logged = max([seconds for _, seconds in points] + [run.seconds or 0.0])
+    rest = status.seconds - status.standstill_seconds - logged
+    if rest <= logged or rest <= LIFE_SECONDS + FAR * max(others):
+        return ""
+    return (
+        f"its job ran for {duration(status.seconds)}, of which its log accounts for {duration(logged)}; those of other "
+        f"trials had {duration(max(others))} beside their runs at most"
+    )
+
+
+def _rest(sweep: StudyRecords, trial: Trial) -> float | None:
+    """Seconds that the job of a trial lived beside its run, of one that ran to its end; else None."""
+    attempts, points = sweep.attempts_of(trial.number), timed(sweep.last_evals(trial.number))
+    ran = trial.verdict in (Verdict.REACHED, Verdict.CENSORED) and attempts and points
+    if not ran or attempts[-1].started_at is None or attempts[-1].ended_at is None:
+        return None
+    paused = trial.metrics.paused_seconds or 0.0
+    return max(0.0, attempts[-1].ended_at - attempts[-1].started_at - paused - max(s for _, s in points))
+
+
+def _refused(sweep: StudyRecords, trial: Trial, last: int) -> Sequence[Eval]:
+    """The evals of the newest attempt before the last that was refused for its times; none where there is none."""
+    for attempt in reversed(sweep.attempts_of(trial.number)):
+        evals = sweep.evals.get((trial.number, attempt.number), ())
+        if attempt.number < last and attempt.failure == FailureKind.CLOCK and evals:
+            return evals
+    return ()
+
+
+def _agree(one: Eval, other: Eval, usual: float) -> bool:
+    """Whether two first evals are those of one configuration that began at zero twice. usual: the others' level.
+
+    A program that goes on from a checkpoint goes further each time; the same seed comes to the same loss.
+    """
+    low, high = sorted((one.seconds, other.seconds))
+    if math.isfinite(usual):
+        near = abs(one.loss - other.loss) <= SAME_LOSS * (usual - max(one.loss, other.loss))
+    else:
+        near = math.isclose(one.loss, other.loss, rel_tol=0.1)
+    return near and one.samples == other.samples and (high <= ALIKE * low or high - low <= MISSING_SECONDS)
+
 
 ORDER_SECONDS = 1.0
 """How far time stamps of several ranks may run backwards while samples grow; in 2,078 public logs they never do."""
 
-LIFE_SECONDS = 2.0
+SEEN_LATE_SECONDS = 2.0
 """How much longer than its job a run without time stamps may seem: its lines are seen late, one more than another."""
 
 STEP_SECONDS = 0.5
@@ -125,7 +395,7 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool, unit: str
             f"{counted(before.samples, unit)}"
         )
     longest = max((point.seconds for point in known), default=0.0)
-    inexact = STEP_SECONDS + status.seconds_error + _unit(known) if stamped else LIFE_SECONDS
+    inexact = STEP_SECONDS + status.seconds_error + _unit(known) if stamped else SEEN_LATE_SECONDS
     if status.seconds is not None and longest > status.seconds + inexact:
         return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")
     steps = [step for step in status.clock_steps if abs(step) >= STEP_SECONDS]
@@ -181,7 +451,7 @@ def _no_time(
     if stop is None:
         return None
     unseen = read_at_once(stop.seconds)
-    outlived = unseen is not None and status.seconds is not None and status.seconds > unseen + LIFE_SECONDS
+    outlived = unseen is not None and status.seconds is not None and status.seconds > unseen + SEEN_LATE_SECONDS
     what = f"the log has the target {stop.seconds:.1f} s after its run began"
     remedy = f"its lines came all at once and have no time stamps: {FLUSH}, or print the seconds"
     if outlived:

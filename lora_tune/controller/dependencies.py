@@ -12,11 +12,11 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import Launcher
 from lora_tune.logs.run import Eval
 from lora_tune.store import Records
+from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Workload
 
 if TYPE_CHECKING:
-    from lora_tune.controller.steering import RequestStore
     from lora_tune.search.session import Asked
 
 
@@ -83,6 +83,14 @@ class Discards(Protocol):
     def discard(self, number: int) -> None:
         """The proposal of this number must fail, and is not run."""
         ...
+
+
+class RequestStore(Protocol):
+    """Where requests of people lie: ``store.requests.Requests``."""
+
+    def all(self) -> Sequence[Request]: ...
+
+    def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request: ...
 
 
 class Projects(Protocol):

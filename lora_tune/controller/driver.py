@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from lora_tune.base.errors import LauncherError, SetupError, SweepBusyError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, queueing
+from lora_tune.controller import limits
 from lora_tune.controller.dependencies import Clock, Dependencies, Proposer, RealClock, View
-from lora_tune.controller.jobs import Jobs, proposal
+from lora_tune.controller.jobs import Jobs, JobStops, proposal
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.proposals import Proposals
 from lora_tune.controller.steering import Steering
-from lora_tune.controller.stops import JobStops
 from lora_tune.controller.submissions import Submissions
 from lora_tune.controller.sweep_records import EventLog, SweepRecords
 from lora_tune.launchers.base import JobState, Launcher, Surveys
@@ -42,7 +41,7 @@ class Orphans:
         self._launcher, self._paths, self._events = launcher, paths, events
         self.surveyed_at = -math.inf
 
-    def doubt(self) -> None:
+    def look_now(self) -> None:
         """A job was lost: look at once."""
         self.surveyed_at = -math.inf
 
@@ -168,8 +167,8 @@ class Driver:
             self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
         self._cancel_orphans()
         if not self._records.away:
-            self._steering.look(self._now())
-            self._study = self._steering.course.study
+            self._steering.poll(self._now())
+            self._study = self._steering.steered.study
         self._look_at_jobs()
         self._submit_waiting()
         reason = self._proposals.refill(self._study, lambda: bool(self.interrupt))
@@ -188,11 +187,11 @@ class Driver:
         for trial in self._work.open_trials():
             if trial.state is not TrialState.WAITING:
                 continue
-            if reason := budgets.spent(self._study, self.sweep, self._dependencies.clock.monotonic_now()):
-                sentence = f"{trial.sentence or 'proposed'}; {budgets.UNSUBMITTED}{reason}"
+            if reason := limits.spent(self._study, self.sweep, self._dependencies.clock.monotonic_now()):
+                sentence = f"{trial.sentence or 'proposed'}; {limits.UNSUBMITTED}{reason}"
                 self._work.put_trial(trial.finished(Verdict.CANCELLED, sentence, self._now()))
                 continue
-            ready = queueing.may_be_submitted(self.sweep.attempts_of(trial.number), self._now())
+            ready = limits.may_be_submitted(self.sweep.attempts_of(trial.number), self._now())
             stopped = hopeless or self._submissions.refused is not None or self._records.away
             if ready and not stopped and self._slot_free():
                 self._submissions.submit(trial)
@@ -203,10 +202,10 @@ class Driver:
 
     def _look_at_jobs(self) -> None:
         live = [self._newest(t) for t in self._work.open_trials() if t.state is TrialState.RUNNING]
-        poll = self._monitor.look(live)
+        poll = self._monitor.poll(live)
         now = self.sweep.attempts
         if any(a.submitted_at and now[a.trial, a.number].state == JobState.LOST for a in live):
-            self._orphans.doubt()  # it may run all the same, unseen, beside the attempt that follows
+            self._orphans.look_now()  # it may run all the same, unseen, beside the attempt that follows
         for attempt in poll.absent:
             if self._submissions.unanswered_seconds(attempt) < self._submit_grace:
                 continue
@@ -228,7 +227,7 @@ class Driver:
 
     def _may_ask(self) -> bool:
         """Not while the database is away: another driver may have taken over, and proposes as well."""
-        return not (self._steering.course.paused or self._records.away)
+        return not (self._steering.steered.paused or self._records.away)
 
     def cancel_all(self, limit: float) -> bool:
         """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True when all are gone."""

@@ -2,26 +2,198 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
-from lora_tune.controller import policy, pruning, queueing
-from lora_tune.controller.acceptance import impossible_times
-from lora_tune.controller.dependencies import Dependencies
-from lora_tune.controller.ended_jobs import EndedJobs
-from lora_tune.controller.jobs import Jobs
-from lora_tune.controller.pauses import SeenPauses, suspended_words, unplaced
+from lora_tune.controller import acceptance, conclusion, healing, limits, node_faults, policy, pruning
+from lora_tune.controller.acceptance import (
+    SeenPauses,
+    impossible_times,
+    other_log,
+    suspended_words,
+    unplaced,
+    why_doubted,
+    why_untrue,
+)
+from lora_tune.controller.dependencies import Clock, Dependencies
+from lora_tune.controller.jobs import Jobs, JobStops
 from lora_tune.controller.shared_jobs import SharedJobs
-from lora_tune.controller.stops import JobStops
 from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import JobState, JobStatus, Widens
 from lora_tune.logs.arrival import LOOK_SECONDS
+from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower, ReadBudget
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.store.records import Attempt, StopKind, Trial
+from lora_tune.search import pace
+from lora_tune.search.objectives import objective_of
+from lora_tune.search.physics import far_over
+from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
 from lora_tune.store.unit_of_work import UnitOfWork
+
+# A verdict as one terse line for who watches; the whole sentence stands in driver.log, status and the report.
+
+_NUMBER, _WORD = 9, 11
+"""Characters of the columns "trial 12" and "infeasible"."""
+
+
+def verdict_line(trial: Trial, word: str, sentence: str) -> str:
+    """``trial 3  pruned      diverged: ...``: the columns of all verdicts stand below one another.
+
+    A replicate is ``run 3    reached     trial 13: ...``: its number is not that of the trial that is run again.
+    word: the trial's verdict, for people. sentence: why.
+    """
+    if trial.replicate_of is None:
+        return f"{f'trial {trial.number}':<{_NUMBER}}{word:<{_WORD}} {sentence}"
+    return f"{f'run {trial.number}':<{_NUMBER}}{word:<{_WORD}} trial {trial.replicate_of}: {sentence}"
+
+
+def first_clause(sentence: str) -> str:
+    """What a sentence says first; statistics and remedies stand behind its semicolons."""
+    return sentence.partition("; ")[0]
+
+
+# What a job's end means for its trial: its verdict and metrics on record, or another attempt.
+
+
+class EndedJobs:
+    """Concludes the trials of one sweep whose jobs are over. It submits and stops nothing."""
+
+    def __init__(self, study: Study, clock: Clock, work: UnitOfWork, jobs: Jobs, events: EventLog) -> None:
+        self._study, self._clock, self._work, self._jobs, self._events = study, clock, work, jobs, events
+
+    def follow(self, study: Study) -> None:
+        """Go by this study from now on."""
+        self._study = study
+
+    def conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower) -> None:
+        """Put on record what one job's end means. log: read to its end."""
+        now = self._clock.monotonic_now()
+        runs = log.runs() if trial.replicates > 1 else ()
+        run = next((r for r in runs if r.reached(self._study.target)), log.run())
+        attempt = replace(attempt, ended_at=attempt.ended_at or now)
+        status = conclusion.of_training(status, run)
+        diagnosis = self._diagnosis(attempt, status, log, run)
+        attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
+        suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
+        over = diagnosis.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
+        action = conclusion.conclude(
+            self._study, attempts, status, run, diagnosis, trial=trial, node_at_fault=suspect, far_over=over
+        )
+        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
+            untrue = self._untrue(trial, attempt, status, log, (*runs, run))
+            if untrue is not None:
+                diagnosis, action = untrue, conclusion.refuse(self._study, attempts, untrue)
+        failed = isinstance(action, conclusion.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
+        kind = (diagnosis.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
+        shown = diagnosis if failed else Diagnosis()
+        attempt = replace(attempt, failure=kind.value, line=shown.told, remedy=shown.remedy)
+        self._work.put_attempt(attempt)
+        self._events.trouble(f"log of trial {trial.number}", "")
+        attempts[-1] = attempt
+        if isinstance(action, conclusion.Retry) and kind is FailureKind.CAPACITY:
+            self._events.log("retry", trial=trial.number, text=f"trial {trial.number}: again: {action.sentence}")
+            self._events.trouble("capacity", limits.NO_NODES)
+            self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
+            return
+        if isinstance(action, conclusion.Retry):
+            line = verdict_line(trial, "again", action.sentence)
+            self._events.note(
+                f"trial {trial.number}: again: {action.sentence}", "retry", shown=line, trial=trial.number
+            )
+            self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
+            return
+        self._finish(trial, action, attempts, run, runs, log)
+
+    def _untrue(
+        self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, runs: Sequence[RunLog]
+    ) -> Diagnosis | None:
+        """Why one of the attempt's runs cannot be believed, or None."""
+        if foreign := self._jobs.foreign_record(attempt):
+            remedy = "files of different trials were swapped; the trial is run again"
+            return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
+        if incomplete := log.incomplete():
+            return _incomplete(incomplete)
+        if other := other_log(attempt, status, *log.ends()):
+            return other
+        if mixed_in := acceptance.unplaced(status, runs[-1], left_out=log.leaves_out_pauses):
+            return mixed_in
+        written = self._jobs.written(trial)
+        for run in runs:
+            at_once = functools.partial(log.read_at_once, run)
+            untrue = why_untrue(
+                self._study, trial, attempt, status, run,
+                written=written, stamped=log.stamped, read_at_once=at_once,
+            )  # fmt: skip
+            if untrue is not None:
+                return untrue
+        if attempt.stop in (StopKind.PRUNED, StopKind.CAPPED):
+            return None
+        return why_doubted(self._study, self._work.sweep, trial, status, runs[-1], attempt.number)
+
+    def _diagnosis(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
+        """Why the attempt failed, if it did."""
+        if log.unreadable:
+            remedy = "check the file and its disk; the trial is run again"
+            return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
+        state, code = status.state.value, status.exit_code
+        if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
+            # A log that is gone, or of which a part is, says nothing about the study's pattern.
+            gone = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
+            return (
+                gone or other_log(attempt, status, *log.ends()) or policy.unread(self._study, unmatched, str(log.path))
+            )
+        seen = diagnose(
+            status.output or log.failures(), state=state, exit_code=code, reason=status.reason, run=run,
+            unit=self._study.progress_unit,
+        )  # fmt: skip
+        return conclusion.cause(attempt, status, seen, log_cut=log.cut)
+
+    def _finish(
+        self,
+        trial: Trial,
+        action: conclusion.Finish,
+        attempts: Sequence[Attempt],
+        run: RunLog,
+        runs: Sequence[RunLog],
+        log: LogFollower,
+    ) -> None:
+        now = self._clock.monotonic_now()
+        stop = None if trial.probe else objective_of(self._study).stop(run)
+        change = healing.healing_samples(trial, run, self._work.sweep)
+        if change > 0 and math.isfinite(change):
+            trial = replace(trial, metrics=replace(trial.metrics, healing_samples=change))
+        metrics = trial.metrics | conclusion.measured(self._study, trial, attempts, run, now)
+        metrics |= TrialMetrics(runs=conclusion.several(self._study, trial, runs))
+        sentence, end = action.sentence, stop or (run.evals[-1] if run.evals else None)
+        if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
+            metrics = replace(metrics, estimated_seconds=round(estimated, 3))
+            sentence = f"{sentence}; {conclusion.estimate_words(metrics)}"
+        if run.paused_seconds:
+            metrics = replace(metrics, paused_seconds=round(run.paused_seconds, 3))
+            sentence = f"{sentence}; {conclusion.pause_words(metrics)}"
+        done = replace(
+            trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
+        ).finished(action.verdict, sentence, now)
+        self._work.put_trial(done)
+        for other in pace.at_reference_pace(self._study, self._work.sweep):
+            self._work.put_trial(other)
+        word = objective_of(self._study).word(action.verdict)
+        failed = action.verdict is Verdict.FAILED
+        shown = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
+        self._events.note(
+            f"trial {trial.number}: {word}: {sentence}", "finished",
+            shown=verdict_line(trial, word, shown), trial=trial.number,
+        )  # fmt: skip
+
+
+def _incomplete(evidence: str) -> Diagnosis:
+    remedy = "it was changed while the job ran, so part of the run is unknown; the trial is run again"
+    return Diagnosis(FailureKind.INFRASTRUCTURE, evidence, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +224,7 @@ class JobMonitor:
         self._adopted = frozenset(work.sweep.attempts)
         self.shared = SharedJobs(dependencies.launcher, work, events)
 
-    def look(self, live: Sequence[Attempt]) -> PollResult:
+    def poll(self, live: Sequence[Attempt]) -> PollResult:
         """One question to the launcher for all, and then each job's log."""
         if not live:
             return PollResult({})
@@ -73,7 +245,7 @@ class JobMonitor:
         now = self._dependencies.clock.monotonic_now()
         key = attempt.trial, attempt.number
         status = self._over.get(key, status)  # the cluster forgets a job while its log is still being read
-        status = self._pauses.setdefault(key, SeenPauses()).look(status, now)
+        status = self._pauses.setdefault(key, SeenPauses()).update(status, now)
         attempt = replace(
             attempt,
             state=status.state.value,
@@ -149,7 +321,7 @@ class JobMonitor:
             self._stops.kill(attempt)
             self._remark(trial, action.sentence or trial.sentence)
         elif attempt.stop is StopKind.NONE:
-            waits = queueing.waiting(status) or suspended_words(status)
+            waits = limits.waiting(status) or suspended_words(status)
             self._remark(trial, waits or policy.quiet(self._study, snapshot, now))
 
     def _audit(self, trial: Trial, audited: pruning.Audited, run: RunLog) -> None:

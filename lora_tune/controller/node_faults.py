@@ -7,9 +7,123 @@ sits on that node alone: other nodes run trials, and none of them fails like thi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from lora_tune.config.space import Space
+from lora_tune.config.study import Study
+from lora_tune.controller import limits
+from lora_tune.controller.changed_study import base_trial
+from lora_tune.controller.conclusion import BELIEVED, OF_SETUP
 from lora_tune.launchers.base import JobState
-from lora_tune.store.records import Attempt, StopKind, StudyRecords
+from lora_tune.logs.failures import FailureKind
+from lora_tune.store.metrics import TrialMetrics
+from lora_tune.store.records import Attempt, Changes, StopKind, StudyRecords, Trial, TrialState, Verdict
+from lora_tune.workloads.base import Start
+from lora_tune.workloads.base_config import parameters_at
+
+# Trials that a fault of the set-up ended are run again once a person has fixed it. Pure functions of the records.
+#
+# A missing container, data that are not mounted, an option that Slurm's plugins refuse: such a fault says nothing of
+# the trial that met it. When the same command is given again, its trial waits once more under its own number, with its
+# own point and parameters, before anything new is proposed. The attempts that failed of it count for no budget. So do
+# trials that waited for an attempt when the budget was spent, once it is larger.
+
+
+def nothing_measured(study: Study, sweep: StudyRecords) -> bool:
+    """Whether all that a sweep ever submitted failed of its set-up: then no result depends on what it began with."""
+    return all(
+        attempt.fixed_at is not None or _of_setup(study, sweep, attempt, measured=False)
+        for attempt in sweep.attempts.values()
+    )
+
+
+def to_run_again(study: Study, sweep: StudyRecords) -> list[Trial]:
+    """The trials that a fault of the set-up ended, by number; replicates of a race are made anew by the race itself."""
+    measured = any(trial.verdict in _TELLING for trial in sweep.trials.values())
+    ended = (t for _, t in sorted(sweep.trials.items()) if t.verdict is Verdict.FAILED and t.replicate_of is None)
+    return [trial for trial in ended if _fails_of_setup(study, sweep, trial, measured=measured)]
+
+
+def run_again(study: Study, sweep: StudyRecords, begin: Start | None, now: float) -> Changes:
+    """What changes in the records where a person has fixed the set-up at ``now`` (epoch seconds).
+
+    begin: the machine's own config as it is now, None where the study names none. While nothing was measured, the fix
+    may be in that config: then it is the new one that trial 0 measures and all others change.
+    """
+    back = {trial.number: _waiting(trial) for trial in to_run_again(study, sweep)}
+    attempts = [a for number in back for a in sweep.attempts_of(number) if a.fixed_at is None]
+    back |= {trial.number: _waiting(trial) for trial in _unsubmitted(sweep) if not limits.spent(study, sweep, now)}
+    base = base_trial(sweep)
+    if begin is not None and base is not None and nothing_measured(study, sweep) and base.base_values != begin.values:
+        still_open = {t.number: t for t in sweep.trials.values() if t.state is not TrialState.FINISHED}
+        back = {n: _on(begin, trial, study.search_space) for n, trial in (still_open | back).items()}
+    return Changes(tuple(back.values()), tuple(replace(attempt, fixed_at=now) for attempt in attempts))
+
+
+def _unsubmitted(sweep: StudyRecords) -> list[Trial]:
+    """The trials that waited for an attempt when the budget was spent: they go on where it is larger now."""
+    ended = (t for t in sweep.trials.values() if t.verdict is Verdict.CANCELLED and t.replicate_of is None)
+    return [trial for trial in ended if limits.UNSUBMITTED in trial.sentence]
+
+
+_TELLING = (*BELIEVED, Verdict.INFEASIBLE)
+"""Ends of trials whose programs ran."""
+
+
+def _fails_of_setup(study: Study, sweep: StudyRecords, trial: Trial, *, measured: bool) -> bool:
+    attempts = sweep.attempts_of(trial.number)
+    if not attempts or attempts[-1].submitted_at is None:  # it asks for more than the scheduler ever gives
+        return False
+    return _of_setup(study, sweep, attempts[-1], measured=measured) and not _persists(study, sweep, attempts)
+
+
+def _of_setup(study: Study, sweep: StudyRecords, attempt: Attempt, *, measured: bool) -> bool:
+    """Whether an attempt that is over failed of what is the same for every trial.
+
+    measured: whether trials of this sweep have run; until then a failure that nobody knows counts as the set-up's, too.
+    """
+    over = attempt.ended_at is not None or (attempt.submitted_at is None and attempt.failure != "")
+    if not over:
+        return False
+    if attempt.stop is StopKind.TIME_LIMIT:
+        return _limit_raised(study, sweep.trials[attempt.trial], attempt)
+    return attempt.failure in OF_SETUP or (not measured and attempt.failure == FailureKind.UNKNOWN)
+
+
+def _limit_raised(study: Study, trial: Trial, attempt: Attempt) -> bool:
+    """Whether the limit of time that ended it is longer now than it lived."""
+    lived = (attempt.ended_at or 0.0) - (attempt.started_at or attempt.ended_at or 0.0)
+    return study.budget.trial_minutes * 60 * trial.replicates > lived + study.site.kill_seconds
+
+
+def _persists(study: Study, sweep: StudyRecords, attempts: Sequence[Attempt]) -> bool:
+    """Whether its failure came back after a fix with which others ran, or too often: then it is the trial's own."""
+    last = attempts[-1]
+    cause = (last.failure, last.remedy)
+    fixes = {a.fixed_at for a in attempts[:-1] if a.fixed_at is not None and (a.failure, a.remedy) == cause}
+    if not fixes:
+        return False
+    others = any(t.verdict in _TELLING and (t.finished_at or 0.0) > max(fixes) for t in sweep.trials.values())
+    return others or len(fixes) >= study.budget.attempts
+
+
+def _waiting(trial: Trial) -> Trial:
+    """The trial as it was when it was proposed."""
+    return replace(
+        trial, state=TrialState.WAITING, verdict=None, sentence="", seconds=None, samples=None, finished_at=None,
+        metrics=TrialMetrics(base=trial.metrics.base),
+    )  # fmt: skip
+
+
+def _on(begin: Start, trial: Trial, space: Space) -> Trial:
+    """The trial with the machine's own config as it is now: as it stands, or changed by the trial's own point."""
+    if trial.metrics.base is not None:
+        tuned = space.conditions.present(begin.tuned or {})
+        return replace(trial, tuned=tuned, parameters=begin.parameters, base_values=begin.values)
+    if space.conditions.complete(trial.tuned).keys() != space.distributions().keys():
+        return trial  # proposed in another space
+    return replace(trial, parameters=parameters_at(begin, space, trial.tuned))
+
 
 IN_A_ROW = 2
 """Failures in a row, of different trials, after which a node is left out."""

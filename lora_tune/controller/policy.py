@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from lora_tune import curves
 from lora_tune.base.text import duration
 from lora_tune.config.study import Study
-from lora_tune.controller import queueing
-from lora_tune.controller.pauses import placed
+from lora_tune.controller import limits
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog
@@ -99,7 +98,7 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     limit = study.budget.trial_minutes * snapshot.trial.replicates
     # A start is by the cluster's clock, and this driver's may be ahead of it: then only what the driver saw counts.
     lived = now - max(started, snapshot.ran_at) if snapshot.status.seconds is None else snapshot.status.seconds
-    lived -= placed(snapshot.status)
+    lived -= snapshot.status.standstill_seconds
     # Of a trial that shares its node with others, its own share of the time counts.
     share = snapshot.status.share_seconds
     if (lived * snapshot.status.node_share if share is None else share) > limit * 60:
@@ -169,7 +168,7 @@ def _went_on(run: RunLog, stop: Eval) -> float:
 def _queued(study: Study, snapshot: JobSnapshot, now: float) -> Stop | None:
     """For a job in the queue: give it up when it waited for too long, or can never start."""
     waited = now - (snapshot.attempt.submitted_at or snapshot.attempt.intended_at)
-    overdue = queueing.too_long(study, snapshot.status, waited)
+    overdue = limits.too_long(study, snapshot.status, waited)
     return None if overdue is None else Stop(StopKind.QUEUE, *overdue)
 
 

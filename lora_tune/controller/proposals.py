@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
-from lora_tune.controller import budgets, eval_schedule
+from lora_tune.controller import eval_schedule, limits
 from lora_tune.controller.dependencies import Dependencies, Discards
 from lora_tune.controller.doomed import MOST, why_doomed
 from lora_tune.controller.jobs import proposal as proposal_of
@@ -72,7 +72,7 @@ class Proposals:
         self._events.trouble("effect", idle.sentence if idle else "", kind=" ".join(idle.names) if idle else "")
         until = clock.now() + FILL_SECONDS
         while not interrupted() and self._submissions.refused is None and clock.now() <= until:
-            if reason := budgets.may_propose(study, sweep, clock.monotonic_now()):
+            if reason := limits.may_propose(study, sweep, clock.monotonic_now()):
                 return reason
             if not self._may_ask():
                 return ""
@@ -93,14 +93,14 @@ class Proposals:
 
     def hopeless(self) -> Trial | None:
         """The newest of the trials that show that every trial fails alike; None where they show no such thing."""
-        return budgets.hopeless(self._work.sweep, self._fixed_at)
+        return limits.hopeless(self._work.sweep, self._fixed_at)
 
     def _hopeless(self) -> str:
         """Why no trial is worth starting while others run, "" where one is."""
         if (failed := self.hopeless()) is None:
             return ""
         unread = self._newest(failed).failure == FailureKind.UNREAD
-        count = "a trial's log cannot be read" if unread else budgets.ALIKE
+        count = "a trial's log cannot be read" if unread else limits.ALIKE
         if any(trial.state is TrialState.RUNNING for trial in self._work.open_trials()):
             sentence = f"{count}: no more are started while the others run"
             self._events.trouble("failures", sentence)

@@ -21,17 +21,14 @@ from lora_tune.base.host import commit_of
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import Study
-from lora_tune.controller import setup_faults
-from lora_tune.controller.base_watch import refuse_departed, with_base
-from lora_tune.controller.changed_study import changes_since, lasting, remedy
+from lora_tune.controller import node_faults
+from lora_tune.controller.changed_study import changes_since, lasting, refuse_departed, remedy, with_base
 from lora_tune.controller.conclusion import RETRIED
-from lora_tune.controller.dependencies import Projects
+from lora_tune.controller.dependencies import Projects, RequestStore
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
-from lora_tune.controller.folder_lock import FolderLock
 from lora_tune.controller.last_run import LastRun, Proposes
-from lora_tune.controller.refusals import UNKNOWN_SECONDS
-from lora_tune.controller.steering import RequestStore
-from lora_tune.controller.sweep_folder import FencedStore, owned, refuse_foreign
+from lora_tune.controller.submissions import UNKNOWN_SECONDS
+from lora_tune.controller.sweep_folder import FencedStore, FolderLock, owned, refuse_foreign
 from lora_tune.controller.sweep_records import EventFile
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket, launcher_kind
 from lora_tune.launchers.slurm.client import functions_of, handed_on, held_back
@@ -187,7 +184,7 @@ def _write(paths: SweepPaths, record: dict[str, Any]) -> None:
 # What can be told before any trial of a sweep runs.
 
 
-def doubts(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]:
+def preflight_warnings(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]:
     """What its trials need and may not find, a sentence each.
 
     Raises SetupError for what is surely missing, and for options of ``sbatch`` under which no job is its trial's.
@@ -201,10 +198,10 @@ def doubts(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]
     for each in (job, *([before] if before else [])):
         for sentence in option_refusals(each, study):
             raise SetupError(f"study {study.name}: {sentence}")
-    return (*checked, *path_doubts(job), *_shell_doubts(job, study, checked))
+    return (*checked, *path_doubts(job), *_shell_warnings(job, study, checked))
 
 
-def _shell_doubts(job: Job, study: Study, checked: Sequence[str]) -> list[str]:
+def _shell_warnings(job: Job, study: Study, checked: Sequence[str]) -> list[str]:
     """What a job's scripts have in the shell that starts the sweep, and a job lacks. checked: doubts so far."""
     if not launcher_kind(study.site).slurm:
         return []
@@ -288,7 +285,7 @@ def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> stores.Store
     Raises ForeignFolderError where the two do not belong together; nothing is written then.
     """
     root, study = plan.paths.root, plan.study
-    doubts(plan.workload, study, plan.paths)
+    preflight_warnings(plan.workload, study, plan.paths)
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not os.access(root, os.W_OK):
@@ -342,7 +339,7 @@ def record_study(
             )
         store.accept_study(lease, plan.from_file.digest, plan.text)
         kept = plan.text
-    if not accept_changes and not (fixed and setup_faults.nothing_measured(plan.study, sweep)):
+    if not accept_changes and not (fixed and node_faults.nothing_measured(plan.study, sweep)):
         refuse_departed(sweep, plan.workload)
     store.place(lease, plan.registration(kept))
     write_text(plan.paths.study, plan.text)
@@ -375,7 +372,7 @@ def driver(
     with given_back(store, lease), own_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes, fixed=environment.fixed)
         if (sweep := store.load(plan.study.name)) is not None:
-            anew = environment.fixed and setup_faults.nothing_measured(plan.study, sweep)
+            anew = environment.fixed and node_faults.nothing_measured(plan.study, sweep)
             unread = unread_switches(plan.workload)
             plan = replace(plan, study=with_base(plan.study, sweep, start(plan.workload), unread, anew=anew))
         requests = stores.Requests(store, plan.study.name, lease)
@@ -474,8 +471,8 @@ def at_work(
             requests=requests,
             projection=projection,
         )
-        for doubt in doubts(plan.workload, plan.study, plan.paths):
-            environment.view.line(doubt)
+        for warning in preflight_warnings(plan.workload, plan.study, plan.paths):
+            environment.view.line(warning)
         _prepare_once(plan, dependencies, lease, environment.pause, prepared)
         grace = plan.launcher_kind.submit_grace_seconds
         fixed_at = clock.now() if environment.fixed else -math.inf
@@ -490,7 +487,7 @@ def run_again(
     """Trials that the set-up failed wait for another attempt; a search that is made after this knows of no failure."""
     sweep = records.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its driver"
-    again = setup_faults.run_again(plan.study, sweep, start(plan.workload), now)
+    again = node_faults.run_again(plan.study, sweep, start(plan.workload), now)
     if not again:
         return
     records.save(lease, again, now)

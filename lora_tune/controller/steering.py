@@ -15,8 +15,8 @@ from lora_tune.config.checks import range_words, within
 from lora_tune.config.parameters import Conditions, Value
 from lora_tune.config.study import Study
 from lora_tune.controller.dependencies import Dependencies
+from lora_tune.controller.jobs import JobStops
 from lora_tune.controller.monitor import JobMonitor
-from lora_tune.controller.stops import JobStops
 from lora_tune.controller.sweep_records import EventLog
 from lora_tune.store.port import Request
 from lora_tune.store.records import Trial, TrialState, Verdict
@@ -24,14 +24,6 @@ from lora_tune.store.unit_of_work import UnitOfWork
 
 SETTINGS = ("parallel", "trials", "node_hours", "wall_hours", "trial_minutes")
 """Keys of ``[budget]`` that may change while a sweep runs."""
-
-
-class RequestStore(Protocol):
-    """Where requests lie: ``store.requests.Requests``."""
-
-    def all(self) -> Sequence[Request]: ...
-
-    def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request: ...
 
 
 @runtime_checkable
@@ -51,7 +43,7 @@ class SteeredStudy:
     paused: bool = False
 
 
-def course(study: Study, requests: Sequence[Request]) -> SteeredStudy:
+def apply_requests(study: Study, requests: Sequence[Request]) -> SteeredStudy:
     """The study as its budget was changed, in the order of the requests. Pure."""
     steered = SteeredStudy(study)
     for request in requests:
@@ -76,7 +68,7 @@ def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
     return "" if values else "no values are given"
 
 
-def words(request: Request) -> str:
+def describe(request: Request) -> str:
     """What was asked for, for people."""
     what = request.what
     values = " ".join(f"{name}={value}" for name, value in what.get("values", what).items())
@@ -90,10 +82,10 @@ def words(request: Request) -> str:
 
 def why_asked(request: Request) -> str:
     """Why a trial is run that a person asked for."""
-    return f"asked for by {request.who}: {words(request)}"
+    return f"asked for by {request.who}: {describe(request)}"
 
 
-def have_run(requests: Iterable[Request], trials: Iterable[Trial], conditions: Conditions) -> frozenset[int]:
+def fulfilled(requests: Iterable[Request], trials: Iterable[Trial], conditions: Conditions) -> frozenset[int]:
     """Numbers of the requests that one of these trials was made for, each trial counted for one. Pure.
 
     Records of earlier releases name no request: they say it in words, or, where the sampler had words of its own, by
@@ -140,16 +132,16 @@ class Steering:
     ) -> None:
         self._from_file, self._store, self._search = study, dependencies.requests, dependencies.session
         self._work, self._monitor, self._stops, self._events = work, monitor, stops, events
-        self._handed: set[int] = set()  # numbers of requests whose points the search has, or had
+        self._enqueued: set[int] = set()  # numbers of requests whose points the search has, or had
         self._known: dict[int, Request] = {}
-        self.course = SteeredStudy(study)
+        self.steered = SteeredStudy(study)
 
     @property
     def requests(self) -> Sequence[Request]:
         """All that were ever read, oldest first, with their answers, whatever has become of the database."""
         return tuple(self._known.values())
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Answer what is new, and follow what was accepted. A database that is away is asked again later."""
         if self._store is None:
             return
@@ -162,9 +154,9 @@ class Steering:
             self._events.trouble("requests", str(error))
             return
         self._events.trouble("requests", "")
-        self._hand_over([r for r in self.requests if r.accepted and r.kind == "enqueue"])
-        self.course = course(self._from_file, self.requests)
-        self._monitor.follow(self.course.study)
+        self._enqueue_new([r for r in self.requests if r.accepted and r.kind == "enqueue"])
+        self.steered = apply_requests(self._from_file, self.requests)
+        self._monitor.follow(self.steered.study)
 
     def _read(self, requests: Iterable[Request]) -> None:
         """Remember what is new. Where the database was set back, what it has forgotten is kept."""
@@ -173,12 +165,12 @@ class Steering:
             if known is None or known.answered_at is None:
                 self._known[request.number] = request
 
-    def _hand_over(self, requests: Sequence[Request]) -> None:
+    def _enqueue_new(self, requests: Sequence[Request]) -> None:
         """Give the search the points of accepted requests, but for those that an earlier driver has run."""
-        if not isinstance(self._search, Enqueues) or not (new := {r.number for r in requests} - self._handed):
+        if not isinstance(self._search, Enqueues) or not (new := {r.number for r in requests} - self._enqueued):
             return
-        self._handed |= new
-        run = have_run(requests, self._work.sweep.trials.values(), self._from_file.search_space.conditions)
+        self._enqueued |= new
+        run = fulfilled(requests, self._work.sweep.trials.values(), self._from_file.search_space.conditions)
         for request in requests:
             if request.number in new - run:
                 self._search.enqueue(request.what["values"], why_asked(request), request.number)
@@ -191,7 +183,7 @@ class Steering:
             answer, accepted = KINDS[request.kind](self, request, now), True
         except InputError as error:
             answer, accepted = f"refused: {error}", False
-        self._events.note(f"{request.who} asks to {words(request)}: {answer}", "steer", request=request.number)
+        self._events.note(f"{request.who} asks to {describe(request)}: {answer}", "steer", request=request.number)
         return self._store.answer(request, answer, now, accepted=accepted)
 
     def _stop(self, request: Request, now: float) -> str:
@@ -218,7 +210,7 @@ class Steering:
     def _set(self, request: Request, now: float) -> str:
         if unknown := sorted(request.what.keys() - {*SETTINGS}):
             raise InputError(f"{unknown[0]} cannot change while a sweep runs; {', '.join(SETTINGS)} can")
-        self.course.study.with_options({"budget": request.what})  # raises InputError for a value that cannot be
+        self.steered.study.with_options({"budget": request.what})  # raises InputError for a value that cannot be
         return "from now on"
 
     def _switch(self, request: Request, now: float) -> str:

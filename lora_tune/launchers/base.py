@@ -109,6 +109,11 @@ class JobStatus:
     paused_seconds: float = 0.0
     output: bytes = b""
 
+    @property
+    def standstill_seconds(self) -> float:
+        """For how long it stood still, of which is known when."""
+        return sum(end - begin for begin, end in self.pauses)
+
 
 @runtime_checkable
 class Surveys(Protocol):

@@ -10,7 +10,7 @@ from operator import eq, ge, le
 
 from lora_tune.base.text import visible
 from lora_tune.config.study import Study
-from lora_tune.controller.base_watch import base_trial
+from lora_tune.controller.changed_study import base_trial
 from lora_tune.review.summary import ranked
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from lora_tune.base.errors import InputError
 from lora_tune.config.parameters import FormulaError
 from lora_tune.config.study import Study
-from lora_tune.controller import conclusion, policy, pruning, results
+from lora_tune.controller import conclusion, policy, pruning
 from lora_tune.controller.acceptance import impossible_times, why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureScanner, diagnose
@@ -256,7 +256,7 @@ class _Player:
             self._trial,
             seconds=stop.seconds if stop else None,
             samples=stop.samples if stop else None,
-            metrics=results.measured(study, self._trial, [self._attempt], run, 0.0),
+            metrics=conclusion.measured(study, self._trial, [self._attempt], run, 0.0),
         )
 
     def _objective(self, run: RunLog) -> tuple[float | None, float | None, float | None]:

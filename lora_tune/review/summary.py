@@ -11,8 +11,8 @@ from statistics import NormalDist, median
 
 from lora_tune.base.text import duration, visible
 from lora_tune.config.study import Study
+from lora_tune.controller.conclusion import estimate_words
 from lora_tune.controller.evidence import max_samples
-from lora_tune.controller.results import estimate_words
 from lora_tune.review import stopping as raced
 from lora_tune.review.stopping import StoppingAccount, runs_words, stopping_account
 from lora_tune.search import comparison

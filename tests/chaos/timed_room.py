@@ -96,7 +96,7 @@ class TimedRoom(SlurmJobs, LocalRoom):
 
     @property
     def inexact(self) -> float:
-        """A drift of a second in a whole job is taken for none (``clock_watch``)."""
+        """A drift of a second in a whole job is taken for none (``job_runner``)."""
         return 1.0 if self.slews else 0.0
 
     def losses(self) -> list[str]:

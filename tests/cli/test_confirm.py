@@ -31,8 +31,8 @@ from lora_tune.cli.confirm.submission import split_runs
 from lora_tune.cli.report import report_html
 from lora_tune.config.study import Study
 from lora_tune.confirm import main
+from lora_tune.controller import conclusion as outcome
 from lora_tune.controller import policy
-from lora_tune.controller import results as outcome
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen

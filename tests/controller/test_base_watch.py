@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.controller.base_watch import departed, edited, refuse_departed
-from lora_tune.controller.refusals import UNKNOWN_SECONDS
+from lora_tune.controller.changed_study import departed, edited, refuse_departed
+from lora_tune.controller.submissions import UNKNOWN_SECONDS
 from lora_tune.explain import main as explain
 from lora_tune.export import main as export
 from lora_tune.report import main as report

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.cli.ingest import read_logs
-from lora_tune.controller.acceptance import why_untrue
-from lora_tune.controller.beginnings import begun_above_zero
+from lora_tune.controller.acceptance import begun_above_zero, why_untrue
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from tests.controller.test_acceptance import ATTEMPT, ENDED, STUDY_OF, TRIAL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.controller import queueing
+from lora_tune.controller import limits
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.store.records import Attempt, Verdict
 from tests.builders import study_of
@@ -47,12 +47,12 @@ def test_what_waits_for_nodes_for_longer_than_the_queue_allows_is_given_up() -> 
         Attempt(trial=0, number=n, job_name="j", folder="f", intended_at=n * 900.0, ended_at=at, failure="capacity")
         for n, at in ((0, 5.0), (1, limit + 1))
     ]
-    assert queueing.without_nodes(study, tries[:1]) == ""
-    assert "site.queue_minutes" in queueing.without_nodes(study, tries)
+    assert limits.without_nodes(study, tries[:1]) == ""
+    assert "site.queue_minutes" in limits.without_nodes(study, tries)
 
 
 def test_a_clock_that_was_set_back_keeps_no_trial_waiting() -> None:
     one = Attempt(trial=0, number=0, job_name="j", folder="f", ended_at=10_000.0, failure="capacity")
-    assert not queueing.may_be_submitted([one], 10_001.0)
-    assert queueing.may_be_submitted([one], 10_030.0)
-    assert queueing.may_be_submitted([one], 10.0)
+    assert not limits.may_be_submitted([one], 10_001.0)
+    assert limits.may_be_submitted([one], 10_030.0)
+    assert limits.may_be_submitted([one], 10.0)

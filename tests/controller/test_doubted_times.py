@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.config.study import parse_study
-from lora_tune.controller.doubted_times import why_doubted
+from lora_tune.controller.acceptance import why_doubted
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.run import Eval, RunLog

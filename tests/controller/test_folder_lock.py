@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import SetupError, SweepBusyError
-from lora_tune.controller import folder_lock
-from lora_tune.controller.folder_lock import FolderLock
+from lora_tune.controller import sweep_folder
+from lora_tune.controller.sweep_folder import FolderLock
 from lora_tune.store import LEASE_SECONDS
 
 
@@ -35,7 +35,7 @@ class Steady:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Steady:
     made = Steady()
-    monkeypatch.setattr(folder_lock, "steady", lambda: made.now)
+    monkeypatch.setattr(sweep_folder, "steady", lambda: made.now)
     return made
 
 
@@ -43,8 +43,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Steady:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """What follows happens on another host."""
     with monkeypatch.context() as patch:
-        patch.setattr(folder_lock, "host", lambda: "login2")
-        patch.setattr(folder_lock, "boot", lambda: "another boot")
+        patch.setattr(sweep_folder, "host", lambda: "login2")
+        patch.setattr(sweep_folder, "boot", lambda: "another boot")
         yield patch
 
 

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lora_tune import curves
 from lora_tune.config.study import Study
-from lora_tune.controller import healing, pruning, results
+from lora_tune.controller import conclusion, healing, pruning
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf import convergence
@@ -183,7 +183,7 @@ class TestWhatItCosts:
     def test_the_objective_is_the_clock_whatever_is_known(self, losses: tuple[float, ...]) -> None:
         run = fp4_run(losses)
         for known in (trial(), trial(FP4=True), trial(FP4=True, HEALING_ITER=350)):
-            assert results.measured(study(), known, (), run, 0.0).objective == run.evals[-1].seconds
+            assert conclusion.measured(study(), known, (), run, 0.0).objective == run.evals[-1].seconds
 
     def test_each_phase_has_its_own_pace(self) -> None:
         found = curves.timing(fp4_run(FP4_RUNS[1]), HEALING)
@@ -298,9 +298,9 @@ def test_no_run_of_another_precision_stops_one_in_fp4(stated: dict[str, Any], by
 def test_a_trial_keeps_the_precision_that_its_log_states() -> None:
     """It is a reference later, when its log is no longer read."""
     run = replace(fp4_run(FP4_RUNS[0]), hyperparameters={"FP4": True})
-    assert results.measured(study(), trial(), (), run, 0.0).precision == "fp4"
+    assert conclusion.measured(study(), trial(), (), run, 0.0).precision == "fp4"
     given_fp4 = replace(trial(), metrics=healing.remembered({"FP4": "True", "HEALING_ITER": "350"}))
-    said_fp8 = results.measured(study(), given_fp4, (), replace(run, hyperparameters={"fp8": True}), 0.0)
+    said_fp8 = conclusion.measured(study(), given_fp4, (), replace(run, hyperparameters={"fp8": True}), 0.0)
     done = replace(given_fp4, metrics=given_fp4.metrics | said_fp8)
     assert healing.precision(done) == Precision(lowest="fp8")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lora_tune.cli.explain import trial_story
 from lora_tune.controller import policy
-from lora_tune.controller.pauses import SeenPauses, unplaced
+from lora_tune.controller.acceptance import SeenPauses, unplaced
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.readers import JsonLinesReader
@@ -128,10 +128,10 @@ def test_looks_never_make_a_pause_longer_than_it_was() -> None:
     seen, running = SeenPauses(), JobStatus(state=JobState.RUNNING)
     suspended = replace(running, paused=True)
     for at, status in enumerate((running, suspended, suspended, suspended, running, suspended, running)):
-        last = seen.look(status, 10.0 * at)
+        last = seen.update(status, 10.0 * at)
     assert last.pauses == ((10.0, 30.0), (50.0, 50.0))
     noted = replace(running, pauses=((9.0, 31.0),))
-    assert seen.look(noted, 99.0).pauses == noted.pauses, "the runner knows better"
+    assert seen.update(noted, 99.0).pauses == noted.pauses, "the runner knows better"
 
 
 def test_seconds_that_a_log_counts_by_itself_may_hold_the_pause() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.controller import budgets, conclusion, evidence, policy, pruning, queueing, results
+from lora_tune.controller import conclusion, evidence, limits, policy, pruning
 from lora_tune.curves.overlay import ComparedRun, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
@@ -145,10 +145,8 @@ def test_a_queued_job_is_given_up_with_the_class_of_what_it_waits_for(
 
 
 def test_what_a_person_can_do_for_a_waiting_job_is_said_while_it_waits() -> None:
-    assert queueing.waiting(queued(Waits.NORMAL, 1).status) == ""
-    assert queueing.waiting(queued(Waits.HELD, 1).status).startswith(
-        "job 7 waits, held: its reason; scontrol release 7"
-    )
+    assert limits.waiting(queued(Waits.NORMAL, 1).status) == ""
+    assert limits.waiting(queued(Waits.HELD, 1).status).startswith("job 7 waits, held: its reason; scontrol release 7")
 
 
 def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_cancelled() -> None:
@@ -505,7 +503,7 @@ def test_a_trial_that_shares_its_node_has_used_its_share_of_time_and_of_node_hou
     half = replace(look(started_at=NOW - 601), status=JobStatus(state=JobState.RUNNING, node_share=0.5))
     assert policy.watch(study(), half, NOW) is None
     shared = attempt(ended_at=NOW, node_share=0.25)
-    assert results.measured(study(), trial(), [shared], run(1.0), NOW).node_hours == pytest.approx(75 / 3600)
+    assert conclusion.measured(study(), trial(), [shared], run(1.0), NOW).node_hours == pytest.approx(75 / 3600)
 
 
 def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_first() -> None:
@@ -513,12 +511,12 @@ def test_the_time_of_a_trial_in_a_pack_is_told_twice_and_the_objective_is_the_fi
     ended = JobStatus(state=JobState.ENDED, exit_code=0)
     verdict = conclusion.conclude(study(), [attempt()], ended, packed, Diagnosis(), trial=trial())
     assert verdict.sentence == "eval loss -0.1000 at 200 samples, 20.0 s alone (77.0 s in its pack)"
-    found = results.measured(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
+    found = conclusion.measured(study(), trial(), [attempt(ended_at=NOW)], packed, NOW)
     assert (found.objective, found.packed_seconds) == (20.0, 77.0)
 
 
 def test_what_is_unknown_is_none() -> None:
-    found = results.measured(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
+    found = conclusion.measured(study(), trial(), [attempt(ended_at=NOW)], run(1.0, 0.5), NOW)
     assert (found.objective, found.init_seconds) == (None, None)
     assert found.node_hours == pytest.approx(300 / 3600)
     assert all(not isinstance(v, float) or math.isfinite(v) for v in as_mapping(found).values())
@@ -530,7 +528,7 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
     )
     closed = parse_study(text, Path("x.toml"))
     fast = RunLog(run_start_ms=1, evals=(Eval(1536.0, 0.94, 700.0), Eval(2688.0, 0.924, 1230.0)))
-    found = results.measured(closed, trial(), [attempt()], fast, NOW)
+    found = conclusion.measured(closed, trial(), [attempt()], fast, NOW)
     assert found.stop_seconds == 1230.0
     assert found.objective == pytest.approx(1230.0 * 3178.7 / 2688, rel=1e-4)
 
@@ -546,7 +544,7 @@ def test_the_score_takes_back_convergence_faster_than_the_reference() -> None:
 )
 def test_the_budget_is_checked_before_a_proposal(budget: dict[str, Any], trials: int, reason: str) -> None:
     limited = study().with_options({"budget": budget})
-    assert budgets.may_propose(limited, sweep(*(trial(i) for i in range(trials))), NOW) == reason
+    assert limits.may_propose(limited, sweep(*(trial(i) for i in range(trials))), NOW) == reason
 
 
 class TestThroughputAlone:

@@ -13,9 +13,9 @@ import pytest
 
 from lora_tune.base.errors import LauncherError, LimitError, RefusedError, SetupError
 from lora_tune.base.paths import SweepPaths
-from lora_tune.controller.refusals import UNKNOWN_SECONDS
 from lora_tune.controller.runtime import Preparation, prepare
-from lora_tune.launchers.slurm.refusals import refusal
+from lora_tune.controller.submissions import UNKNOWN_SECONDS
+from lora_tune.launchers.slurm.parse import refusal
 from lora_tune.store.records import TrialState, Verdict
 from lora_tune.workloads.base import Job
 from tests.controller.test_driver import House, assert_all_accounted_for, house

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lora_tune.config.study import Study
-from lora_tune.controller.setup_faults import nothing_measured, run_again, to_run_again
+from lora_tune.controller.node_faults import nothing_measured, run_again, to_run_again
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import parse_study
-from lora_tune.controller import budgets
+from lora_tune.controller import limits
 from lora_tune.controller.shared_jobs import RELEASE_SECONDS, SharedJobs
 from lora_tune.launchers.base import SharedJob
 from lora_tune.store.records import Attempt, StudyRecords
@@ -80,8 +80,8 @@ def test_a_job_that_runs_has_held_its_nodes_until_now() -> None:
 def test_a_budget_of_node_hours_is_spent_by_overhead_too() -> None:
     limited = parse_study(command_study(trials=9), Path("x.toml")).with_options({"budget": {"node_hours": 70 / 3600}})
     trials = [attempt(0, 10, 55)]
-    assert not budgets.spent(limited, records(*trials), BEGAN + 80)
-    assert "node-hours is spent" in budgets.spent(limited, booked(trials, job(0, ended=75), now=80), BEGAN + 80)
+    assert not limits.spent(limited, records(*trials), BEGAN + 80)
+    assert "node-hours is spent" in limits.spent(limited, booked(trials, job(0, ended=75), now=80), BEGAN + 80)
 
 
 def test_what_a_job_gave_trials_that_no_record_knows_any_more_is_overhead_of_those_that_are_known() -> None:

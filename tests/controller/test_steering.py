@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from lora_tune.config.parameters import Conditions
 from lora_tune.controller import conclusion
 from lora_tune.controller.driver import Driver
-from lora_tune.controller.steering import SteeredStudy, course, have_run
+from lora_tune.controller.steering import SteeredStudy, apply_requests, fulfilled
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
@@ -103,33 +103,33 @@ class TestRecordsOfAnEarlierRelease:
         return Request(number=number, kind="enqueue", what=values, who="ada@login1", asked_at=at, **answer)
 
     def test_what_was_run_for_somebody_is_not_run_again(self) -> None:
-        assert have_run([self.asked(0, 100.0)], [self.MADE], NONE) == {0}
+        assert fulfilled([self.asked(0, 100.0)], [self.MADE], NONE) == {0}
         others = [replace(self.MADE, request=7), replace(self.MADE, why="")]
-        assert have_run([self.asked(0, 100.0)], others, NONE) == set()
+        assert fulfilled([self.asked(0, 100.0)], others, NONE) == set()
 
     def test_values_count_where_the_sampler_had_words_of_its_own(self) -> None:
         made = replace(self.MADE, why="the first of a new layout", tuned={"LR": 0.002, "STEPS": 100})
-        assert have_run([self.asked(0, 100.0)], [made], NONE) == {0}
-        assert have_run([self.asked(0, 100.0)], [replace(made, point={"LR": 0.002})], NONE) == set()
-        assert have_run([self.asked(0, 100.0)], [replace(made, tuned={"LR": 0.003})], NONE) == set()
+        assert fulfilled([self.asked(0, 100.0)], [made], NONE) == {0}
+        assert fulfilled([self.asked(0, 100.0)], [replace(made, point={"LR": 0.002})], NONE) == set()
+        assert fulfilled([self.asked(0, 100.0)], [replace(made, tuned={"LR": 0.003})], NONE) == set()
         both = [self.asked(0, 100.0), self.asked(1, 101.0)]
-        assert have_run(both, [made, self.MADE], NONE) == {0, 1}
+        assert fulfilled(both, [made, self.MADE], NONE) == {0, 1}
 
     def test_numbers_that_begin_anew_after_a_rescue_are_other_requests(self) -> None:
         made = replace(self.MADE, request=0)
-        assert have_run([self.asked(0, 100.0)], [made], NONE) == {0}
-        assert have_run([self.asked(0, 300.0)], [made], NONE) == set()
+        assert fulfilled([self.asked(0, 100.0)], [made], NONE) == {0}
+        assert fulfilled([self.asked(0, 300.0)], [made], NONE) == set()
 
     def test_what_somebody_asks_for_again_afterwards_is_run(self) -> None:
-        assert have_run([self.asked(1, 300.0)], [self.MADE], NONE) == set()
+        assert fulfilled([self.asked(1, 300.0)], [self.MADE], NONE) == set()
 
     def test_a_trial_counts_for_one_of_two_requests(self) -> None:
         asked = [self.asked(0, 100.0), self.asked(1, 101.0)]
-        assert have_run(asked, [self.MADE], NONE) == {0}
-        assert have_run(asked, [self.MADE, replace(self.MADE, number=4)], NONE) == {0, 1}
+        assert fulfilled(asked, [self.MADE], NONE) == {0}
+        assert fulfilled(asked, [self.MADE, replace(self.MADE, number=4)], NONE) == {0, 1}
 
     def test_a_clock_ahead_of_the_drivers_asks_no_trial_twice(self) -> None:
-        assert have_run([self.asked(0, 900.0, answered_at=199.0)], [self.MADE], NONE) == {0}
+        assert fulfilled([self.asked(0, 900.0, answered_at=199.0)], [self.MADE], NONE) == {0}
 
 
 def test_pause_holds_proposals_and_resume_goes_on_also_for_the_next_driver(home: House) -> None:
@@ -184,10 +184,10 @@ def test_the_course_is_the_sum_of_what_was_accepted(home: House) -> None:
         return Request(kind=kind, what=what, who="", asked_at=0.0, accepted=accepted)
 
     asked = [request("set", parallel=9), request("set", False, parallel=1), request("pause"), request("set", trials=7)]
-    found = course(home.study, asked)
+    found = apply_requests(home.study, asked)
     assert (found.study.budget.parallel, found.study.budget.trials, found.paused) == (9, 7, True)
-    assert course(home.study, [*asked, request("resume")]).paused is False
-    assert course(home.study, []) == SteeredStudy(home.study)
+    assert apply_requests(home.study, [*asked, request("resume")]).paused is False
+    assert apply_requests(home.study, []) == SteeredStudy(home.study)
 
 
 def test_scancel_by_a_person_is_no_fault_of_the_machine(home: House) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_tune.controller.verdict_line import first_clause, verdict_line
+from lora_tune.controller.monitor import first_clause, verdict_line
 from lora_tune.store.records import Trial, Verdict
 
 

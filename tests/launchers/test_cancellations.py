@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lora_tune.launchers.slurm.cancellations import Controller, by_cluster, canceller, controller
-from lora_tune.launchers.slurm.parse import JobRow
+from lora_tune.launchers.slurm.parse import Controller, JobRow, by_cluster, canceller, controller
 
 ANNA, BERT, SLURM, ROOT = 1000, 1001, 64030, 0
 LONG_AGO, SUBMITTED, SINCE = 500.0, 1000.0, 1500.0

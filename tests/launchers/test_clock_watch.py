@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_tune.launchers import clock_watch
-from lora_tune.launchers.clock_watch import ClockWatch
+from lora_tune.launchers import job_runner
+from lora_tune.launchers.job_runner import ClockWatch
 
 RATES = pytest.mark.parametrize("rate", [-0.08, 0.08])
 
@@ -16,8 +16,8 @@ RATES = pytest.mark.parametrize("rate", [-0.08, 0.08])
 def watched(monkeypatch: pytest.MonkeyPatch, ahead: Callable[[float], float], seconds: int) -> list[float]:
     """What is noted of a job of so many seconds. ahead: how far the wall clock is ahead at a second of the job."""
     now = 0.0
-    monkeypatch.setattr(clock_watch, "LOOK_SECONDS", 3600.0)
-    monkeypatch.setattr(clock_watch, "_read", lambda: (now, ahead(now)))
+    monkeypatch.setattr(job_runner, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(job_runner, "_read", lambda: (now, ahead(now)))
     with ClockWatch() as watch:
         for quarter in range(4 * seconds):
             now = quarter / 4
@@ -53,12 +53,12 @@ def test_a_drift_that_changes_no_result_is_not_noted(
 def test_a_slew_moves_the_monotonic_clock_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel slews every clock but the raw one: these two run on together, and the log with them."""
     true = {name: getattr(time, name) for name in ("time", "monotonic")}
-    steady, began = clock_watch.steady, clock_watch.steady()
+    steady, began = job_runner.steady, job_runner.steady()
     slew = lambda: 0.08 * (steady() - began + 100.0)  # noqa: E731
-    before = clock_watch._read()
+    before = job_runner._read()
     for name, clock in true.items():
         monkeypatch.setattr(time, name, lambda clock=clock: clock() + slew())
-    monkeypatch.setattr(clock_watch, "steady", lambda: steady() + slew())
-    after = clock_watch._read()
+    monkeypatch.setattr(job_runner, "steady", lambda: steady() + slew())
+    after = job_runner._read()
     assert after[1] - before[1] == pytest.approx(8.0, abs=0.5)
     assert 0 <= after[0] - before[0] < 5.0

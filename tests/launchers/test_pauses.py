@@ -13,11 +13,11 @@ import pytest
 
 from lora_tune.base.files import write_json
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.launchers import pause_watch
+from lora_tune.launchers import job_runner
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.job_records import read_pauses
+from lora_tune.launchers.job_runner import Pause, PauseWatch
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.launchers.pause_watch import Pause, PauseWatch
 from tests.contracts.launcher import job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for
 
@@ -43,9 +43,9 @@ def stopped_for(seconds: float, watch: PauseWatch, child: subprocess.Popen[bytes
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause_watch, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(pause_watch, "LEAST_SECONDS", 0.2)
-    monkeypatch.setattr(pause_watch, "_waited", lambda: 0.0)
+    monkeypatch.setattr(job_runner, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(job_runner, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(job_runner, "_waited", lambda: 0.0)
 
 
 @pytest.mark.flaky(reruns=2)  # a watch that gets no processor for 0.2 s takes that for a pause of its own
@@ -120,15 +120,15 @@ def test_the_runner_of_a_job_notes_when_it_stood_still(
     pids = stopped(ticket.job_id, child)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    began = pause_watch.steady()
-    wait_for(lambda: pause_watch.steady() - began > 2.5)
+    began = job_runner.steady()
+    wait_for(lambda: job_runner.steady() - began > 2.5)
     for pid in reversed(pids):
         os.kill(pid, signal.SIGCONT)
     known = wait_for(lambda: launcher.poll([ticket])[job.name].pauses)
     (tmp_path / "go").write_text("on")
     status = poll_until(launcher, ticket, JobState.ENDED)
     assert status.pauses == known
-    assert 1.0 <= sum(end - begin for begin, end in status.pauses) <= pause_watch.steady() - began
+    assert 1.0 <= sum(end - begin for begin, end in status.pauses) <= job_runner.steady() - began
     assert status.paused_seconds == 0.0, "all of it is known"
 
 

@@ -20,7 +20,7 @@ from lora_tune.config.secrets import Secret
 from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, Launcher, Waits
 from lora_tune.launchers.job_records import describe
-from lora_tune.launchers.slurm import submitting
+from lora_tune.launchers.slurm import submission
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.launchers.slurm.submission import submission_command
 from lora_tune.logs.failures import FailureKind, diagnose
@@ -568,7 +568,7 @@ class TestSlowSbatch:
         self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         slow_sbatch(tmp_path, monkeypatch)
-        monkeypatch.setattr(submitting, "PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(submission, "PATIENCE_SECONDS", 0.2)
         launcher, job, other = SlurmLauncher(CPU), job_of(tmp_path / "a", SAY), job_of(tmp_path / "b", SAY, name="b-0")
         for each in (job, job, other):
             with pytest.raises(LauncherError, match="sbatch has not answered"):
@@ -586,7 +586,7 @@ class TestSlowSbatch:
         self, slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         slow_sbatch(tmp_path, monkeypatch)
-        monkeypatch.setattr(submitting, "ANSWER_SECONDS", 0.5)
+        monkeypatch.setattr(submission, "ANSWER_SECONDS", 0.5)
         with pytest.raises(LauncherError, match=r"sbatch did not answer in 0.5 s"):
             SlurmLauncher(CPU).submit(job_of(tmp_path / "a", SAY))
 

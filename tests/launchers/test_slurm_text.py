@@ -16,7 +16,7 @@ from lora_tune.base.host import hostnames
 from lora_tune.launchers.base import JobState, Waits
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask
-from lora_tune.launchers.slurm.partitions import beyond_reservation
+from lora_tune.launchers.slurm.parse import beyond_reservation
 
 WIDTHS = [int(field.split(":")[1]) for field in parse.SQUEUE_FORMAT.split(",")]
 

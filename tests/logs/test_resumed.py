@@ -9,7 +9,7 @@ import pytest
 
 from lora_tune import curves
 from lora_tune.config.study import parse_study
-from lora_tune.controller import results
+from lora_tune.controller import conclusion
 from lora_tune.controller.acceptance import why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.readers import HfTrainerReader
@@ -96,4 +96,4 @@ def test_it_is_measured_by_that_where_speed_is_what_counts() -> None:
     attempt = Attempt(trial=0, number=0, job_name="x-0000-0", folder="")
     ended = JobStatus(state=JobState.ENDED, exit_code=0, seconds=10.0)
     assert why_untrue(STUDY, trial, attempt, ended, run, written={}, stamped=False) is None
-    assert results.measured(STUDY, trial, [attempt], run, 0.0).objective == pytest.approx(100.0)
+    assert conclusion.measured(STUDY, trial, [attempt], run, 0.0).objective == pytest.approx(100.0)

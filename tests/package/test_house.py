@@ -94,10 +94,6 @@ def test_what_the_suites_processes_share_out_is_there() -> None:
 CIRCLES_LEFT = (
     {"lora_tune.config.checks", "lora_tune.config.objective", "lora_tune.config.study"},
     {
-        "lora_tune.controller.dependencies", "lora_tune.controller.ended_jobs", "lora_tune.controller.monitor",
-        "lora_tune.controller.steering", "lora_tune.controller.stops",
-    },
-    {
         "lora_tune.workloads.mlperf", "lora_tune.workloads.mlperf_checks", "lora_tune.workloads.mlperf_evals",
         "lora_tune.workloads.mlperf_export",
     },

@@ -19,8 +19,8 @@ from lora_tune.config.study import parse_study
 from lora_tune.launchers.simulated import load
 from lora_tune.launchers.simulated.lora_tables import small, tiny
 from lora_tune.launchers.simulated.machine import Degrees
+from lora_tune.launchers.simulated.simulated_run import PARAMETERS, SurfaceWorkload
 from lora_tune.launchers.simulated.tabular import TABLES, Table, read_table
-from lora_tune.launchers.simulated.workload import PARAMETERS, SurfaceWorkload
 from lora_tune.search.grey_box.acquisition import PROBE_BLOCKS
 from lora_tune.search.grey_box.model import LOST
 from lora_tune.workloads.base import Proposal

@@ -22,7 +22,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.config.holding import study_holding
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
-from lora_tune.controller.base_watch import with_base
+from lora_tune.controller.changed_study import with_base
 from lora_tune.mlperf.gate import as_value
 from lora_tune.search.recorded import in_memory
 from lora_tune.search.session import Session

@@ -11,7 +11,7 @@ from lora_tune.base.errors import SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import load_study
-from lora_tune.controller.runtime import doubts
+from lora_tune.controller.runtime import preflight_warnings
 from lora_tune.sweep import main
 from lora_tune.workloads import load
 from lora_tune.workloads.script_needs import environment_options, header_options, refusals
@@ -170,4 +170,4 @@ def test_what_has_no_effect_is_not_refused(tmp_path: Path, header: str, changes:
 def refuse(file: Path, folder: Path) -> None:
     """Raise what a sweep of the study would say before its first job."""
     study = load_study(file)
-    doubts(load(study, file), study, SweepPaths(folder / "sweep"))
+    preflight_warnings(load(study, file), study, SweepPaths(folder / "sweep"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
-from lora_tune.controller.runtime import doubts
+from lora_tune.controller.runtime import preflight_warnings
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, some_proposal
 from lora_tune.workloads.implementation import read_implementation
@@ -254,7 +254,7 @@ class TestPathsWithBlanks:
         (tree / "run.sub").open("a").write("cd $SCRIPT_DIR\n")
         for place, told in ((tree, False), (tmp_path / "my tree", True)):
             study, found = workload(tree.rename(place))
-            said = doubts(found, study, SweepPaths(tmp_path / "sweep"))
+            said = preflight_warnings(found, study, SweepPaths(tmp_path / "sweep"))
             assert any(f"{place} has a space in it" in words for words in said) is told
             tree = place
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lora_tune.base.errors import Finding, LauncherError, good, problem, warning
 from lora_tune.config.tables import Site
-from lora_tune.launchers.slurm import partitions
+from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.launcher import COMMANDS
-from lora_tune.launchers.slurm.parse import NODES, node_rows
-from lora_tune.launchers.slurm.refusals import WITHOUT_GRES
+from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
 
 Ask = Callable[..., str]
 """Runs a Slurm command and returns its standard output; raises LauncherError."""
@@ -98,12 +97,12 @@ def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
     """
     waits = "trials would wait in the queue forever"
     with contextlib.suppress(LauncherError):  # said of the partition itself
-        if what := partitions.beyond_limit(ask(*partitions.LIMITS), site, minutes):
-            yield (warning if partitions.by_qos(site) else problem)(what, waits, partitions.REMEDY)
+        if what := parse.beyond_limit(ask(*parse.LIMITS), site, minutes):
+            yield (warning if parse.by_qos(site) else problem)(what, waits, parse.REMEDY)
     with contextlib.suppress(LauncherError):  # said of sbatch's answer
-        shown = ask(*partitions.reservation(site)) if site.reservation else ""
-        if what := partitions.beyond_reservation(shown, minutes, time.time()):
-            yield problem(what, waits, partitions.RESERVATION_REMEDY)
+        shown = ask(*parse.reservation(site)) if site.reservation else ""
+        if what := parse.beyond_reservation(shown, minutes, time.time()):
+            yield problem(what, waits, parse.RESERVATION_REMEDY)
 
 
 def gpus_of(gres: str) -> int:

@@ -29,9 +29,17 @@ from lora_tune.cli.options import (
 )
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Pruning
-from lora_tune.controller.base_watch import refuse_departed
+from lora_tune.controller.changed_study import refuse_departed
 from lora_tune.controller.driver import proposal
-from lora_tune.controller.runtime import DrivePlan, Environment, at_work, doubts, given_back, make_clock, own_folder
+from lora_tune.controller.runtime import (
+    DrivePlan,
+    Environment,
+    at_work,
+    given_back,
+    make_clock,
+    own_folder,
+    preflight_warnings,
+)
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.review.stopping import Replicate, replicates
 from lora_tune.search.comparison import ComparisonRules
@@ -145,7 +153,9 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
     """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
     study, review = options.study, options.review
     plan = _plan(options)
-    doubts(plan.workload, study, options.paths)  # what is surely missing is said before anything is recorded
+    preflight_warnings(
+        plan.workload, study, options.paths
+    )  # what is surely missing is said before anything is recorded
     options.paths.root.mkdir(parents=True, exist_ok=True)
     if say:
         click.echo(introduction(options.review.study, options.field, options.settings))

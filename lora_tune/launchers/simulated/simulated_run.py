@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
 
-from lora_tune.launchers.simulated import convergence
-from lora_tune.launchers.simulated.convergence import AVERAGE, FIGURES, TARGET, Array, Recipe, SiteEffect
-from lora_tune.launchers.simulated.machine import Degrees, Machine
+from lora_tune.base.paths import AttemptPaths
+from lora_tune.config.layout import config_file_name, layout_of
+from lora_tune.config.study import Study
+from lora_tune.launchers.simulated import SHIPPED, machine
+from lora_tune.launchers.simulated.machine import AVERAGE, FIGURES, TARGET, Array, Degrees, Machine, Recipe, SiteEffect
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import LORA, find_benchmark
-
-# A simulated run as values and as MLLOG text: when its blocks and evals happen, and what its log says.
-
+from lora_tune.workloads.base import Export, Job, Proposal, Resources
+from lora_tune.workloads.config_file import render
+from lora_tune.workloads.mlperf_names import PROBE_STEPS
+from lora_tune.workloads.record import Record
 
 FloatArray = npt.NDArray[np.float64]
 EPOCH_MS = 1_700_000_000_000
@@ -266,13 +275,13 @@ class SimulatedRun:
         rng = np.random.default_rng([seed, 7])
         layout, recipe = Degrees.of(parameters), self.recipe(parameters)
         luck = draw(self.machine, layout, rng)
-        diverges = rng.random() < convergence.divergence_probability(recipe, self.site)
+        diverges = rng.random() < machine.divergence_probability(recipe, self.site)
         blow_up = rng.uniform(0.02, 0.3) * recipe.total_samples if diverges else math.inf
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
-        crossing = math.exp(convergence.ln_samples(recipe, self.site))
+        crossing = math.exp(machine.ln_samples(recipe, self.site))
         course = UndisturbedRun(
             samples=at,
-            losses=convergence.noisy_losses(convergence.median_losses(at, crossing, recipe.gbs), rng, 1)[0],
+            losses=machine.noisy_losses(machine.median_losses(at, crossing, recipe.gbs), rng, 1)[0],
             total=recipe.total_samples,
             step=recipe.gbs,
             blow_up=blow_up,
@@ -290,12 +299,12 @@ class SimulatedRun:
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
         if not len(at):
             return math.inf
-        crossing = math.exp(convergence.ln_samples(recipe, self.site))
-        losses = convergence.expected_losses(convergence.median_losses(at, crossing, recipe.gbs), draws)
+        crossing = math.exp(machine.ln_samples(recipe, self.site))
+        losses = machine.expected_losses(machine.median_losses(at, crossing, recipe.gbs), draws)
         reached = losses <= TARGET
         finishes = reached.any(axis=1)
         lives = 1 - self.machine.oom_probability(layout)
-        tame = 1 - convergence.divergence_probability(recipe, self.site)
+        tame = 1 - machine.divergence_probability(recipe, self.site)
         chance = float(finishes.mean()) * lives * tame
         if chance < 1e-3:
             return math.inf
@@ -311,3 +320,213 @@ class SimulatedRun:
         if self.score == "mlperf_score":
             expected *= max(1.0, rcp_samples(recipe.gbs) / samples)
         return expected
+
+
+# Switches of a simulated site: what each setting of them makes of speed, evals, samples to the target and survival.
+#
+# All is assumption, but for the sizes: public sites with equal layouts differ by up to 13%, each switch here by 0 to
+# 6%. Of a site's draws some interact in pairs, one level does not run, and one switch of the arithmetic is fast and
+# costs samples. What a trial does not set is as in the published configuration, which is neither.
+
+LEVELS: Mapping[str, tuple[object, ...]] = {
+    "VBOOST_VALUE": (1, 0),
+    "TP_COMM_OVERLAP": (1, 0),
+    "MC_TP_OVERLAP_RS_DGRAD": ("False", "True"),
+    "LAYER_CUDA_GRAPH": (0, 1),
+    "MCORE_CUDA_GRAPH": (0, 1),
+    "NCCL_MIN_CTAS": (32, 16, 8),
+    "NCCL_NVLS_ENABLE": (0, 1),
+    "NUM_WORKERS": (8, 4, 2),
+    "DDP_OVERLAP_GRAD_REDUCE": ("False", "True"),
+    "DDP_OVERLAP_PARAM_GATHER": ("False", "True"),
+    "VAL_MBS": (1, 2, 4),
+    "FP8_DPA": (1, 0),
+    "NVTE_FP8_DPA_BWD": (1, 0),
+    "FP8_ACT": (0, 1),
+    "FP8_AMAX_ALGO": ("max", "most_recent"),
+    "FP8_AMAX_HISTORY": (32, 4),
+}
+"""The switches and their values, the published configuration's first."""
+ARITHMETIC = ("FP8_DPA", "NVTE_FP8_DPA_BWD", "FP8_ACT", "FP8_AMAX_ALGO", "FP8_AMAX_HISTORY")
+"""Those that change arithmetic."""
+OF_EVALS = ("VAL_MBS",)
+"""Those that change the seconds of evals alone, eight times as much: evals are an eighth of a run."""
+
+LARGEST = 0.06
+"""The largest effect of a level on ln(seconds of a run); drawn evenly from 0 on, either way as often."""
+PAIRS, INTERACTION_SD = 5, 0.012
+"""How many pairs of levels do more or less together than each alone, and by how much."""
+COSTS_SAMPLES = (0.05, 0.15)
+"""What the one dear arithmetic adds to ln(samples); it saves 2 to 6% of the seconds."""
+HARMLESS_SD = 0.008
+"""The same of the other arithmetics, around nothing."""
+STARTS_IN = 40.0
+"""Seconds after which a level that does not run has died."""
+REFUSAL = "AssertionError: this configuration is not supported by the installed version of Transformer Engine"
+
+Level = tuple[str, str]
+"""A switch and one of its values, as text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSwitches:
+    """What the switches of one site do, drawn by its number."""
+
+    number: int
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Every value beside the published ones."""
+        return tuple((name, str(value)) for name, values in LEVELS.items() for value in values[1:])
+
+    @cached_property
+    def _drawn(self) -> tuple[dict[Level, float], dict[tuple[Level, Level], float], dict[Level, float], Level]:
+        """ln(seconds) of levels and of pairs of them, ln(samples) of levels, and the level that does not run."""
+        rng = np.random.default_rng([self.number, 32])
+        effects = {at: float(rng.uniform(0, LARGEST) * rng.choice([-1, 1])) for at in self.levels}
+        arithmetic = [at for at in self.levels if at[0] in ARITHMETIC]
+        dear = arithmetic[int(rng.integers(len(arithmetic)))]
+        effects[dear] = -float(rng.uniform(0.02, LARGEST))
+        samples = {at: float(rng.normal(0, HARMLESS_SD)) for at in arithmetic}
+        samples[dear] = float(rng.uniform(*COSTS_SAMPLES))
+        others = [at for at in self.levels if at != dear]
+        dead = others[int(rng.integers(len(others)))]
+        couples = [pair for pair in itertools.combinations(self.levels, 2) if pair[0][0] != pair[1][0]]
+        chosen = rng.choice(len(couples), PAIRS, replace=False)
+        return effects, {couples[i]: float(rng.normal(0, INTERACTION_SD)) for i in chosen}, samples, dead
+
+    def changed(self, parameters: Mapping[str, object]) -> frozenset[Level]:
+        """The levels that a trial sets otherwise than published."""
+        stated = ((name, parameters.get(name, values[0]), values[0]) for name, values in LEVELS.items())
+        return frozenset((name, str(value)) for name, value, usual in stated if str(value) != str(usual))
+
+    def runs(self, levels: frozenset[Level]) -> bool:
+        """Whether a trial with these levels gets as far as training."""
+        return self._drawn[3] not in levels
+
+    def applied(self, run: SimulatedRun, levels: frozenset[Level]) -> SimulatedRun:
+        """The site with these levels."""
+        effects, pairs, samples, _ = self._drawn
+        of_both = [seconds for at in levels if at[0] not in OF_EVALS for seconds in [effects.get(at, 0.0)]]
+        together = sum(seconds for (a, b), seconds in pairs.items() if a in levels and b in levels)
+        of_evals = 8 * sum(effects.get(at, 0.0) for at in levels if at[0] in OF_EVALS)
+        seconds = sum(of_both) + together
+        machine = replace(
+            run.machine,
+            speed=run.machine.speed * math.exp(-seconds),
+            eval_speed=run.machine.eval_speed * math.exp(-seconds - of_evals),
+        )
+        more = sum(samples.get(at, 0.0) for at in levels)
+        return replace(run, machine=machine, site=replace(run.site, level=run.site.level + more))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedRun:
+    """A surface with switches: parameters of ``run``, and those of ``LEVELS``."""
+
+    run: SimulatedRun
+    switches: SiteSwitches
+
+    def __call__(self, parameters: Mapping[str, object], seed: int) -> Iterator[tuple[float, str]]:
+        """The job's log: (virtual seconds since its start, line)."""
+        levels = self.switches.changed(parameters)
+        lines = self.switches.applied(self.run, levels)(parameters, seed)
+        if self.switches.runs(levels):
+            yield from lines
+            return
+        yield next(lines)
+        yield STARTS_IN, REFUSAL
+
+    def variant(self, number: int) -> SwitchedRun:
+        """Another site: its machine, its convergence, and its switches."""
+        return replace(self, run=self.run.variant(number), switches=SiteSwitches(number=number))
+
+    def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
+        """One run, with this seed's luck."""
+        levels = self.switches.changed(parameters)
+        made = self.switches.applied(self.run, levels).outcome(parameters, seed)
+        if self.switches.runs(levels):
+            return made
+        return replace(made, evals=(), train=(), end="oom", end_seconds=STARTS_IN)
+
+    def expected_score(self, parameters: Mapping[str, object], draws: int = DRAWS) -> float:
+        """The truth, as of :meth:`SimulatedRun.expected_score`; infinite where it does not run."""
+        levels = self.switches.changed(parameters)
+        if not self.switches.runs(levels):
+            return math.inf
+        return self.switches.applied(self.run, levels).expected_score(parameters, draws)
+
+
+# Simulated trials: nothing runs, a surface says what the log would be. For ``launcher = "simulated"``.
+
+PARAMETERS = "parameters.json"
+"""File of a job that holds its parameters and seed, for the launcher."""
+
+
+class SurfaceSettings(BaseModel):
+    """Keys of ``[workload]`` for ``kind = "surface"``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    surface: str = Field(description=f"path/to/module.py:function, or a shipped one: {', '.join(SHIPPED)}")
+    cluster_nodes: int | None = Field(None, ge=1, description="nodes of the simulated cluster [enough for parallel]")
+    queue_minutes: float = Field(0, ge=0, description="mean wait of a job in the queue beside waiting for nodes")
+    node_failures_per_1000_hours: float = Field(0, ge=0, description="failures of one node in 1,000 hours of running")
+    preemptions_per_1000_hours: float = Field(0, ge=0, description="preemptions of a job in 1,000 hours of running")
+
+
+class SurfaceWorkload:
+    """Trials of a surface."""
+
+    Settings = SurfaceSettings
+    ends_probes: ClassVar[bool] = True
+
+    def __init__(self, study: Study, settings: SurfaceSettings) -> None:
+        self._study = study
+        self._settings = settings
+
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """A job whose only file says what is simulated."""
+        record = {"parameters": dict(self.written(proposal)), "seed": proposal.seed}
+        site = self._study.site
+        return Job(
+            name=self._study.job_name(proposal.number, proposal.attempt),
+            folder=folder,
+            files={PARAMETERS: json.dumps(record, indent=1) + "\n"},
+            argv=("simulated", self._settings.surface),
+            log=AttemptPaths(folder).log,
+            resources=Resources(
+                nodes=self._nodes(proposal), gpus_per_node=site.gpus_per_node, minutes=self._study.budget.trial_minutes
+            ),
+        )
+
+    def written(self, proposal: Proposal) -> Record:
+        """What is simulated. A probe ends after two blocks, each with its eval.
+
+        A block is as long as in MLPerf's probes, where VAL_CHECK_INTERVAL does not say how long.
+        """
+        parameters = dict(proposal.parameters)
+        if proposal.probe:
+            batch = int(parameters.get("GBS", 1))
+            block = int(parameters.get("VAL_CHECK_INTERVAL") or PROBE_STEPS * batch)
+            steps = math.ceil(block / batch)
+            parameters |= {"MAX_STEPS": 2 * steps, "VAL_CHECK_INTERVAL": block, "SKIP_EVALS": 0}
+        return Record(stated=parameters)
+
+    def _nodes(self, proposal: Proposal) -> int:
+        return self._study.search_space.node_count(proposal.parameters)
+
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
+        """Surfaces print MLLOG."""
+        return MllogReader()
+
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The configuration as exports, with a comment that it was only simulated."""
+        site = self._study.site
+        layout = layout_of(proposal.parameters)
+        name = config_file_name(site.system, self._nodes(proposal), max(1, site.gpus_per_node), layout)
+        notes = (*provenance, f"found on the simulated surface {self._settings.surface}, not on a machine")
+        return Export(files={name: render(proposal.parameters, comments=notes)}, usage=f"source {name}")
+
+
+# A simulated run as values and as MLLOG text: when its blocks and evals happen, and what its log says.

@@ -27,11 +27,10 @@ from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.files import file_in_memory, secret_values
 from lora_tune.launchers.job_records import foreign, read_pauses, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
-from lora_tune.launchers.slurm import cancellations, parse, partitions
+from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask, clean_environment
-from lora_tune.launchers.slurm.refusals import refusal
-from lora_tune.launchers.slurm.submission import executor, preview, submission_command
-from lora_tune.launchers.slurm.submitting import PendingSubmissions
+from lora_tune.launchers.slurm.parse import refusal
+from lora_tune.launchers.slurm.submission import PendingSubmissions, executor, preview, submission_command
 from lora_tune.workloads.base import Job
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
@@ -110,14 +109,14 @@ class SlurmLauncher:
         too_long = outlives = ""
         with contextlib.suppress(LauncherError):  # a controller that is away is said of the submission
             if minutes and self._site.reservation:
-                shown = self._limit(*partitions.reservation(self._site))
-                outlives = partitions.beyond_reservation(shown, minutes, time.time())
-            if minutes and not partitions.by_qos(self._site):
-                too_long = partitions.beyond_limit(self._limit(*partitions.LIMITS), self._site, minutes)
+                shown = self._limit(*parse.reservation(self._site))
+                outlives = parse.beyond_reservation(shown, minutes, time.time())
+            if minutes and not parse.by_qos(self._site):
+                too_long = parse.beyond_limit(self._limit(*parse.LIMITS), self._site, minutes)
         if too_long:
-            raise RefusedError(job, too_long, partitions.REMEDY)
+            raise RefusedError(job, too_long, parse.REMEDY)
         if outlives:
-            raise RefusedError(job, outlives, partitions.RESERVATION_REMEDY)
+            raise RefusedError(job, outlives, parse.RESERVATION_REMEDY)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct.
@@ -265,12 +264,12 @@ def _ended(row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) ->
     """The status of a row; of a cancelled job also whether Slurm itself ended it."""
     status = parse.status(row, ticket.submitted_at)
     if status.state is JobState.CANCELLED:
-        slurmctld = cancellations.Controller()
+        slurmctld = parse.Controller()
         with contextlib.suppress(LauncherError):  # of other jobs there is something to tell, too
-            slurmctld = cancellations.controller(ask("scontrol", "show", "config"))
-        by = cancellations.canceller(accounted.state) if accounted else None
+            slurmctld = parse.controller(ask("scontrol", "show", "config"))
+        by = parse.canceller(accounted.state) if accounted else None
         output = AttemptPaths(ticket.folder).log.exists()
-        why = cancellations.by_cluster(row, slurmctld, by, user=os.getuid(), output=output)
+        why = parse.by_cluster(row, slurmctld, by, user=os.getuid(), output=output)
         status = replace(status, by_cluster=bool(why), reason=why or status.reason)
     return _with_end_record(status, ticket)
 

@@ -5,13 +5,234 @@ All times are asked for as epoch seconds (``SLURM_TIME_FORMAT=%s``), so neither 
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_tune.base.errors import LauncherError, RefusedError
 from lora_tune.base.host import NOTHING, hostnames
+from lora_tune.base.sbatch_options import sbatch_options
+from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, JobStatus, Waits
+from lora_tune.workloads.walltime import minutes_of
+
+# What sbatch says when it takes no job: which answers last, and what fixes them. Pure functions.
+#
+# The words are those of slurm_errno.c and of sbatch's own option parser, the same from Slurm 21.08 to 25.05.
+
+_PASSING = re.compile(
+    r"(?i)unable to contact slurm|timed out|connect(?:ion)? (?:failure|refused|reset)|no route to host|"
+    r"temporarily|zero bytes were transmitted|unexpected message|missing socket|message (?:send|receive) failure|"
+    r"controller .{0,40}(?:busy|standby|backup|shutting)|"
+    r"job violates accounting/QOS policy|"
+    r"partition not available|reservation not usable now|required node not available|still in use|"
+    r"unable to resolve|DNS SRV|protocol authentication error|munge"
+)
+"""What another try may find otherwise: a controller that is away or busy, a limit that running jobs have used up."""
+
+WITHOUT_GRES = 'gres = "none" in [site] where the cluster knows no GPUs and nodes are taken whole'
+
+_LASTING = (
+    (r"account", "correct site.account (sacctmgr show assoc user=$USER), or site.partition, which may not admit it"),
+    (r"qos", "correct site.qos (sacctmgr show assoc user=$USER format=account,qos)"),
+    (r"partition|group not permitted", "correct site.partition (sinfo --summarize)"),
+    (r"reservation", "correct or remove site.reservation (scontrol show reservation)"),
+    (r"generic resource|\bgres\b", f"correct site.gres (sinfo --format='%N %G'); {WITHOUT_GRES}"),
+    (r"node name", "correct site.nodelist and site.exclude (sinfo --Node)"),
+    (r"feature|constraint", "correct the --constraint in site.sbatch_args (sinfo --format='%N %f')"),
+    (r"time limit", "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')"),
+    (r"license", "correct the --licenses in site.sbatch_args (scontrol show licenses)"),
+    (r"dependency", "correct the --dependency in site.sbatch_args"),
+    (r"unable to open file", "the script is not in the folder that the study names: workload.implementation, or cwd"),
+    (r"unrecognized option|invalid --|invalid option|ambiguous", "correct site.sbatch_args (sbatch --help)"),
+    (r"access/permission denied|invalid user", "ask the administrator: this user may not submit"),
+)
+"""Pattern of an answer that stays the same -> what fixes it."""
+
+_PREFIX = re.compile(r"(?i)batch job submission failed: ")
+_COUNTS = (
+    r"(?:max|limit|too many|exceed|simultaneous|quota|cap\b|allowed|threshold|already|only|running|queued|pending|"
+    r"bereits|höchstens|déjà|\b\d+\b)"
+)
+_JOBS = r"\b(?:jobs?|aufträge|travaux|tâches|trabajos)\b"
+_OF_A_FILTER = re.compile(rf"(?i)unspecified error|{_COUNTS}.{{0,60}}{_JOBS}|{_JOBS}.{{0,60}}{_COUNTS}")
+"""A site's own filter or wrapper refused it for jobs that are there: its words may speak of accounts and partitions."""
+
+_LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)(?!Submit|Jobs)(\w+)")
+"""A limit of the QOS (its flag DenyOnLimit) that this job is beyond by itself, whatever else runs."""
+
+_WALL_REMEDY = "lower budget.trial_minutes, or take a site.qos that allows more (sacctmgr show qos format=name,maxwall)"
+_LIMIT_REMEDY = (
+    "correct site.nodes and gpus_per_node, or budget.trial_minutes, or take a site.qos that allows more, or take the "
+    "node count out of the space (sacctmgr show qos format=name,maxwall,maxtres,mintres)"
+)
+
+_SIZE = (
+    r"(?i)node count|node configuration|more processors|memory specification|number of (?:tasks|cpus)|nodes? requested"
+)
+_SIZE_REMEDY = (
+    "no partition has that many such nodes: correct site.nodes, gpus_per_node or gres, or take the node count out of "
+    "the space (sinfo --format='%P %D %G')"
+)
+
+
+def refusal(job: str, answer: str) -> LauncherError:
+    """What ``answer``, what sbatch said of ``job``, amounts to: RefusedError, or LauncherError where it may pass.
+
+    An answer that is not known, of a site's own submission filter for example, is a refusal that may not last.
+    """
+    if limit := _LIMIT.search(answer):
+        wall = limit[1].startswith("Wall")
+        return RefusedError(job, answer, _WALL_REMEDY if wall else _LIMIT_REMEDY, by_size=not wall)
+    if _PASSING.search(answer):
+        return LauncherError(f"{job} was not submitted: {answer}")
+    if re.search(_SIZE, answer):
+        return RefusedError(job, answer, _SIZE_REMEDY, by_size=True)
+    own = "" if _OF_A_FILTER.search(_PREFIX.sub("", answer)) else answer
+    for pattern, remedy in _LASTING:
+        if re.search(f"(?i){pattern}", own):
+            return RefusedError(job, answer, remedy)
+    return RefusedError(job, answer, "correct the study's [site], or ask the administrator", lasting=False)
+
+
+# How long partitions and reservations let a job run. Slurm takes a job that asks for more, unless it enforces that.
+#
+# Such a job waits for ever (``PartitionTimeLimit``, ``Reservation``), so it is said before. Pure functions.
+
+LIMITS = ("sinfo", "--all", "--noheader", "--format=%P|%l")
+"""Each partition with its limit; the default one carries a ``*``."""
+
+REMEDY = "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')"
+
+RESERVATION_REMEDY = "lower budget.trial_minutes, or take site.reservation out (scontrol show reservation)"
+
+
+def beyond_limit(shown: str, site: Site, minutes: float) -> str:
+    """That no partition of the site lets a job run for ``minutes``, a sentence; "" where one does.
+
+    minutes: 0 where the job names no limit. shown: what ``LIMITS`` prints.
+    """
+    named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "partition"]
+    names = set((named[-1] if named else site.partition or "").split(",")) - {""}
+    rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 1]
+    limits = {name: text for name, text in rows if (name.strip(" *") in names if names else "*" in name)}
+    known = [minutes_of(text.strip()) for text in limits.values()]
+    if not minutes or not known or any(limit is None or limit >= minutes for limit in known):
+        return ""
+    allowed = ", ".join(f"{name.strip(' *')}: {text.strip()}" for name, text in limits.items())
+    return f"a trial asks for {minutes:g} minutes, and its partition allows less ({allowed})"
+
+
+def reservation(site: Site) -> tuple[str, ...]:
+    """The question about the site's reservation."""
+    return ("scontrol", "--oneliner", "show", "reservation", site.reservation or "")
+
+
+def beyond_reservation(shown: str, minutes: float, now: float) -> str:
+    """That each of the reservations ends before a job of ``minutes`` could, a sentence; "" where one does not.
+
+    shown: what ``reservation`` prints, with times in epoch seconds. now: epoch seconds.
+    """
+    rows = [dict(word.partition("=")[::2] for word in line.split() if "=" in word) for line in shown.splitlines()]
+    left = []
+    for row in rows:
+        begin, end = row.get("StartTime", ""), row.get("EndTime", "")
+        if not (begin.isdigit() and end.isdigit()) or "FLEX" in row.get("Flags", ""):
+            return ""
+        left.append((int(end) - max(now, int(begin))) / 60)
+    if not minutes or not left or max(left) >= minutes:
+        return ""
+    name = rows[left.index(max(left))].get("ReservationName", "")
+    return f"a trial asks for {minutes:g} minutes, and the reservation {name} ends in {max(0.0, max(left)):.0f}"
+
+
+def by_qos(site: Site) -> bool:
+    """Whether a quality of service is asked for, which may allow more than the partition."""
+    return bool(site.qos) or any(word.startswith(("--qos", "-q")) for word in site.sbatch_args)
+
+
+# Who ended a job that Slurm calls CANCELLED: a person with scancel, or Slurm itself. Pure functions.
+#
+# Slurm uses one state for both. Its daemons cancel jobs in the name of SlurmUser or of root: a slurmctld that was
+# killed knows a running job as one that waits, starts it again, and a slurmd that refuses the second copy cancels both.
+# It also gives the ids of forgotten jobs out again, and a node where the forgotten one still runs refuses its namesake
+# at once.
+
+_DAEMONS_REASONS = r"NodeDown|SystemFailure|JobLaunchFailure|InactiveLimit"
+"""Reasons (squeue(1), JOB REASON CODES) with which Slurm ends a job that had started; scancel leaves it without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """What ``scontrol show config`` says of slurmctld.
+
+    booted_at: epoch seconds of its start, None where it does not say. user: SlurmUser's id, None where unknown.
+    """
+
+    booted_at: float | None = None
+    user: int | None = None
+
+
+def controller(text: str) -> Controller:
+    """The controller from ``scontrol show config`` with times as epoch seconds."""
+    booted = re.search(r"^BOOT_TIME\s*=\s*([0-9]{1,18})\s*$", text, re.MULTILINE)
+    user = re.search(r"^SlurmUser\s*=\s*.*\(([0-9]{1,18})\)\s*$", text, re.MULTILINE)
+    return Controller(float(booted[1]) if booted else None, int(user[1]) if user else None)
+
+
+def canceller(state: str) -> int | None:
+    """The user's id in the accounting's ``CANCELLED by UID``; None where it names none."""
+    match = re.match(r"CANCELLED by ([0-9]{1,18})\b", state)
+    return int(match[1]) if match else None
+
+
+def by_cluster(row: JobRow, slurmctld: Controller, by: int | None, *, user: int, output: bool) -> str:
+    """Why a cancelled job counts as ended by Slurm itself; "" where a person may have ended it.
+
+    A person is never taken for Slurm where the accounting names one. Where nobody says who it was, a slurmctld that was
+    started after the submission explains it: at worst a person's scancel costs one more attempt, whose submission
+    then comes after that start. The same holds for a job that ended in the seconds of its start without output.
+
+    Parameters
+    ----------
+    row : Row
+        The job, CANCELLED.
+    slurmctld : Controller
+        What the cluster's configuration says.
+    by : int or None
+        The id of the user in whose name it was cancelled, from the accounting; None where there is none.
+    user : int
+        The id of the user whose job it is.
+    output : bool
+        Whether the job has an output file, which its node makes before the script begins.
+
+    Returns
+    -------
+    str
+        For people to read.
+    """
+    if row.nodes and re.match(_DAEMONS_REASONS, row.reason):
+        return f"CANCELLED {row.reason}: by Slurm itself"
+    daemons = {0, slurmctld.user}
+    if by is not None and by not in daemons:
+        return ""
+    if by is not None and user not in daemons:
+        return f"CANCELLED by user id {by}: by Slurm itself, or by an administrator"
+    if row.nodes and not output and _lasted(row) <= WHOLE_SECONDS:
+        return f"CANCELLED as soon as it was started, before its script began: {', '.join(row.nodes)} refused it"
+    if slurmctld.booted_at is not None and row.submitted is not None and row.submitted < slurmctld.booted_at:
+        when = time.strftime("%H:%M:%S", time.localtime(slurmctld.booted_at))
+        return f"CANCELLED, and slurmctld was started anew at {when}, after the submission: it may have lost the job"
+    return ""
+
+
+def _lasted(row: JobRow) -> float:
+    """From its start to its end; infinite where Slurm does not say."""
+    return math.inf if row.started is None or row.ended is None else row.ended - row.started
+
 
 WHOLE_SECONDS = 2.0
 """By how much a difference of two of Slurm's times may be off: it counts whole seconds, at both ends."""

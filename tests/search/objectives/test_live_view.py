@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from lora_tune.config.study import parse_study
-from lora_tune.controller.verdict_line import verdict_line
+from lora_tune.controller.monitor import verdict_line
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
 from lora_tune.review.screen import FittedTable
