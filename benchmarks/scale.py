@@ -52,8 +52,7 @@ from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.search.session import Asked, Session
 from lora_tune.store import Changes, Lease, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, UnitOfWork, Verdict
 from lora_tune.workloads import load as load_workload
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "simulated_h100.toml"

@@ -1,8 +1,4 @@
-"""Ask and tell: trials of a sweep that a loop of somebody else runs, with the records, identity and verdicts of all.
-
-For a study with ``site.launcher = "outside"``. Each call is one short run of the sweep's own driver: what is asked is
-proposed and offered, what is told becomes the trial's log, and the driver judges that like every other log.
-"""
+"""The next trial for whoever runs it, and how it went: for ``ask``, ``tell``, Python and models."""
 
 from __future__ import annotations
 
@@ -12,14 +8,18 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import click
 
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError, SweepBusyError
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.cli.steer import this_person
-from lora_tune.config.study import Study
+from lora_tune.cli.options import plan_of
+from lora_tune.cli.steer import this_person, typed_values
+from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.dependencies import Proposer
 from lora_tune.controller.driver import Driver
 from lora_tune.controller.runtime import DrivePlan, Environment, driver, make_clock, open_sweep
@@ -322,3 +322,45 @@ def _line(at: float, key: str, value: float | None, kind: str = "POINT_IN_TIME",
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def run_ask(study_name: str, storage: str | None, output: Path | None, values: tuple[str, ...]) -> None:
+    """What ``ask`` does; see cli/commands.py for its options."""
+    from lora_tune.cli.ask_tell import ask
+
+    file = find_study(study_name)
+    plan = plan_of(file, load_study(file), {}, output)
+    click.echo(json.dumps(asdict(ask(plan, storage, typed_values(plan.study, values) or None))))
+
+
+def run_tell(
+    study_name: str, storage: str | None, output: Path | None, token: str, evals: str | None, log: Path | None,
+    failed: str, running: bool,
+) -> None:  # fmt: skip
+    """What ``tell`` does; see cli/commands.py for its options."""
+    from lora_tune.cli.ask_tell import result_of, tell
+
+    file = find_study(study_name)
+    plan = plan_of(file, load_study(file), {}, output)
+    text = log.read_text(encoding="utf-8", errors="replace") if log else ""
+    result = result_of(_parsed(evals), log=text, failed=failed, over=not running)
+    click.echo(json.dumps(as_json(tell(plan, storage, token, result))))
+
+
+def _parsed(text: str | None) -> Any:
+    try:
+        return [] if text is None else json.loads(text)
+    except ValueError as error:
+        raise InputError(f"--evals: not JSON ({error}); write [[samples, loss], ...]") from error
+
+
+def as_json(trial: Trial) -> dict[str, Any]:
+    """A trial as it was judged. go_on: whether its run should go on."""
+    return {
+        "trial": trial.number,
+        "state": trial.state.value,
+        "verdict": trial.verdict.value if trial.verdict else None,
+        "sentence": trial.sentence,
+        "objective": trial.metrics.objective,
+        "go_on": trial.state is TrialState.RUNNING,
+    }

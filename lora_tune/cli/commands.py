@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,6 @@ from lora_tune.cli.options import (
     storage_option,
     study_option,
 )
-
-
-def _body(module: str) -> Any:
-    return importlib.import_module(f"lora_tune.cli.{module}")
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -44,7 +40,9 @@ def init(**options: Any) -> None:
     in a run of `COMMAND --help` (at most 60 s). Every guess is commented in the file. Nothing is trained.
     Exit codes: 0 written; 2 your input; 3 the machine.
     """
-    _body("init").run(**options)
+    from lora_tune.cli.init import run
+
+    run(**options)
 
 
 @click.command()
@@ -80,7 +78,9 @@ def sweep(**options: Any) -> None:
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
-    _body("sweep").run(**options)
+    from lora_tune.cli.sweep import run
+
+    run(**options)
 
 
 @click.command()
@@ -112,7 +112,9 @@ def confirm(**options: Any) -> None:
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
-    _body("confirm.command").run(**options)
+    from lora_tune.cli.confirm import run
+
+    run(**options)
 
 
 @click.command()
@@ -132,7 +134,9 @@ def status(**options: Any) -> None:
     Exit codes: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and nobody drives it, or
     the database does not answer; 4 the sweep ended and nothing reached the target. Made for monitoring.
     """
-    _body("status").run(**options)
+    from lora_tune.cli.status import run
+
+    run(**options)
 
 
 @click.command()
@@ -157,7 +161,9 @@ def steer(**options: Any) -> None:
     Every request is kept with who asked and when, and shown by status. Exit codes: 0 noted; 2 your input; 3 the
     database does not answer.
     """
-    _body("steer").run(**options)
+    from lora_tune.cli.steer import run
+
+    run(**options)
 
 
 @click.command()
@@ -174,7 +180,9 @@ def ask(**options: Any) -> None:
     For studies with site.launcher = "outside"; say how it went with tell. Without --set the search proposes.
     Exit codes: 0 done; 2 your input, or nothing to run now; 3 the machine, or another driver is at work.
     """
-    _body("ask").run_ask(**options)
+    from lora_tune.cli.ask_tell import run_ask
+
+    run_ask(**options)
 
 
 @click.command()
@@ -193,19 +201,23 @@ def tell(**options: Any) -> None:
     With --running, "go_on" is false where it should be stopped. Seconds count from when it was asked for.
     Exit codes: 0 done; 2 your input; 3 the machine, or another driver is at work.
     """
-    _body("ask").run_tell(**options)
+    from lora_tune.cli.ask_tell import run_tell
+
+    run_tell(**options)
 
 
 @click.command()
 @guarded
-def schema(**options: Any) -> None:
+def schema() -> None:
     """Print the JSON schema of a study file. An editor completes and checks by it what a study may say.
 
     What it admits may still be refused with a sentence: rules between keys, and those of a workload, stand in the
     code. In the editor: a first line `#:schema study.schema.json` in the study, and this output in that file.
     Exit codes: 0 printed; 2 your input.
     """
-    _body("schema").run(**options)
+    from lora_tune.config.study_schema import study_schema
+
+    click.echo(json.dumps(study_schema(), indent=1))
 
 
 @click.command()
@@ -222,7 +234,9 @@ def mcp(**options: Any) -> None:
     Whoever speaks to it starts programs as you do: give it to agents that may. Needs pip install "lora-tune[mcp]".
     Exit codes: 0 its client is gone; 2 your input; 3 the machine.
     """
-    _body("mcp").run(**options)
+    from lora_tune.cli.mcp import run
+
+    run(**options)
 
 
 @click.command()
@@ -249,7 +263,9 @@ def export(**options: Any) -> None:
     Its provenance says what that rests on, and names the best single run beside it.
     Exit codes: 0 written; 2 your input; 3 the machine; 4 nothing reached the target.
     """
-    _body("export").run(**options)
+    from lora_tune.cli.export import run
+
+    run(**options)
 
 
 @click.command()
@@ -268,7 +284,9 @@ def report(**options: Any) -> None:
 
     Exit codes: 0 written; 2 your input; 3 the machine.
     """
-    _body("report").run(**options)
+    from lora_tune.cli.report import run
+
+    run(**options)
 
 
 @click.command()
@@ -284,7 +302,9 @@ def dashboard(**options: Any) -> None:
 
     Exit codes: 0 ended in order; 2 your input; 3 the machine.
     """
-    _body("dashboard").run(**options)
+    from lora_tune.cli.dashboard import run
+
+    run(**options)
 
 
 @click.command()
@@ -297,7 +317,9 @@ def logs(**options: Any) -> None:
 
     Exit codes: 0 evals were read; 2 your input; 3 the machine; 4 no eval was read (then a pattern is suggested).
     """
-    _body("logs").run(**options)
+    from lora_tune.cli.logs import run
+
+    run(**options)
 
 
 @click.command()
@@ -313,7 +335,9 @@ def replay(**options: Any) -> None:
     Nothing is written.
     Exit codes: 0 played; 1 a fault of this program; 2 your input; 3 the machine; 4 no log could be read.
     """
-    _body("replay").run(**options)
+    from lora_tune.cli.replay import run
+
+    run(**options)
 
 
 @click.command()
@@ -327,7 +351,9 @@ def score(**options: Any) -> None:
     A FOLDER holds the result_*.txt (or .txt.gz) of one submission; one without any stands for those below it that do.
     Exit codes: 0 scored (also what MLPerf would refuse, which is said); 2 a folder cannot be scored; 3 the machine.
     """
-    _body("score").run(**options)
+    from lora_tune.cli.score import run
+
+    run(**options)
 
 
 @click.command()
@@ -364,7 +390,9 @@ def package(**options: Any) -> None:
     chance that it passes. Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the machine.
     Power measurements are left out.
     """
-    _body("package").run(**options)
+    from lora_tune.cli.package import run
+
+    run(**options)
 
 
 @click.command()
@@ -385,7 +413,9 @@ def ingest(**options: Any) -> None:
     delete lines of sweeps/NAME/priors.jsonl.
     Exit codes: 0 something was taken, shown or known already; 2 your input; 3 the machine; 4 nothing was usable.
     """
-    _body("ingest").run(**options)
+    from lora_tune.cli.ingest import run
+
+    run(**options)
 
 
 @click.command()
@@ -401,7 +431,9 @@ def explain(**options: Any) -> None:
     With --trial N: why it was proposed, why it ended as it did, and how far it was.
     Exit codes: 0 told; 2 your input; 3 the machine.
     """
-    _body("explain").run(**options)
+    from lora_tune.cli.explain import run
+
+    run(**options)
 
 
 @click.command()
@@ -418,7 +450,9 @@ def verdict(**options: Any) -> None:
     and no evidence; run it again, and the baseline, too: steer --enqueue --clone TRIAL. Look as often as you like.
     Exit codes: 0 told; 2 your input; 3 the machine.
     """
-    _body("verdict").run(**options)
+    from lora_tune.cli.verdict import run
+
+    run(**options)
 
 
 @click.command()
@@ -434,4 +468,6 @@ def doctor(**options: Any) -> None:
 
     Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
     """
-    _body("doctor").run(**options)
+    from lora_tune.cli.doctor import run
+
+    run(**options)

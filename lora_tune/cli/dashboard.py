@@ -28,8 +28,8 @@ from lora_tune.cli.options import (
     watch_store,
 )
 from lora_tune.cli.web_server import Application, listen, own_token, refusal, same, visitor, well_formed
-from lora_tune.review.dashboard_notes import is_note, with_notes, with_style
-from lora_tune.store.locate import open_store
+from lora_tune.review.notes import is_note, with_notes, with_style
+from lora_tune.store import open_store
 from lora_tune.store.port import Remark
 from lora_tune.store.records import StudyRecords
 

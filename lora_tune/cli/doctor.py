@@ -1,38 +1,50 @@
-"""``python -m lora_tune.doctor --study NAME [--probe]``: what stands between here and the study's first trial."""
+"""What a study needs here, found by asking this machine, the cluster, the database and, with --probe, a node."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shlex
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from lora_tune import store as stores
 from lora_tune.base.errors import (
     EXIT_SETUP,
     Finding,
+    LauncherError,
     Level,
     LoraTuneError,
     SetupError,
+    StoreError,
     StudyError,
     free_space,
     good,
     problem,
     warning,
 )
+from lora_tune.base.files import NETWORK, file_system, mountinfo
 from lora_tune.base.paths import SweepPaths
-from lora_tune.cli.checks import cluster, database, probe
 from lora_tune.cli.options import sweep_paths
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.config.tables import Site
 from lora_tune.controller.runtime import option_refusals, preflight_warnings
-from lora_tune.launchers.base import launcher_kind
+from lora_tune.launchers.base import Launcher, Ticket, launcher_kind
+from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask, in_words
-from lora_tune.launchers.slurm.launcher import SlurmLauncher
+from lora_tune.launchers.slurm.launcher import COMMANDS, SlurmLauncher
+from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
 from lora_tune.launchers.slurm.submission import question
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import ALSO, PYXIS, Examined, Workload, places, some_proposal
+from lora_tune.workloads.base import ALSO, PYXIS, Examined, Job, Resources, Workload, places, some_proposal
 
 SWEEP_GB = 1.0
 """Room for a sweep's logs and database; a trial's log has a few megabytes."""
@@ -84,7 +96,7 @@ def show_findings(findings: Iterable[Finding]) -> Level:
 def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
     """What can be seen without a cluster."""
     yield free_space(paths.root, SWEEP_GB, "logs and the database grow there")
-    yield database.server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
+    yield database_server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
     if isinstance(workload, Examined):
         yield from workload.findings(paths)
     else:
@@ -112,43 +124,363 @@ def _places(study: Study, workload: Workload) -> dict[str, str]:
 
 def _file(paths: SweepPaths, storage: str | None) -> Finding:
     """Where the SQLite file would lie."""
-    return database.chosen(Path(storage.partition(":///")[2]).resolve()) if storage else database.file(paths.root)
+    return chosen_database(Path(storage.partition(":///")[2]).resolve()) if storage else database_file(paths.root)
 
 
 def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
     """What the cluster says from here."""
-    absent = list(cluster.commands())
+    absent = list(commands())
     if absent:
         yield from absent
         return
-    answer = cluster.controller(ask)
+    answer = controller(ask)
     yield answer
     if answer.level is not Level.GOOD:
         return
-    yield cluster.accounting(ask)
-    yield cluster.partition(ask, study.site)
+    yield accounting(ask)
+    yield partition(ask, study.site)
     engine = workload.engine if isinstance(workload, Examined) else PYXIS
     if "CONT" in _places(study, workload) and engine == PYXIS:
-        yield cluster.pyxis(ask)
-    yield cluster.mpi(ask, study.site)
+        yield pyxis(ask)
+    yield mpi(ask, study.site)
     try:
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
     yield good(in_words(os.environ))
-    yield from cluster.time_limit(ask, study.site, job.resources.minutes)
+    yield from time_limit(ask, study.site, job.resources.minutes)
     for refusal in option_refusals(job, study):
         what, _, fix = refusal.rpartition("; ")
         yield problem(what, "no job would be its trial's", fix)
-    yield cluster.accepted(ask, question(job, study.site))
+    yield accepted(ask, question(job, study.site))
 
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
     """What a node says."""
     sudo = workload.sudo_calls() if isinstance(workload, Examined) else []
-    questions = probe.questions(study.site, _places(study, workload), paths.root, sudo)
+    questions = questions_of(study.site, _places(study, workload), paths.root, sudo)
     try:
         launcher = SlurmLauncher(study.site)
-        yield from probe.probe(launcher, study.site, questions, paths.root, limit, click.echo)
+        yield from probe(launcher, study.site, questions, paths.root, limit, click.echo)
     except LoraTuneError as error:
         yield problem(f"the probe was not submitted: {error}", "trials would not be either", "see above")
+
+
+Ask = Callable[..., str]
+"""Runs a Slurm command and returns its standard output; raises LauncherError."""
+
+NO_GRES = "none"
+"""``site.gres`` of a cluster that knows no GPUs: its nodes are taken whole."""
+
+
+def commands() -> Iterator[Finding]:
+    """Slurm's commands on PATH."""
+    absent = [command for command in COMMANDS if shutil.which(command) is None]
+    if absent:
+        yield problem(
+            f"{', '.join(absent)} are not on PATH",
+            "trials are submitted, watched and cancelled with them",
+            "run this on the login node, or: module load slurm; --study tiny runs without Slurm",
+        )
+
+
+def controller(ask: Ask) -> Finding:
+    """Whether slurmctld answers, and its version."""
+    try:
+        ask("sinfo", "--noheader", "--format=%P")
+        version = ask("sinfo", "--version").strip()
+    except LauncherError as error:
+        return problem(
+            f"the cluster does not answer: {error}",
+            "nothing can be submitted; running jobs go on",
+            "scontrol ping; ask the administrator",
+        )
+    return good(f"{version} answers")
+
+
+def accounting(ask: Ask) -> Finding:
+    """Whether sacct works: it is convenient, not needed."""
+    try:
+        ask("sacct", "--allocations", "--noheader", "--starttime=now-1minute")
+    except LauncherError:
+        return warning(
+            "sacct does not work",
+            "jobs that ended longer ago than Slurm's MinJobAge (300 s) while no driver ran count as lost",
+            "keep the driver running, in tmux or as a service",
+        )
+    return good("sacct works")
+
+
+def partition(ask: Ask, site: Site) -> Finding:
+    """The partition, and whether its nodes have the GPUs of a trial."""
+    name = site.partition
+    try:
+        rows = node_rows(ask(*NODES), name)
+    except LauncherError as error:
+        return problem(f"sinfo fails: {error}", "the partition cannot be inspected", "sinfo")
+    label = f"partition {name}" if name else "the cluster"
+    if not rows:
+        return problem(
+            f"{label} has no nodes", "nothing can run there", "sinfo --summarize, then correct site.partition"
+        )
+    gpus = 0 if site.gres == NO_GRES else site.packs * site.gpus_per_node
+    fit = {node for node, _, gres, _ in rows if gpus_of(gres) >= gpus}
+    up = {node for node, state, _, _ in rows if node in fit and not re.match(r"down|drain|fail|maint", state)}
+    if len(fit) < site.nodes:
+        return problem(
+            f"{len(fit)} nodes of {label} have {gpus} GPUs; a job needs {site.nodes}",
+            "trials would wait in the queue forever",
+            f"sinfo --Node --format='%N %G', then correct site.partition or site.gpus_per_node; {WITHOUT_GRES}",
+        )
+    if len(up) < site.nodes:
+        return warning(
+            f"{len(up)} of {len(fit)} suitable nodes of {label} are up",
+            "trials wait until a node comes back",
+            "sinfo --list-reasons",
+        )
+    of = f"nodes with {gpus} GPUs" if site.gres != NO_GRES else f'whole nodes (site.gres = "{NO_GRES}")'
+    return good(f"{label}: {len(up)} of {len(fit)} {of} are up")
+
+
+def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
+    """Whether partition and reservation let a job run for ``minutes`` (0: it names no limit). A qos may allow more.
+
+    Slurm takes a job that asks for more, unless it enforces the limit, and lets it wait for ever.
+    """
+    waits = "trials would wait in the queue forever"
+    with contextlib.suppress(LauncherError):  # said of the partition itself
+        if what := parse.beyond_limit(ask(*parse.LIMITS), site, minutes):
+            yield (warning if parse.by_qos(site) else problem)(what, waits, parse.REMEDY)
+    with contextlib.suppress(LauncherError):  # said of sbatch's answer
+        shown = ask(*parse.reservation(site)) if site.reservation else ""
+        if what := parse.beyond_reservation(shown, minutes, time.time()):
+            yield problem(what, waits, parse.RESERVATION_REMEDY)
+
+
+def gpus_of(gres: str) -> int:
+    """The GPUs in sinfo's words: ``gpu:h100:8(S:0-1),nvme:2`` -> 8."""
+    return sum(int(m) for m in re.findall(r"(?:^|,)gpu(?::[^,:()]+)?:(\d+)", gres))
+
+
+def pyxis(ask: Ask) -> Finding:
+    """Whether srun knows containers."""
+    try:
+        known = "--container-image" in ask("srun", "--help")
+    except LauncherError as error:
+        return problem(f"srun --help fails: {error}", "steps cannot be started", "srun --help")
+    if not known:
+        return problem(
+            "srun knows no --container-image",
+            "run.sub starts its steps in a container, through the Pyxis plugin",
+            "ask the administrator for Pyxis (github.com/NVIDIA/pyxis) in plugstack.conf.d",
+        )
+    return good("Pyxis: srun knows --container-image")
+
+
+def mpi(ask: Ask, site: Site) -> Finding:
+    """Whether Slurm offers the MPI start-up that the site names."""
+    wanted = site.mpi or "pmix"
+    try:
+        offered = mpi_types(ask("srun", "--mpi=list"))
+    except LauncherError as error:
+        return problem(
+            f"srun --mpi=list fails: {error}", "the training's ranks cannot find each other", "srun --mpi=list"
+        )
+    if wanted not in offered:
+        return problem(
+            f"MPI type {wanted} is not offered; there are {', '.join(sorted(offered))}",
+            "the training step fails at once",
+            "site.mpi = one of these: pmi2 where pmix, which run.sub takes by itself, is missing",
+        )
+    return good(f"MPI type {wanted} is offered")
+
+
+def mpi_types(text: str) -> set[str]:
+    """The types in ``srun --mpi=list``: one a line, and pmix's versions behind a colon."""
+    types: set[str] = set()
+    for line in text.splitlines():
+        line = line.removeprefix("srun:").strip()
+        if "..." not in line:
+            types |= set(line.rpartition(":")[2].replace(",", " ").split())
+    return types
+
+
+def accepted(ask: Ask, question: Sequence[str]) -> Finding:
+    """Whether sbatch would take a trial: account, partition, reservation and limits in one ``question``."""
+    try:
+        ask(*question)
+    except LauncherError as error:
+        return problem(
+            f"sbatch refuses a trial: {error}",
+            "no trial can be submitted",
+            "correct site.account, partition, reservation, gres or sbatch_args; sacctmgr show assoc user=$USER",
+        )
+    return good("sbatch accepts a trial's options")
+
+
+def database_file(folder: Path, mounts: str | None = None) -> Finding:
+    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: text of /proc/self/mountinfo."""
+    kind = file_system(folder, mountinfo() if mounts is None else mounts) or "an unknown file system"
+    if kind in NETWORK:
+        return problem(
+            f"{folder} is on {kind}",
+            "SQLite's locks do not hold there: a second host corrupts the database, so a sweep refuses to begin",
+            "keep the sweep folder, and put the database on a local disk (--storage sqlite:////LOCAL/DISK/sweep.db) "
+            "or use --storage postgresql+psycopg://...",
+        )
+    return good(f"the database at {folder} is on {kind}")
+
+
+def chosen_database(database: Path, mounts: str | None = None) -> Finding:
+    """The same of the ``database`` that ``--storage`` names, in whose folder a sweep makes nothing but the file."""
+    if database.parent.is_dir():
+        return database_file(database.parent, mounts)
+    return problem(
+        f"{database.parent} is no folder, and --storage names a file in it",
+        "every record of the sweep lies there",
+        f"make it (mkdir -p {shlex.quote(str(database.parent))}), or correct the URL",
+    )
+
+
+def database_server(url: str) -> Finding:
+    """Whether the PostgreSQL server answers."""
+    try:
+        return good(f"the database {stores.safe_url(url)} answers: {stores.server_version(url)}")
+    except StoreError as error:
+        return problem(str(error), "every record of the sweep lies there", "start the server, or correct the URL")
+
+
+JOB_MINUTES = 5.0
+_MARK = "doctor:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A command for the node, and what its failure means."""
+
+    name: str
+    command: str
+    what: str
+    why: str
+    fix: str
+    needed: bool = True
+
+
+def questions_of(site: Site, places: Mapping[str, str], folder: Path, sudo: Sequence[str]) -> list[Question]:
+    """What to ask a node. folder: the sweep's, which the node must see. sudo: programs that run.sub calls with it."""
+    return [*_of_the_cluster(site, folder), *_of_places(places), *map(_of_sudo, sudo)]
+
+
+def _of_the_cluster(site: Site, folder: Path) -> Iterator[Question]:
+    tasks = max(1, site.gpus_per_node)
+    yield Question(
+        name="shared",
+        command=f"touch {shlex.quote(str(folder / 'doctor' / 'seen'))}",
+        what=f"the node sees and writes {folder}",
+        why="a trial's config and log lie there; the driver reads the log from here",
+        fix="--output on a file system that all nodes mount, and site.log_folder as well",
+    )
+    yield Question(
+        name="mpi",
+        command=f"srun --ntasks={site.nodes * tasks} --ntasks-per-node={tasks} true",
+        what=f"{site.gpus_per_node} tasks a node start with MPI type {site.mpi or 'as Slurm has it'}",
+        why="this is how the training's ranks are started",
+        fix="srun --mpi=list; then site.mpi, and site.cpu_bind = 'none' where binding is refused",
+    )
+    if site.gpus_per_node:
+        counted = 'srun --ntasks=1 bash -c \'tr , "\\n" <<<"$CUDA_VISIBLE_DEVICES" | grep -c .\''
+        yield Question(
+            name="gpus",
+            command=f'test "$({counted})" = {site.gpus_per_node}',
+            what=f"a step sees {site.gpus_per_node} GPUs",
+            why="ranks without a GPU end at once, on some clusters with spank's Assertion (arg) failed",
+            fix=f"site.gres = 'gpu:{site.gpus_per_node}'",
+        )
+
+
+def _of_places(places: Mapping[str, str]) -> Iterator[Question]:
+    for name, value in places.items():
+        if value.startswith("/"):
+            yield Question(
+                name=name,
+                command=f"test -r {shlex.quote(value)}",
+                what=f"the node reads {name}={value}",
+                why="the trial runs there, not here",
+                fix="use a path on a file system that all nodes mount",
+            )
+    if "CONT" in places:
+        yield Question(
+            name="enroot",
+            command="command -v enroot",
+            what="the node has enroot",
+            why="Pyxis starts containers with it, and run.sub cleans up with `enroot list`",
+            fix="ask the administrator to install enroot on the nodes",
+        )
+
+
+def _of_sudo(program: str) -> Question:
+    return Question(
+        name=f"sudo {program}",
+        command=f"sudo -n -l {shlex.quote(program)}",
+        what=f"sudo {program} needs no password",
+        why="run.sub calls it, and set -e ends the job when it fails",
+        fix="CLEAR_CACHES = 0 and VBOOST_VALUE = 0 in [space], or ask the administrator for a sudoers line",
+        needed=False,
+    )
+
+
+def script(questions: list[Question]) -> str:
+    """The batch script: each question once, its answer on a line of its own."""
+    lines = ["#!/bin/bash"]
+    for number, check in enumerate(questions):
+        lines.append(
+            f'if ( {check.command} ) >&2; then echo "{_MARK} {number} yes"; else echo "{_MARK} {number} no"; fi'
+        )
+    return "\n".join(lines) + "\n"
+
+
+def answers(questions: list[Question], log: str) -> Iterator[Finding]:
+    """The findings in the job's log; a question without an answer is a problem too."""
+    printed = {parts[1]: parts[2] for line in log.splitlines() if len(parts := line.split()) == 3 and parts[0] == _MARK}
+    for number, check in enumerate(questions):
+        answer = printed.get(str(number))
+        if answer == "yes":
+            yield good(f"on a node: {check.what}")
+            continue
+        what = f"not true on a node: {check.what}" if answer else f"on a node, no answer: {check.what}"
+        make = problem if check.needed else warning
+        yield make(what, check.why, check.fix)
+
+
+def probe(
+    launcher: Launcher, site: Site, questions: list[Question], folder: Path, limit: float, say: Callable[[str], None]
+) -> Iterator[Finding]:
+    """Submit the job, wait at most ``limit`` seconds for its end, and read its answers."""
+    place = folder / "doctor" / time.strftime("%Y%m%d-%H%M%S")
+    place.mkdir(parents=True)
+    (place / "probe.sh").write_text(script(questions), encoding="utf-8")
+    job = Job(
+        name=f"doctor-{place.name}",
+        folder=place,
+        argv=("probe.sh",),
+        cwd=place,
+        log=place / "job.log",
+        resources=Resources(nodes=site.nodes, gpus_per_node=site.gpus_per_node, minutes=JOB_MINUTES),
+        script=True,
+    )
+    ticket = Ticket(name=job.name, folder=place, job_id=launcher.submit(job), submitted_at=time.time())
+    say(f"probe: job {ticket.job_id} submitted, waiting for it at most {limit / 60:g} min")
+    deadline = time.monotonic() + limit
+    status = launcher.poll([ticket])[ticket.name]
+    while status.state.alive and time.monotonic() < deadline:
+        time.sleep(0.5)
+        status = launcher.poll([ticket])[ticket.name]
+    if status.state.alive:
+        launcher.cancel(ticket)
+        yield problem(
+            f"the probe is still {status.state}: {status.reason}",
+            "trials would wait just as long",
+            f"squeue --start; sinfo; or wait longer: --probe-minutes {2 * limit / 60:g}",
+        )
+        return
+    yield from answers(questions, job.log.read_text(errors="replace") if job.log.exists() else "")

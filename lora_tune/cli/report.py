@@ -31,13 +31,21 @@ from lora_tune.cli.verdict import shown
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import describe
-from lora_tune.review import importance
+from lora_tune.review import chart, importance
 from lora_tune.review.advice import advise
-from lora_tune.review.dashboard_notes import tags
-from lora_tune.review.figure_files import page_figures, write_figures
 from lora_tune.review.importance import scaling
-from lora_tune.review.plots import chart
-from lora_tune.review.report_page import page_file, template, write_page
+from lora_tune.review.notes import tags
+from lora_tune.review.page import (
+    hours,
+    page_figures,
+    page_file,
+    searched_names,
+    template,
+    trial_rows,
+    value_text,
+    write_figures,
+    write_page,
+)
 from lora_tune.review.stopping import account_words
 from lora_tune.review.summary import (
     Overview,
@@ -49,7 +57,6 @@ from lora_tune.review.summary import (
     score_words,
     trial_name,
 )
-from lora_tune.review.trial_rows import hours, searched_names, trial_rows, value_text
 from lora_tune.search.campaign import ArmState, campaign
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of

@@ -23,8 +23,7 @@ from lora_tune.cli.options import load_review, name_values
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
 from lora_tune.controller.steering import SETTINGS, apply_requests, describe, refusal_of_values
-from lora_tune.store import LEASE_SECONDS
-from lora_tune.store.locate import open_store
+from lora_tune.store import LEASE_SECONDS, open_store
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
 

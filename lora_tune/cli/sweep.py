@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.base.paths import SweepPaths, near
-from lora_tune.base.text import counted
+from lora_tune.base.text import HIDDEN, counted, redact
 from lora_tune.cli import export
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.cli.logs import check_logs
 from lora_tune.cli.options import (
     again,
     laid_over,
+    mark_left,
     people_if_known,
     plan_of,
     refuse_marks,
     typed,
 )
-from lora_tune.config.checks import closed_violations
+from lora_tune.config.checks import closed_violations, range_words
+from lora_tune.config.holding import study_holding
+from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study, find_study, load_study, secrets_written_in
 from lora_tune.config.tables import replaced_in
 from lora_tune.controller.changed_study import with_base
-from lora_tune.controller.driver import Outcome
+from lora_tune.controller.driver import Outcome, proposal
 from lora_tune.controller.runtime import (
     DrivePlan,
     Environment,
@@ -36,9 +42,12 @@ from lora_tune.controller.runtime import (
     given_back,
     make_clock,
     open_sweep,
+    preflight_warnings,
 )
 from lora_tune.controller.sweep_records import still_there
-from lora_tune.launchers import make_launcher
+from lora_tune.launchers import make_launcher, preview
+from lora_tune.launchers.base import launcher_kind
+from lora_tune.launchers.slurm.client import in_words
 from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import promise_words
 from lora_tune.review.summary import parameters_text, recommended_words, score_words, trial_name
@@ -47,8 +56,12 @@ from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
-from lora_tune.store.records import StudyRecords, Verdict
-from lora_tune.workloads.base import Workload
+from lora_tune.store.records import StudyRecords, Trial, Verdict
+from lora_tune.workloads.base import Job, Prepares, Start, Workload, start, unread_switches
+from lora_tune.workloads.base_config import parameters_at
+
+if TYPE_CHECKING:
+    from lora_tune.search.session import Session
 
 _BUDGET = ("trials", "parallel", "budget_node_hours", "launcher")
 """Options that change the study: the line that goes on has them, too."""
@@ -81,8 +94,6 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
     if gone := replaced_in(plan.text):
         click.echo(f"warning: {gone}", err=True)
     if dry_run:
-        from lora_tune.cli.dry_run import print_proposals
-
         print_proposals(plan)
         if options["logs"] and not check_logs(study, plan.workload, options["logs"]):
             sys.exit(errors.EXIT_NOTHING_REACHED)
@@ -101,8 +112,8 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
 
 def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:
     """Put what a driver rescued back into the database."""
-    from lora_tune.store.locate import open_store
-    from lora_tune.store.merging import merge_rescued
+    from lora_tune.store import open_store
+    from lora_tune.store.requests import merge_rescued
 
     store = open_store(plan.paths, storage)
     try:
@@ -238,3 +249,106 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
     if rows := scaling(study, sweep):
         lines.append(table(study, rows))
     return "\n".join(lines)
+
+
+PREVIEWED = 2
+"""Proposals that are shown."""
+
+FEW = 4
+"""Choices of a parameter that are listed."""
+
+
+def print_proposals(plan: DrivePlan) -> None:
+    """The first proposals, their files, environment and command lines. Nothing is written or submitted."""
+    from lora_tune.search.session import Session
+
+    study, workload, paths = plan.study, plan.workload, plan.paths
+    try:
+        remarks = preflight_warnings(workload, study, paths)
+    except (errors.SetupError, errors.StudyError) as error:
+        remarks = [f"no trial would run: {error}"]
+    if mark := mark_left(plan.file.read_text(encoding="utf-8")):
+        remarks = [f"no trial would run: {mark}", *remarks]
+    click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
+    if launcher_kind(study.site).slurm:
+        click.echo(f"# {in_words(os.environ)}")
+    begin = _start(workload)
+    study = study_holding(study, begin.tuned if begin else None, _unread(workload))
+    session = Session(study, start=begin)
+    click.echo("".join(f"# {line}\n" for line in _outline(study, begin)), nl=False)
+    click.echo("".join(f"# stage {at}, {line}\n" for at, line in enumerate(session.plan(), 1)), nl=False)
+    if isinstance(workload, Prepares) and (preparation := workload.preparation(paths.preparation(0).folder)):
+        click.echo("# before the first trial, once\n" + _shown(study, preparation))
+    _print_trials(plan, study, session, begin)
+
+
+def _print_trials(plan: DrivePlan, study: Study, session: Session, begin: Start | None) -> None:
+    """The first proposals, each with its job where that can be made; at the end a SetupError says why it cannot."""
+    missing: errors.SetupError | None = None
+    for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
+        proposed = session.ask()
+        if isinstance(proposed, str):
+            click.echo(proposed)
+            break
+        trial = Trial(
+            number=proposed.number,
+            seed=study.trial_seed(proposed.number),
+            tuned=study.search_space.conditions.present(proposed.tuned),
+            parameters=proposed.parameters or parameters_at(begin, study.search_space, proposed.tuned),
+        )
+        what = f"{proposed.base} as it stands" if proposed.base else parameters_text(trial)
+        click.echo(f"# trial {trial.number}: {what}")
+        try:
+            job = plan.workload.job(proposal(trial, 0), plan.paths.attempt(trial.number, 0).folder)
+            click.echo(_shown(study, job))
+        except errors.SetupError as error:
+            missing = error
+    if missing is not None:
+        raise missing
+
+
+def _outline(study: Study, begin: Start | None) -> Iterator[str]:
+    """The space, what comes first, and what it may cost, in a line each: to be judged before a machine is there."""
+    for name, distribution in study.search_space.distributions().items():
+        choices = getattr(distribution, "choices", ())
+        few = f"one of {len(choices)}: {', '.join(map(str, choices[:FEW]))} ..." if len(choices) > FEW else ""
+        yield f"space: {name} {few or range_words(distribution)}"
+    points = len(study.search.enqueue)
+    first = ["no configuration of today" if begin is None else f"{begin.name} as it stands"]
+    first += [f"{counted(points, 'points')} of search.enqueue"] if points else []
+    yield f"start: {', then '.join(first)}"
+    budget = study.budget
+    limits = [counted(budget.trials, "trials")] if budget.trials else []
+    limits += [f"{budget.node_hours:g} node-hours"] if budget.node_hours else []
+    limits += [f"{budget.wall_hours:g} hours"] if budget.wall_hours else []
+    most = study.search_space.most_nodes * budget.trial_minutes / 60
+    cost = f"a trial of {budget.trial_minutes:g} min costs up to {most:.3g} node-hours"
+    cost = cost if counts_node_hours(study) else f"a trial is ended after {budget.trial_minutes:g} min"
+    yield f"budget: {' or '.join(limits)}, {budget.parallel} at a time; {cost}"
+
+
+def _start(workload: Workload) -> Start | None:
+    """The configuration of today; None also where its files are not there yet, which the first line says."""
+    try:
+        return start(workload)
+    except errors.SetupError:
+        return None
+
+
+def _unread(workload: Workload) -> tuple[str, ...]:
+    """The switches that nothing reads; none where nobody can tell: that is said, and the plan shown all the same."""
+    try:
+        return unread_switches(workload)
+    except errors.SetupError:
+        return ()
+
+
+def _shown(study: Study, job: Job) -> str:
+    """A job's files, environment and command line, secrets hidden: people show this to others."""
+    files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
+    variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
+    variables += [f"{name}={HIDDEN} \\\n" for name in job.secrets]
+    command = preview(study, job)
+    # Slurm's line submits a batch file of ours; what that runs is the trial.
+    runs = [] if {*job.argv} <= {*command} else [f"# FILE runs: {shlex.join(job.argv)}\n"]
+    return redact("".join((*files, *runs, *variables, shlex.join(command), "\n")))

@@ -24,8 +24,7 @@ from lora_tune.controller.sweep_records import EventLog, SweepRecords
 from lora_tune.launchers.base import JobState, Launcher, Surveys
 from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.port import Request
-from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, UnitOfWork, Verdict
 
 # Jobs of a sweep that no open trial wants, such as those of records that were lost since: found and ended.
 

@@ -15,8 +15,7 @@ from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import Launcher, Ticket
 from lora_tune.launchers.job_records import foreign
 from lora_tune.logs.run import LogReader
-from lora_tune.store.records import Attempt, StopKind, Trial
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StopKind, Trial, UnitOfWork
 from lora_tune.workloads.base import Job, Proposal, Value, Workload, written
 
 # Jobs that are asked to end: the wish on record first, then the launcher.

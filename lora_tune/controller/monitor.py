@@ -32,8 +32,7 @@ from lora_tune.search import pace
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.physics import far_over
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, UnitOfWork, Verdict
 
 # A verdict as one terse line for who watches; the whole sentence stands in driver.log, status and the report.
 

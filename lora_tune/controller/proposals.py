@@ -16,8 +16,7 @@ from lora_tune.controller.sweep_records import EventLog
 from lora_tune.logs.failures import FailureKind
 from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Trial, TrialState
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, Trial, TrialState, UnitOfWork
 from lora_tune.workloads.base import start
 from lora_tune.workloads.base_config import parameters_at
 

@@ -34,9 +34,8 @@ from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind
 from lora_tune.launchers.slurm.client import functions_of, handed_on, held_back
 from lora_tune.logs.failures import Diagnosis, diagnose
 from lora_tune.search.objectives import objectives_of
-from lora_tune.store import Changes, Lease, Registered
+from lora_tune.store import Changes, Lease, Registered, open_store
 from lora_tune.store.leases import keeping
-from lora_tune.store.locate import open_store
 from lora_tune.store.records import TrialState
 from lora_tune.workloads.base import (
     ChecksBeforehand,

@@ -17,8 +17,7 @@ from lora_tune.controller.conclusion import made
 from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import JobState, Launcher, SharedJob, SharesJobs
 from lora_tune.logs.failures import FailureKind
-from lora_tune.store.records import Attempt
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, UnitOfWork
 from lora_tune.workloads.base import Job
 
 # How many trials may train beside one whose job was killed under it: pure functions of the records.

@@ -19,8 +19,7 @@ from lora_tune.controller.jobs import JobStops
 from lora_tune.controller.monitor import JobMonitor
 from lora_tune.controller.sweep_records import EventLog
 from lora_tune.store.port import Request
-from lora_tune.store.records import Trial, TrialState, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Trial, TrialState, UnitOfWork, Verdict
 
 SETTINGS = ("parallel", "trials", "node_hours", "wall_hours", "trial_minutes")
 """Keys of ``[budget]`` that may change while a sweep runs."""

@@ -16,8 +16,7 @@ from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import JobState
 from lora_tune.launchers.files import write_files
 from lora_tune.logs.failures import FailureKind
-from lora_tune.store.records import Attempt, Trial, TrialState, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, Trial, TrialState, UnitOfWork, Verdict
 
 # A scheduler that takes no more jobs: for how long a sweep asks again, and what becomes of the trial.
 

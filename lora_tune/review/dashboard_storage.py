@@ -27,8 +27,8 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.base.text import redact
 from lora_tune.config.study import Study
 from lora_tune.review import notes
-from lora_tune.review.plots import charts
-from lora_tune.review.plots.figures import figure
+from lora_tune.review.figures import charts
+from lora_tune.review.plotly import figure
 from lora_tune.review.summary import overview_without_belief
 from lora_tune.search.objectives import objectives_of
 from lora_tune.search.optuna_trials import curve_of

@@ -29,8 +29,7 @@ from lora_tune.mlperf.rules import reaching
 from lora_tune.review.summary import time_interval
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run
-from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Value, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, UnitOfWork, Value, Verdict
 from lora_tune.workloads.base import reader_of
 
 ReaderFor = Callable[[Mapping[str, Value]], LogReader]

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lora_tune.base.paths import SweepPaths
     from lora_tune.store.database import Store
     from lora_tune.store.engine import full_url, has_password, safe_url, server_version, sqlite_url, tune_sqlite
     from lora_tune.store.outage import BufferedStore, SaveCount
@@ -32,6 +33,7 @@ __all__ = [
     "Store",
     "full_url",
     "has_password",
+    "open_store",
     "safe_url",
     "server_version",
     "sqlite_url",
@@ -56,3 +58,11 @@ def __getattr__(name: str) -> object:
     if name not in _WHEN_ASKED_FOR:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHEN_ASKED_FOR[name]}"), name)
+
+
+def open_store(paths: SweepPaths, storage: str | None) -> Store:
+    """The sweep's database: ``--storage``, or the SQLite file in its folder."""
+    from lora_tune.store.database import Store
+    from lora_tune.store.engine import sqlite_url
+
+    return Store(storage or sqlite_url(paths.database))

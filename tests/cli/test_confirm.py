@@ -24,10 +24,8 @@ from lora_tune.base.errors import InputError, SetupError
 from lora_tune.base.paths import SweepPaths
 from lora_tune.base.text import duration
 from lora_tune.cli import export, status
-from lora_tune.cli.confirm.command import replicate_study
-from lora_tune.cli.confirm.outcome import as_json, confirmation, confirmed, summary
-from lora_tune.cli.confirm.race import Race, contenders, introduction, race_settings, with_seeds
-from lora_tune.cli.confirm.submission import split_runs
+from lora_tune.cli.confirm import Race, contenders, introduction, race_settings, replicate_study, with_seeds
+from lora_tune.cli.confirm_outcome import as_json, confirmation, confirmed, split_runs, summary
 from lora_tune.cli.report import report_html
 from lora_tune.config.study import Study
 from lora_tune.confirm import main

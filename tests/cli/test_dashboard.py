@@ -29,8 +29,8 @@ from lora_tune.cli import commands, dashboard
 from lora_tune.cli.options import Review, load_sweep
 from lora_tune.cli.web_server import Application
 from lora_tune.config.study import Study
-from lora_tune.review import dashboard_notes, dashboard_storage, notes
-from lora_tune.review.dashboard_notes import LINE, LONGEST
+from lora_tune.review import dashboard_storage, notes
+from lora_tune.review.notes import LINE, LONGEST
 from lora_tune.review.summary import recommended_words
 from lora_tune.search.recommendation import Recommended
 from lora_tune.store import Remarks, Store, sqlite_url
@@ -352,13 +352,13 @@ def test_the_lines_that_steer_stand_beside_the_sweep_and_each_trial(tmp_path: Pa
 
 @given(st.text(), st.text(min_size=1).map(lambda text: f"## {text}"))
 def test_an_unedited_note_gives_back_what_was_written(text: str, facts: str) -> None:
-    body = dashboard_notes.whole(Remark(trial=0, version=1, text=text.strip(), who="", written_at=0.0), facts)["body"]
+    body = notes.whole(Remark(trial=0, version=1, text=text.strip(), who="", written_at=0.0), facts)["body"]
     assume(LINE not in text)
-    assert dashboard_notes.own_part(body, facts) == text.strip()
+    assert notes.own_part(body, facts) == text.strip()
 
 
 def test_tags_are_words_that_begin_with_a_number_sign() -> None:
-    assert dashboard_notes.tags("#good, see issue #12 and a#b\n# Heading\n#re-run #good") == ["good", "re-run"]
+    assert notes.tags("#good, see issue #12 and a#b\n# Heading\n#re-run #good") == ["good", "re-run"]
 
 
 BIG, HUGE = "9" * 30, "9" * 5000

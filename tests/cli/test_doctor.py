@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.base.errors import Finding, LauncherError, Level, free_space
-from lora_tune.cli.checks import cluster, database, probe
+from lora_tune.cli import doctor as checks
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
 from lora_tune.doctor import main
@@ -115,16 +115,16 @@ class TestDisks:
     )
     def test_sqlite_and_network_file_systems(self, kind: str, level: Level) -> None:
         mounts = f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / /home\\040of rw - {kind} server:/home rw\n"
-        finding = database.file(Path("/home of/u/sweeps/h100"), mounts)
+        finding = checks.database_file(Path("/home of/u/sweeps/h100"), mounts)
         assert finding.level is level
         assert_complete(finding)
 
     def test_a_database_in_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         """A sweep cannot begin there; doctor said "ok" and on which file system it was."""
-        finding = database.chosen(tmp_path / "not there" / "sweep.db")
+        finding = checks.chosen_database(tmp_path / "not there" / "sweep.db")
         assert finding.level is Level.PROBLEM
         assert_complete(finding)
-        assert database.chosen(tmp_path / "sweep.db").level is Level.GOOD
+        assert checks.chosen_database(tmp_path / "sweep.db").level is Level.GOOD
 
     def test_free_space(self, tmp_path: Path) -> None:
         assert free_space(tmp_path / "not" / "yet", 0.0, "why").level is Level.GOOD
@@ -262,16 +262,16 @@ class TestCluster:
         ],
     )
     def test_partitions(self, rows: str, level: Level, word: str) -> None:
-        finding = cluster.partition(answering(sinfo=rows), H100)
+        finding = checks.partition(answering(sinfo=rows), H100)
         assert finding.level is level
         assert word in finding.what
         assert_complete(finding)
 
     def test_a_cluster_that_knows_no_gpus(self) -> None:
         ask = answering(sinfo="n1|idle|(null)|gpu*\nn2|down|(null)|gpu*")
-        finding = cluster.partition(ask, H100)
+        finding = checks.partition(ask, H100)
         assert (finding.level, 'gres = "none"' in finding.fix) == (Level.PROBLEM, True)
-        finding = cluster.partition(ask, H100.model_copy(update={"gres": "none"}))
+        finding = checks.partition(ask, H100.model_copy(update={"gres": "none"}))
         assert finding.what == 'partition gpu: 1 of 2 whole nodes (site.gres = "none") are up'
         assert finding.level is Level.GOOD
 
@@ -292,13 +292,13 @@ class TestCluster:
     )
     def test_a_trial_longer_than_its_partition_allows(self, site: dict[str, Any], minutes: float, words: str) -> None:
         ask = answering(sinfo="gpu*|1-00:00:00\nshort|30:00\nlong|infinite\nodd|n/a\n")
-        shown = list(cluster.time_limit(ask, Site.model_validate({"launcher": "slurm", **site}), minutes))
+        shown = list(checks.time_limit(ask, Site.model_validate({"launcher": "slurm", **site}), minutes))
         assert [words in finding.what for finding in shown] == [True] * bool(words)
         assert levels(shown) == [Level.PROBLEM] * bool(words)
 
     def test_a_qos_may_allow_more_than_the_partition(self) -> None:
         site = Site(launcher="slurm", qos="long")
-        (finding,) = cluster.time_limit(answering(sinfo="gpu*|30:00"), site, 60)
+        (finding,) = checks.time_limit(answering(sinfo="gpu*|30:00"), site, 60)
         assert finding.level is Level.WARNING
         assert_complete(finding)
 
@@ -307,18 +307,18 @@ class TestCluster:
         [("gpu:8", 8), ("gpu:h100:8(S:0-1)", 8), ("nvme:2,gpu:h100:4", 4), ("(null)", 0), ("mps:gpu:3,shard:8", 0)],
     )
     def test_gpus_in_gres(self, gres: str, gpus: int) -> None:
-        assert cluster.gpus_of(gres) == gpus
+        assert checks.gpus_of(gres) == gpus
 
     @pytest.mark.parametrize(("text", "level"), [("--container-image=IMAGE", Level.GOOD), ("Usage", Level.PROBLEM)])
     def test_pyxis(self, text: str, level: Level) -> None:
-        assert cluster.pyxis(answering(srun=text)).level is level
+        assert checks.pyxis(answering(srun=text)).level is level
 
     def test_mpi_types(self) -> None:
         ask = answering(
             srun="MPI plugin types are...\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n"
         )
-        assert cluster.mpi(ask, H100.model_copy(update={"mpi": "pmi2"})).level is Level.GOOD
-        finding = cluster.mpi(ask, H100.model_copy(update={"mpi": "openmpi"}))
+        assert checks.mpi(ask, H100.model_copy(update={"mpi": "pmi2"})).level is Level.GOOD
+        finding = checks.mpi(ask, H100.model_copy(update={"mpi": "openmpi"}))
         assert finding.level is Level.PROBLEM
         assert "pmi2" in finding.what
 
@@ -333,17 +333,17 @@ class TestCluster:
         ],
     )
     def test_lists_of_mpi_types_of_old_and_new_slurm(self, text: str, types: set[str]) -> None:
-        assert cluster.mpi_types(text) == types
+        assert checks.mpi_types(text) == types
 
     def test_what_does_not_answer_is_a_finding_not_a_crash(self) -> None:
         silent = answering()
         for finding in (
-            cluster.controller(silent),
-            cluster.accounting(silent),
-            cluster.partition(silent, H100),
-            cluster.pyxis(silent),
-            cluster.mpi(silent, H100),
-            cluster.accepted(silent, ["sbatch", "--test-only", "run.sub"]),
+            checks.controller(silent),
+            checks.accounting(silent),
+            checks.partition(silent, H100),
+            checks.pyxis(silent),
+            checks.mpi(silent, H100),
+            checks.accepted(silent, ["sbatch", "--test-only", "run.sub"]),
         ):
             assert finding.level is not Level.GOOD
             assert_complete(finding)
@@ -351,19 +351,19 @@ class TestCluster:
 
 class TestProbe:
     def test_each_answer_belongs_to_its_question(self) -> None:
-        asked = probe.questions(H100, {"DATADIR": "/data", "CONT": "/x.sqsh"}, Path("/sweeps"), ["nvidia-smi"])
+        asked = checks.questions_of(H100, {"DATADIR": "/data", "CONT": "/x.sqsh"}, Path("/sweeps"), ["nvidia-smi"])
         log = "\n".join(
             f"doctor: {n} {'no' if q.name in ('mpi', 'sudo nvidia-smi') else 'yes'}" for n, q in enumerate(asked)
         )
-        found = list(probe.answers(asked, "noise\n" + log))
+        found = list(checks.answers(asked, "noise\n" + log))
         bad = {q.name: f.level for q, f in zip(asked, found, strict=True) if f.level is not Level.GOOD}
         assert bad == {"mpi": Level.PROBLEM, "sudo nvidia-smi": Level.WARNING}
         for finding in found:
             assert_complete(finding)
 
     def test_no_answer_is_a_problem(self) -> None:
-        asked = probe.questions(H100, {}, Path("/sweeps"), [])
-        assert set(levels(probe.answers(asked, ""))) == {Level.PROBLEM}
+        asked = checks.questions_of(H100, {}, Path("/sweeps"), [])
+        assert set(levels(checks.answers(asked, ""))) == {Level.PROBLEM}
 
 
 STUDY = """
@@ -437,7 +437,7 @@ def test_a_job_of_several_packs_wants_nodes_with_a_gpu_for_each() -> None:
     site = Site.model_validate({"launcher": "slurm", "gpus_per_node": 1, "slots": 4, "packs": 8})
 
     def shown(gpus: int) -> str:
-        return cluster.partition(lambda *_: f"node1|idle|gpu:h100:{gpus}(S:0-1)|batch*", site).what
+        return checks.partition(lambda *_: f"node1|idle|gpu:h100:{gpus}(S:0-1)|batch*", site).what
 
     assert shown(4) == "0 nodes of the cluster have 8 GPUs; a job needs 1"
     assert shown(8) == "the cluster: 1 of 1 nodes with 8 GPUs are up"

@@ -25,8 +25,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from lora_tune import Sweep
 from lora_tune.base.errors import InputError
-from lora_tune.cli.agent_tools import TOOLS, AgentTools
-from lora_tune.cli.mcp import TOKEN_VARIABLE, server_of
+from lora_tune.cli.mcp import TOKEN_VARIABLE, TOOLS, AgentTools, server_of
 from lora_tune.mcp import main
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import TrialState, Verdict

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lora_tune.__main__ import main
 from lora_tune.base.text import counted
 from lora_tune.review import notes
-from lora_tune.review.plots import charts
+from lora_tune.review.figures import charts
 from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, STUDY, stored, study_of, sweep_of
 
 ONE_OF_MANY = re.compile(r"\b1 (?:trials|runs|evals|samples|steps|epochs|attempts|jobs|lines|logs|seeds)\b")

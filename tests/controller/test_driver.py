@@ -25,8 +25,7 @@ from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url
-from lora_tune.store.records import StopKind, StudyRecords, TrialState, Verdict
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import StopKind, StudyRecords, TrialState, UnitOfWork, Verdict
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Proposal
 from tests.builders import study_of, sweep_of

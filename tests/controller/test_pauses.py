@@ -19,7 +19,7 @@ from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.readers import JsonLinesReader
 from lora_tune.logs.run import Eval, LogReader, RunLog
-from lora_tune.review.advice.machine import suspended
+from lora_tune.review.advice import suspended
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.controller.test_driver import House
 from tests.controller.test_policy import NOW, look, study

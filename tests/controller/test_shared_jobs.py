@@ -15,8 +15,7 @@ from lora_tune.config.study import parse_study
 from lora_tune.controller import limits
 from lora_tune.controller.shared_jobs import RELEASE_SECONDS, SharedJobs
 from lora_tune.launchers.base import SharedJob
-from lora_tune.store.records import Attempt, StudyRecords
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StudyRecords, UnitOfWork
 from tests.fakes import command_study
 
 BEGAN = 1e9

@@ -18,7 +18,7 @@ from mlperf_logging.package_checker.seed_checker import SeedChecker
 from mlperf_logging.rcp_checker import rcp_checker
 from mlperf_logging.result_summarizer import result_summarizer
 
-from lora_tune.cli.confirm.submission import check
+from lora_tune.cli.confirm_outcome import check
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.log_check import parse, records
 from lora_tune.mlperf.submission import olympic_of, passes, read_submission, result_folders

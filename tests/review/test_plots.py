@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from lora_tune.cli import report
 from lora_tune.config.layout import LayoutAxes
 from lora_tune.config.study import Study
-from lora_tune.review import plots
-from lora_tune.review.plots import chart as svg
-from lora_tune.review.plots import curves
-from lora_tune.review.plots.chart import (
+from lora_tune.review import chart as svg
+from lora_tune.review import figures
+from lora_tune.review.chart import (
     Axis,
     Bars,
     Chart,
@@ -33,7 +32,7 @@ from lora_tune.review.plots.chart import (
     tick_text,
     time_unit,
 )
-from lora_tune.review.plots.figures import figure
+from lora_tune.review.plotly import figure
 from lora_tune.review.summary import short_layout
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.builders import BEGAN, STUDY, hostile, study_of, sweep_of
@@ -53,7 +52,7 @@ def sweep(study: Study) -> StudyRecords:
 
 
 def test_every_trial_with_evals_is_one_curve(study: Study, sweep: StudyRecords) -> None:
-    data = curves.curve_data(study, sweep)
+    data = figures.curve_data(study, sweep)
     drawn = len(data.best) + len(data.reached) + len(data.stopped) + len(data.others)
     assert drawn == sum(bool(sweep.last_evals(n)) for n in sweep.trials)
     assert data.best[0][0] == sweep.best()
@@ -63,7 +62,7 @@ def test_every_trial_with_evals_is_one_curve(study: Study, sweep: StudyRecords) 
 
 
 def test_times_add_up_to_the_time_to_target(study: Study, sweep: StudyRecords) -> None:
-    parts = curves.time_parts(study, sweep)
+    parts = figures.time_parts(study, sweep)
     assert parts[0].trial == sweep.best()
     for p in parts:
         assert p.training + p.evals + p.rest == pytest.approx(p.trial.seconds)
@@ -71,7 +70,7 @@ def test_times_add_up_to_the_time_to_target(study: Study, sweep: StudyRecords) -
 
 
 def test_throughput_is_grouped_by_layout_the_fastest_first(study: Study, sweep: StudyRecords) -> None:
-    found = curves.layout_speeds(study, sweep)
+    found = figures.layout_speeds(study, sweep)
     assert sum(len(x.speeds) for x in found) == sum(
         t.metrics.samples_per_second is not None for t in sweep.trials.values()
     )
@@ -86,7 +85,7 @@ def test_two_layouts_never_share_a_short_name() -> None:
 
 def test_samples_to_target_recovers_the_builder_s_valley() -> None:
     study = study_of()
-    data = curves.convergence_data(study, sweep_of(study, trials=200))
+    data = figures.convergence_data(study, sweep_of(study, trials=200))
     assert data is not None
     assert data.knob == "LR"
     fit = data.model[8]
@@ -97,7 +96,7 @@ def test_samples_to_target_recovers_the_builder_s_valley() -> None:
 
 
 def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study, sweep: StudyRecords) -> None:
-    bought = curves.purchases(study, sweep)
+    bought = figures.purchases(study, sweep)
     bests = [p.best for p in bought if p.best is not None]
     assert bests == sorted(bests, reverse=True)
     hours = [p.node_hours for p in bought]
@@ -110,12 +109,12 @@ def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study,
 def test_the_job_of_a_trial_whose_record_is_lost_is_drawn_as_failed() -> None:
     whole = sweep_of(study_of(), trials=6)
     lost = replace(whole, trials={n: t for n, t in whole.trials.items() if n != 2})
-    assert {s.colour for s in curves.stays(lost, NOW) if s.trial == 2} == {"bad"}
-    assert curves.timeline(lost, NOW) is not None
+    assert {s.colour for s in figures.stays(lost, NOW) if s.trial == 2} == {"bad"}
+    assert figures.timeline(lost, NOW) is not None
 
 
 def test_stays_on_one_node_never_overlap_within_a_lane(sweep: StudyRecords) -> None:
-    chart = curves.timeline(sweep, NOW)
+    chart = figures.timeline(sweep, NOW)
     assert chart is not None
     lanes: dict[float, list[tuple[float, float]]] = {}
     for mark in chart.marks:
@@ -130,7 +129,7 @@ def test_stays_on_one_node_never_overlap_within_a_lane(sweep: StudyRecords) -> N
 
 def test_a_trial_that_failed_at_first_shows_both_colours(sweep: StudyRecords) -> None:
     again = next(a for a in sweep.attempts.values() if a.failure == "infrastructure")
-    stays = [s for s in curves.stays(sweep, NOW) if s.trial == again.trial]
+    stays = [s for s in figures.stays(sweep, NOW) if s.trial == again.trial]
     assert stays[0].colour == "bad"
     if sweep.trials[again.trial].verdict is Verdict.REACHED:
         assert stays[-1].colour == "good"
@@ -140,7 +139,7 @@ def test_ends_of_trials_have_colours_that_can_be_told_apart(sweep: StudyRecords)
     """Two names of one colour made reached and censored trials look the same."""
     late = next(t for t in sweep.trials.values() if t.verdict is Verdict.PRUNED)
     ended = replace(sweep, trials={**sweep.trials, late.number: replace(late, verdict=Verdict.CENSORED)})
-    shown = {stay.outcome: stay.colour for stay in curves.stays(ended, NOW)}
+    shown = {stay.outcome: stay.colour for stay in figures.stays(ended, NOW)}
     assert {"reached", "censored"} <= shown.keys()
     for theme in (svg.LIGHT, svg.DARK):
         assert len({theme[colour] for colour in shown.values()}) == len(shown)
@@ -150,13 +149,13 @@ def test_a_study_without_layout_numbers_or_trials_still_draws(sweep: StudyRecord
     text = STUDY.replace('layout = { type = "layout", tp = [1, 2, 4, 8], minibs = [1, 2, 4] }', "GBS = 8")
     text = text.replace('LR = { type = "float", low = 1e-4, high = 2e-3, log = true }\n', "")
     plain = study_of(text)
-    assert "throughput" in plots.charts(plain, sweep_of(plain), NOW)
+    assert "throughput" in figures.charts(plain, sweep_of(plain), NOW)
     empty = StudyRecords(name="built", digest="", study_toml="", began_at=BEGAN)
-    assert plots.charts(study_of(), empty, NOW) == {}
+    assert figures.charts(study_of(), empty, NOW) == {}
 
 
 def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: StudyRecords) -> None:
-    for chart in plots.charts(study, sweep, NOW).values():
+    for chart in figures.charts(study, sweep, NOW).values():
         root = ET.fromstring(svg.standalone(chart))
         assert chart.title in [t.text for t in root.iter(f"{NAMESPACE}text")]
         dots = len([c for c in root.iter(f"{NAMESPACE}circle") if "clipPath" not in c.tag])
@@ -169,20 +168,20 @@ def test_svg_is_well_formed_and_shows_what_the_chart_holds(study: Study, sweep: 
 
 def test_plotly_accepts_every_figure(study: Study, sweep: StudyRecords) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects")
-    for chart in plots.charts(study, sweep, NOW).values():
+    for chart in figures.charts(study, sweep, NOW).values():
         made = graph_objects.Figure(figure(chart))
         assert made.layout.title.text == chart.title
 
 
 def test_every_figure_is_json_that_a_browser_reads(study: Study, sweep: StudyRecords) -> None:
     assert any(t.verdict is not Verdict.REACHED for t in sweep.trials.values()), "a line with a gap"
-    for name, chart in plots.charts(study, sweep, NOW).items():
+    for name, chart in figures.charts(study, sweep, NOW).items():
         assert json.dumps(figure(chart), allow_nan=False), name
 
 
 def test_hostile_texts_stay_texts_in_both() -> None:
     study, sweep = hostile()
-    for chart in plots.charts(study, sweep, NOW).values():
+    for chart in figures.charts(study, sweep, NOW).values():
         drawing = svg.standalone(chart)
         root = ET.fromstring(drawing)
         assert {e.tag.removeprefix(NAMESPACE) for e in root.iter()} <= {
@@ -193,7 +192,7 @@ def test_hostile_texts_stay_texts_in_both() -> None:
 
 
 def test_every_mark_of_a_trial_says_whose_it_is(study: Study, sweep: StudyRecords) -> None:
-    drawn = {name: svg.inline(chart) for name, chart in plots.charts(study, sweep, NOW).items()}
+    drawn = {name: svg.inline(chart) for name, chart in figures.charts(study, sweep, NOW).items()}
     with_evals = {str(n) for n in sweep.trials if sweep.last_evals(n)}
     assert set(re.findall(r'data-t="(\d+)"', drawn["eval-curves"])) == with_evals
     assert set(re.findall(r'data-t="(\d+)"', drawn["timeline"])) == {str(a.trial) for a in sweep.attempts.values()}
@@ -202,7 +201,7 @@ def test_every_mark_of_a_trial_says_whose_it_is(study: Study, sweep: StudyRecord
 @given(st.integers(0, 300), st.integers(2, 40))
 def test_a_thinned_line_keeps_its_ends_and_its_order(count: int, most: int) -> None:
     line = [(float(i), 0.0) for i in range(count)]
-    thin = curves.thinned(line, most)
+    thin = figures.thinned(line, most)
     assert len(thin) == min(count, most)
     assert thin == sorted(set(thin))
     assert thin[:1] == line[:1]
@@ -256,5 +255,5 @@ def test_figures_for_slides(study: Study, sweep: StudyRecords, tmp_path: Path, f
     if form != "svg":
         pytest.importorskip("cairosvg")
     files = report.write_figures(study, sweep, {form: tmp_path})
-    assert {f.stem for f in files} == plots.charts(study, sweep, NOW).keys()
+    assert {f.stem for f in files} == figures.charts(study, sweep, NOW).keys()
     assert all(f.read_bytes().startswith(start) for f in files)

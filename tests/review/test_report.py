@@ -12,8 +12,8 @@ import pytest
 from lora_tune.cli import commands, report
 from lora_tune.cli.options import People
 from lora_tune.config.study import Study
+from lora_tune.review.page import searched_names, trial_rows, value_text
 from lora_tune.review.summary import overview, saved_node_hours
-from lora_tune.review.trial_rows import searched_names, trial_rows, value_text
 from lora_tune.store.port import Remark, Request
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.browser import Browser

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from lora_tune.cli.confirm.race import contenders
+from lora_tune.cli.confirm import contenders
 from lora_tune.cli.explain import next_proposal
 from lora_tune.cli.report import _cards
 from lora_tune.cli.status import as_json, picture

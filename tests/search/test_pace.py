@@ -20,7 +20,7 @@ from lora_tune.controller import pruning
 from lora_tune.controller.policy import Stop
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.review.trial_rows import trial_rows
+from lora_tune.review.page import trial_rows
 from lora_tune.search.pace import at_reference_pace, clock_words, references, seconds_at, slowdown
 from lora_tune.search.recorded import attributes
 from lora_tune.search.session import Session

@@ -12,10 +12,9 @@ import pytest
 from lora_tune.base.errors import SetupError, StoreError
 from lora_tune.controller.driver import Driver
 from lora_tune.store import Store
-from lora_tune.store.merging import merge_rescued
 from lora_tune.store.port import Request
 from lora_tune.store.records import TrialState
-from lora_tune.store.requests import Requests
+from lora_tune.store.requests import Requests, merge_rescued
 from tests.builders import sweep_of
 from tests.controller.test_driver import House
 from tests.controller.test_rescue import run_until

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState
-from lora_tune.store.unit_of_work import UnitOfWork
+from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, UnitOfWork
 
 EMPTY = StudyRecords(name="s", digest="", study_toml="", began_at=0.0)
 

@@ -1,16 +1,62 @@
-"""The report's table of all trials as data: columns, cells, and the width from which on it fits without a cut."""
+"""The report's page: its template, style and script, the table of trials, and the figures, each also as a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from lora_tune.base.errors import SetupError
 from lora_tune.base.text import visible
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
+from lora_tune.review import chart as svg
+from lora_tune.review.figures import charts
 from lora_tune.review.summary import ending_word, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def page_file(name: str) -> str:
+    """The text of a file of this folder."""
+    return resources.files("lora_tune.review").joinpath("report_page", name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def template(name: str) -> Template:
+    """The Jinja template ``name`` of this folder; every text that it prints is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("lora_tune.review", "report_page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    return environment.get_template(name)
+
+
+def _printable(value: Any) -> Any:
+    """What a template prints: texts without control characters, our own markup as it is."""
+    return visible(value, keep="\n\t") if type(value) is str else value
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page to ``path``, replacing an older one in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
 
 _CHARACTER, _BOLD, _PADDING = 7.2, 7.9, 15.0
 """Pixels, at the table's font: of a character, of one in a head, beside a cell's text."""
@@ -152,3 +198,44 @@ def searched_names(study: Study) -> set[str]:
         for name, value in layout.items():
             values.setdefault(name, set()).add(value)
     return tuned | {name for name, settings in values.items() if len(settings) > 1 and name != "GBS"}
+
+
+def page_figures(study: Study, sweep: StudyRecords, now: float) -> list[dict[str, str]]:
+    """Each figure as the page shows it: id, title, note and drawing. now: epoch seconds."""
+    return [
+        {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
+        for name, chart in charts(study, sweep, now).items()
+    ]
+
+
+def write_figures(study: Study, sweep: StudyRecords, folders: Mapping[str, Path | None]) -> list[Path]:
+    """Each figure as a file of each form ("svg", "png", "pdf") that has a folder; returns the files.
+
+    Raises SetupError where PNG or PDF is asked for and CairoSVG is missing.
+    """
+    drawings = {name: svg.standalone(chart) for name, chart in charts(study, sweep, time.time()).items()}
+    written = []
+    for form, folder in folders.items():
+        if folder is None:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, drawing in drawings.items():
+            file = folder / f"{name}.{form}"
+            file.write_bytes(drawing.encode() if form == "svg" else _converted(drawing, form))
+            written.append(file)
+    return written
+
+
+def _converted(drawing: str, form: str) -> bytes:
+    """An SVG as PNG (twice its size, for sharp slides) or PDF."""
+    try:
+        import cairosvg
+    except (ModuleNotFoundError, OSError) as error:  # OSError: the package is there, the cairo library is not
+        raise SetupError(
+            "PNG and PDF need CairoSVG: pip install 'lora-tune[slides]', and Debian's libcairo2; --svg needs nothing"
+        ) from error
+    if form == "png":
+        content: bytes = cairosvg.svg2png(drawing.encode(), output_width=2 * svg.WIDTH)
+    else:
+        content = cairosvg.svg2pdf(drawing.encode())
+    return content

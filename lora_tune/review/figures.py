@@ -1,4 +1,4 @@
-"""Figures of convergence: eval curves with the pruning envelope, and samples to the target against one knob."""
+"""The figures of a sweep. A figure is a data function and a drawing function; the drawing is a :class:`Chart`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,27 @@ from lora_tune.base.text import about, counted, duration
 from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
-from lora_tune.review.plots.chart import GROUPS, Axis, Band, Bars, Chart, Colour, Lines, Mark, Markers, Rule, time_unit
+from lora_tune.review.chart import GROUPS, Axis, Band, Bars, Chart, Colour, Lines, Mark, Markers, Rule, time_unit
 from lora_tune.review.summary import STOPPED_EARLY, batch_words, parameters_text, ranked, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial, Verdict
+
+__all__ = ["Chart", "charts"]
+
+
+def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
+    """All figures that this sweep has data for, by short name, in the order in which people read them."""
+    drawn = {
+        "eval-curves": eval_curves(study, sweep),
+        "samples-to-target": samples_to_target(study, sweep),
+        "time": time_decomposition(study, sweep),
+        "throughput": throughput(study, sweep),
+        "spending": spending(study, sweep),
+        "timeline": timeline(sweep, now),
+    }
+    return {name: chart for name, chart in drawn.items() if chart is not None}
+
 
 Line = list[tuple[float, float]]
 

@@ -1,14 +1,22 @@
-"""What a race found, as numbers and words: pure functions of its runs."""
+"""What a race of ``confirm`` has shown: its table, its records, and the runs as a submission's folder."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lora_tune.base.text import counted, duration
+import click
+
+from lora_tune.base.errors import SetupError
+from lora_tune.base.paths import near
+from lora_tune.base.text import counted, duration, redact
 from lora_tune.config.study import Study
+from lora_tune.logs.mllog import MllogReader
+from lora_tune.mlperf.benchmark import benchmark_names
+from lora_tune.mlperf.submission import passes, read_submission, sentences
 from lora_tune.review.stopping import Replicate, missed, name_of, results
 from lora_tune.review.summary import objective_words, parameters_text
 from lora_tune.search.comparison import CannotSeparate, ComparisonPlan, Decided, means
@@ -16,6 +24,7 @@ from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
+from lora_tune.workloads.base import Job
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.benchmark import Benchmark
@@ -238,3 +247,85 @@ def _place_words(study: Study, place: RankedContender, sweep: StudyRecords) -> s
         return f"no run {scale.got}   {shown}"
     each = place.node_hours / place.runs
     return f"{text(place.mean)} ({text(place.low)} to {text(place.high)}){missed}, {scale.spent(each)} a run   {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerResult:
+    """What MLPerf's own checkers say: ``applies`` False where the logs are of something else, then nothing was run."""
+
+    applies: bool
+    passes: bool
+    sentences: tuple[str, ...]
+
+
+def run_text(job: Job, position: int) -> str:
+    """What the log says of run ``position`` (0 is the first) of a job, without secrets.
+
+    Raises SetupError where the log is gone.
+    """
+    own = job.run_logs[position] if position < len(job.run_logs) else None
+    path = own if own is not None and own.is_file() else job.log
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SetupError(
+            f"{path}: {error.strerror}: the result files are made of the logs; restore it, or start "
+            "the confirmation anew with another --output"
+        ) from error
+    return redact(text if path is own else split_runs(text)[position])
+
+
+def split_runs(text: str) -> list[str]:
+    """A job's log, cut where a new run begins: at the first ``init_start`` or ``run_start`` behind a ``run_stop``."""
+    parts: list[list[str]] = [[]]
+    over = False
+    for line in text.splitlines(keepends=True):
+        if over and ('"init_start"' in line or '"run_start"' in line):
+            parts.append([])
+            over = False
+        parts[-1].append(line)
+        over = over or '"run_stop"' in line
+    return ["".join(part) for part in parts]
+
+
+def write_results(folder: Path, texts: Sequence[str]) -> list[Path]:
+    """``result_0.txt`` and so on in ``folder``, replacing what was there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("result_*.txt"):
+        old.unlink()
+    written = [folder / f"result_{i}.txt" for i in range(len(texts))]
+    for path, text in zip(written, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    return written
+
+
+def check(folder: Path, ruleset: str | None = None) -> CheckerResult:
+    """Run MLPerf's compliance and RCP checkers on a result folder, where they apply.
+
+    ruleset: of the study; None: the newest that has the logs' benchmark.
+    """
+    named = {_benchmark(path) for path in folder.glob("result_*.txt")}
+    if len(named) != 1 or not named <= set(benchmark_names()):
+        shown = ", ".join(sorted(name or "none" for name in named))
+        reason = (
+            f"MLPerf's compliance and RCP checks do not apply: the logs name the benchmark {shown}, none of MLPerf's"
+        )
+        return CheckerResult(False, False, (reason,))
+    submission = read_submission(folder, ruleset)
+    return CheckerResult(True, passes(submission), tuple(sentences(submission)))
+
+
+def _benchmark(path: Path) -> str:
+    reader = MllogReader()
+    reader.feed(path.read_bytes())
+    named = (run.hyperparameters.get("submission_benchmark") for run in reader.runs())
+    return next((str(name) for name in named if name), "")
+
+
+def say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
+    """Print what the checkers said of the result files in ``folder``; nothing where they were not asked."""
+    if checks is None or folder is None:
+        return
+    for sentence in checks.sentences:
+        click.echo(f"checks   {sentence}")
+    click.echo(f"results  {near(folder)}/result_*.txt")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lora_tune.review.plots.chart import (
+from lora_tune.review.chart import (
     LIGHT,
     Axis,
     Band,

@@ -1,1 +1,0 @@
-"""What the doctor looks at: small functions that each return findings and change nothing."""

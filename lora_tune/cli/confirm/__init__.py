@@ -1,1 +1,0 @@
-"""More seeds of the leading trials, until one is shown to be better."""
