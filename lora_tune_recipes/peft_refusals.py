@@ -12,14 +12,14 @@ from lora_tune.config.study import Study
 NOT_IN_A_PACK = {
     "TP": ("a trial in a pack has one process", ("1", "")),
     "CP": ("a trial in a pack has one process", ("1", "")),
-    "TORCH_COMPILE": ("a pack runs its own passes", ("0", "False", "false", "")),
-    "CUDA_GRAPH": ("a pack runs its own passes", ("0", "auto", "")),
 }
 """Variables that no pack can train: why, and the values that it can."""
 NO = ("0", "False", "false", "")
 BY_SHARED_BASES = {
     "FSDP_STRATEGY": ("the packs of a job free what they gather", ("full_shard", "")),
     "FSDP_WRAP": ("the packs of a job gather layer by layer", ("layer", "")),
+    "TORCH_COMPILE": ("the packs of a job make their passes in step", NO),
+    "CUDA_GRAPH": ("the packs of a job make their passes in step", ("0", "auto", "")),
     "FSDP_SHARDS": ("all packs of a job share one base", NO),
     "FSDP_OFFLOAD": ("a base in parts stays on the GPUs", NO),
     "LOAD_IN_4BIT": ("bitsandbytes' weights cannot be sharded", ("",)),
@@ -27,7 +27,16 @@ BY_SHARED_BASES = {
     "MODULES_TO_SAVE": ("they are copies of whole weights", ("",)),
 }
 """The same of packs that share one base (FSDP=1)."""
-ONE_IN_A_PACK = ("MODEL", "DTYPE", "LOAD_IN_4BIT", "ATTN", "RECOMPUTE_GRANULARITY", "FSDP")
+ONE_IN_A_PACK = (
+    "MODEL",
+    "DTYPE",
+    "LOAD_IN_4BIT",
+    "ATTN",
+    "RECOMPUTE_GRANULARITY",
+    "FSDP",
+    "TORCH_COMPILE",
+    "CUDA_GRAPH",
+)
 """Variables that the trials of a pack have in common."""
 LIBRARIES = (
     ("LOAD_IN_4BIT", ("nf4", "fp4"), "bitsandbytes", "pip install 'lora-tune[qlora]'"),

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,24 @@ class Sequences:
         """The sequences of these numbers; a negative number gives one of which nothing counts."""
         positions = None if self.positions is None else self.positions[numbers]
         return Sequences(self.tokens[numbers], self.mask[numbers] & (numbers >= 0)[:, None], positions)
+
+
+def joined(parts: Sequence[Sequences], count: int) -> Sequences:
+    """The sequences of all parts, filled up to ``count`` with some of which nothing counts.
+
+    positions: of parts that all have them.
+    """
+    missing = count - sum(map(len, parts))
+
+    def fill(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate([*arrays, np.zeros((missing, *arrays[0].shape[1:]), arrays[0].dtype)])
+
+    positions = [part.positions for part in parts if part.positions is not None]
+    return Sequences(
+        fill([part.tokens for part in parts]),
+        fill([part.mask for part in parts]),
+        fill(positions) if len(positions) == len(parts) else None,
+    )
 
 
 def check(train: Sequences, validation: Sequences, vocabulary: int, folder: Path) -> None:

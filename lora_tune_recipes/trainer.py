@@ -15,7 +15,15 @@ from lora_tune_recipes.batch import Batch, weighted_losses
 from lora_tune_recipes.lora_model import build
 from lora_tune_recipes.ranks import Ranks
 from lora_tune_recipes.settings import Settings
-from lora_tune_recipes.step_graph import CAUSAL, WARM_UP_STEPS, StepGraph, is_plainly_causal, why_eager
+from lora_tune_recipes.step_graph import (
+    CAUSAL,
+    WARM_UP_STEPS,
+    StepGraph,
+    compile_layers,
+    is_plainly_causal,
+    short_of_memory,
+    why_eager,
+)
 from lora_tune_recipes.text import Sequences
 
 DROPOUT_SEEDS = 7919
@@ -39,13 +47,6 @@ def _groups(model: torch.nn.Module, ratio: float, rate: Callable[[], float | tor
     ]
 
 
-def _compile_layers(model: torch.nn.Module, layers: frozenset[str]) -> None:
-    """Let torch compile every layer of these class names in place: all of a kind share one program."""
-    for module in model.modules():
-        if type(module).__name__ in layers:
-            module.compile(dynamic=False)
-
-
 def _is_eager(settings: Settings, ranks: Ranks, config: Any) -> bool:
     """Whether this run launches every kernel. Raises InputError where a graph was asked for and cannot be."""
     if settings.cuda_graph == "0" or why_eager(settings, ranks.device.type, ranks.world):
@@ -54,13 +55,6 @@ def _is_eager(settings: Settings, ranks: Ranks, config: Any) -> bool:
     if not plain and settings.cuda_graph == "1":
         raise InputError("CUDA_GRAPH=1: layers of this model attend to a part of the sequence; allowed is auto or 0")
     return not plain
-
-
-def _first(error: BaseException) -> BaseException:
-    """What happened before ``error``: a recording that fails is ended, and fails to end."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +84,7 @@ class Trainer:
         if not self._eager:
             model.get_base_model().set_attn_implementation(CAUSAL)
         if settings.torch_compile:
-            _compile_layers(model, frozenset(model.get_base_model()._no_split_modules or ()))
+            compile_layers(model, model.get_base_model())
         # A recorded step reads its rate from the device's memory, where the next step's is put.
         rate = (lambda: settings.lr) if self._eager else lambda: torch.tensor(settings.lr, device=ranks.device)
         optimizer = torch.optim.AdamW(
@@ -105,7 +99,7 @@ class Trainer:
         # accelerate's sharding replaces the parameters.
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._model.train()
-        self._graphs: dict[str, StepGraph] = {}
+        self._graphs: dict[str, StepGraph[Batch]] = {}
 
     def step(self, sequences: Sequences, lr: float) -> torch.Tensor:
         """One optimizer step on this rank's ``minibs`` sequences; returns their mean loss, still on the device."""
@@ -200,7 +194,7 @@ class Trainer:
                 self._graphs["eval"] = StepGraph(self._score, batch.split(self._settings.mbs)[0], pool)
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             # A graph takes up to half as much memory again; what fits without one trains without one.
-            if self._settings.cuda_graph == "1" or not isinstance(_first(error), torch.OutOfMemoryError):
+            if self._settings.cuda_graph == "1" or not short_of_memory(error):
                 raise
             print("CUDA_GRAPH=auto: no memory for a recorded step; kernels are launched one by one", flush=True)
             self._graphs.clear()

@@ -242,7 +242,7 @@ def equality(model: Path, count: int, steps: int, of_all: Knobs) -> dict[str, An
 def variables(common: Knobs, number: int) -> dict[str, str]:
     """The knobs of trial ``number``: ``common``, a seed and a learning rate."""
     lr = 10 ** random.Random(number).uniform(-3.5, -2.5)
-    given = {**common, "SEED": number, "LR": lr, "TARGET": 0.01}
+    given = {"TARGET": 0.01, **common, "SEED": number, "LR": lr}
     return {name: str(value) for name, value in given.items()}
 
 

@@ -56,16 +56,9 @@ class Speeds:
     def of(self, slot: Slot) -> SpeedAlone:
         """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
         settings = slot.settings
-        adapters = settings.adapters
-        shape = (settings.seq, settings.mbs, settings.minibs, adapters.rank, adapters.rank_pattern, adapters.targets)
-        key = (
-            *shape,
-            adapters.modules_to_save,
-            adapters.dora,
-            adapters.dropout > 0,
-            settings.packing,
-            len(slot.texts.validation),
-        )
+        # Trials of one shape do the same work, whatever their ranks were filled up from.
+        shape, drops = Pack(self._base).shape(settings), settings.adapters.dropout > 0
+        key = shape, settings.minibs, drops, len(slot.texts.validation)
         if key not in self._known:
             with self._base.measuring():
                 self._known[key] = self._measure(settings, slot.texts)
@@ -78,7 +71,7 @@ class Speeds:
             torch.cuda.reset_peak_memory_stats()
         evaluated = max(settings.mbs, EVAL_TOKENS // settings.seq if cuda else 1)
         some = Texts(texts.train, texts.validation.spread(evaluated))
-        pack, slot = Pack(self._base), Slot(settings, some)
+        pack, slot = Pack(self._base, patience=0.0), Slot(settings, some)
         pack.join(slot)
         step_seconds = self._step_seconds(pack, settings.accumulation)
         pack.evaluate([slot])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from lora_tune.base.errors import InputError
 from lora_tune_recipes import text
-from lora_tune_recipes.batch import weighted_losses
+from lora_tune_recipes.batch import Batch, weighted_losses
 from lora_tune_recipes.lora_model import (
     check_modules_to_save,
     check_positions,
@@ -23,15 +24,15 @@ from lora_tune_recipes.lora_model import (
     tokenizer,
 )
 from lora_tune_recipes.packed.group import Module
-from lora_tune_recipes.packed.head import FrozenHeadLoss
+from lora_tune_recipes.packed.head import FrozenHeadLoss, chunk_losses
 from lora_tune_recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
 from lora_tune_recipes.packed.norms import fuse_norms
 from lora_tune_recipes.packed.packable import check_packable, refuse_own_dropout
 from lora_tune_recipes.packed.slot import Texts
 from lora_tune_recipes.settings import AdapterSettings, Settings
-from lora_tune_recipes.text import Sequences
+from lora_tune_recipes.step_graph import CAUSAL, Inputs, StepGraph, compile_layers, is_plainly_causal, why_eager
 
-OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute")
+OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute", "cuda_graph", "torch_compile")
 """Knobs that all slots of a pack have in common."""
 
 
@@ -47,7 +48,8 @@ class PackedBase:
 
     Every linear layer and the input embeddings can take adapters; any module that holds no others can be trained whole.
 
-    recovers: other passes can follow one that has failed. Raises InputError where the model cannot be used.
+    recovers: other passes can follow one that has failed. records: passes can be recorded here. Raises InputError
+    where the model cannot be used.
     """
 
     recovers = True
@@ -66,9 +68,17 @@ class PackedBase:
         self._texts: dict[tuple[object, ...], Texts] = {}
         self._layers, self._leaves = _adaptable(self.model), leaf_names(self.model)
         self._packed: dict[str, PackedLayer] = {}
-        self._parts: list[Part] = []
         self._head = self._frozen_head()
         self._head_name = _name_of(self.model, self.model.get_output_embeddings())
+        self._attention, self._chunk = settings.attn, chunk_losses
+        self.records = not self.why_not_recorded(settings)
+        self._graphs: weakref.WeakSet[StepGraph[Any]] = weakref.WeakSet()
+        self._graph_pool: Any = None
+        if settings.torch_compile and self.records:
+            # A program for each shape of layer, adapter and rows that a pack has met.
+            torch._dynamo.config.recompile_limit = 64
+            compile_layers(self.model, self.model)
+            self._chunk = torch.compile(chunk_losses, dynamic=False)
 
     def _placed(self, load: Callable[[], Any]) -> Any:
         """The frozen model on this process's device."""
@@ -77,10 +87,35 @@ class PackedBase:
             fuse_norms(model)
         return model
 
+    @property
+    def layers(self) -> int:
+        """How many layers have numbers of their own."""
+        return len(self._layers) + 1
+
+    def why_not_recorded(self, settings: Settings) -> str:
+        """Why passes of trials of these settings are no graphs here, in words; "" where they are."""
+        adapters = settings.adapters
+        reasons = {
+            "CUDA_GRAPH=0 stands in the way": settings.cuda_graph == "0",
+            "DORA, MODULES_TO_SAVE and adapters of embeddings are not recorded": adapters.dora
+            or bool(adapters.modules_to_save)
+            or "embed_tokens" in adapters.targets,
+            "layers of this model attend to a part of the sequence": not is_plainly_causal(
+                self.model.config, settings.seq
+            ),
+        }
+        why = why_eager(replace(settings, warmup=True), self.device.type, 1)
+        return why or next((reason for reason, holds in reasons.items() if holds), "")
+
     def check(self, settings: Settings) -> None:
         """Raise InputError for a trial that does not go with this base, or that no pack can train."""
         check_packable(settings)
         self._check_shared(settings)
+        asked = {"TORCH_COMPILE": settings.torch_compile, "CUDA_GRAPH": settings.cuda_graph == "1"}
+        why = self.why_not_recorded(settings)
+        for name, wants in asked.items():
+            if wants and why:
+                raise InputError(f"{name}=1: a pack does that with passes that it records, and {why}; allowed is 0")
 
     def _check_shared(self, settings: Settings) -> None:
         for name in OF_BASE:
@@ -152,7 +187,7 @@ class PackedBase:
             # Its number seeds what it drops: its place in the model, whatever was adapted here before.
             number = adaptable.index(name) if name in adaptable else len(adaptable)
             kind = self._layers.get(name, PackedLayer)
-            layer = kind(self.model.get_submodule(name), name, number, self._parts)
+            layer = kind(self.model.get_submodule(name), name, number)
             setattr(self.model.get_submodule(owner), child, layer)
             self._packed[name] = layer
         return self._packed[name]
@@ -163,44 +198,55 @@ class PackedBase:
         return self._head is None or own or self._head_name.endswith(adapters.modules_to_save)
 
     @contextlib.contextmanager
-    def through(self, parts: Sequence[Part], *, training: bool) -> Iterator[None]:
-        """A pass through the adapters of ``parts``; to ``training`` belongs its backward pass, which may recompute."""
-        with self.turn(training=training):
-            self._parts[:] = parts
+    def through(self, parts: Sequence[Part], *, training: bool, compiled: bool = False) -> Iterator[None]:
+        """A pass through the adapters of ``parts``; to ``training`` belongs its backward pass, which may recompute.
+
+        compiled: by compiled layers, where the base has such; else kernel by kernel.
+        """
+        eager = self.settings.torch_compile and not compiled
+        stance = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
+        with self.turn(training=training), stance:
+            for layer in self._packed.values():
+                layer.shares = tuple(part.share(layer.name, layer.number) for part in parts)
             try:
                 yield
             finally:
-                self._parts.clear()
+                for layer in self._packed.values():
+                    layer.shares = ()
 
-    def losses(self, sequences: Sequence[Sequences]) -> torch.Tensor:
-        """The mean loss of each sequence [n], of as many as the parts of this pass share; one list item a slot."""
-        tokens = np.concatenate([s.tokens for s in sequences])
-        mask = np.concatenate([s.mask for s in sequences])
-        counts = mask / np.maximum(1, mask.sum(axis=1, keepdims=True))
-        on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
-        weight = torch.from_numpy(counts.astype(np.float32)).to(self.device, non_blocking=True)
-        read, predict = on_device[:, :-1], on_device[:, 1:]
-        positions = self._positions(sequences)
-        if self._head is None or any(self._head_name in (*part.pairs, *part.copies) for part in self._parts):
-            logits = self.model(input_ids=read, use_cache=False, **positions).logits
-            return weighted_losses(logits, predict, weight).sum(1)
-        hidden = self.model.get_decoder()(input_ids=read, use_cache=False, **positions).last_hidden_state
-        flat = hidden.flatten(0, 1), *self._head, predict.flatten(), weight.flatten()
-        losses: torch.Tensor = FrozenHeadLoss.apply(*flat)
-        return losses.view_as(weight).sum(1)
+    def losses(self, batch: Batch, *, whole_logits: bool, packing: bool = False) -> torch.Tensor:
+        """The mean loss of each sequence [n], of as many as the parts of this pass share, slot by slot.
 
-    def _positions(self, sequences: Sequence[Sequences]) -> dict[str, torch.Tensor]:
-        """Where samples begin, of rows that hold several: all slots of a pass have such rows, or none."""
-        if any(s.positions is None for s in sequences):
-            return {}
-        positions = np.concatenate([s.positions for s in sequences if s.positions is not None])
-        return {"position_ids": torch.from_numpy(positions).to(self.device, non_blocking=True)}
+        whole_logits: as :meth:`makes_logits` says. packing: rows hold several samples, which begin where positions do.
+        """
+        self._attend(CAUSAL if self.records and not packing else self.settings.attn)
+        positions = {"position_ids": batch.position} if packing else {}
+        if whole_logits or self._head is None:
+            logits = self.model(input_ids=batch.read, use_cache=False, **positions).logits
+            return weighted_losses(logits, batch.predict, batch.weight).sum(1)
+        hidden = self.model.get_decoder()(input_ids=batch.read, use_cache=False, **positions).last_hidden_state
+        flat = hidden.flatten(0, 1), *self._head, batch.predict.flatten(), batch.weight.flatten()
+        losses: torch.Tensor = FrozenHeadLoss.apply(*flat, self._chunk)
+        return losses.view_as(batch.weight).sum(1)
+
+    def record(self, work: Callable[[Inputs], torch.Tensor], example: Inputs) -> StepGraph[Inputs]:
+        """A graph of ``work``; all graphs of this base share their memory. Raises what StepGraph does."""
+        if not self._graphs:  # a pool ends with the last of its graphs
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        graph = StepGraph(work, example, self._graph_pool)
+        self._graphs.add(graph)
+        return graph
+
+    def _attend(self, implementation: str) -> None:
+        if implementation != self._attention:
+            self.model.set_attn_implementation(implementation)
+            self._attention = implementation
 
     @torch.no_grad()
     def works(self) -> bool:
         """Whether the base by itself still computes: after a fault of the device it does not."""
         try:
-            with self.turn(training=False):
+            with self.through((), training=False):
                 self.model(input_ids=self._probe(), use_cache=False).logits.sum().item()
         except RuntimeError:
             return False

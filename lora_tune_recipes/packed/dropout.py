@@ -7,11 +7,13 @@ who trains beside it, nor on what was drawn before. A step that is run again dro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 _MASK = (1 << 64) - 1
+LAYER = 0x9E3779B97F4A7C1
+"""On a GPU the seed of a layer is that of the pass, crossed with so many times the layer's number."""
 
 
 def mixed(*parts: int) -> int:
@@ -25,45 +27,49 @@ def mixed(*parts: int) -> int:
     return state >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class SlotDropout:
-    """The dropout of one pass.
+class SlotDropout(NamedTuple):
+    """The dropout of one pass: rates [k] and seeds [k], one a slot. On a GPU tensors, and seeds [layers, k]."""
 
-    rates: [k], one a slot. seeds: one a slot, for this pass. On a GPU the same two stand in ``on_device``.
-    """
-
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    on_device: tuple[torch.Tensor, torch.Tensor] | None = None
+    rates: Any
+    seeds: Any
 
     @classmethod
-    def of(cls, rates: Sequence[float], seeds: Sequence[int], device: torch.device) -> SlotDropout | None:
-        """None where no slot drops anything."""
+    def of(cls, rates: Sequence[float], seeds: Sequence[int], layers: int, device: torch.device) -> SlotDropout | None:
+        """None where no slot drops anything. layers: how many have numbers."""
         if not any(rates):
             return None
         if device.type != "cuda":
             return cls(tuple(rates), tuple(seeds))
+        own = torch.tensor(seeds)[None] ^ (torch.arange(layers)[:, None] * LAYER)
         there = torch.tensor(rates, dtype=torch.float32).to(device, non_blocking=True)
-        return cls(tuple(rates), tuple(seeds), (there, torch.tensor(seeds).to(device, non_blocking=True)))
+        return cls(there, own.to(device, non_blocking=True))
 
-    def __call__(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        """``x`` [k, n, width] with its elements zeroed at each slot's rate, and the others scaled to keep the mean."""
-        if self.on_device is not None:
-            from lora_tune_recipes.packed.triton_dropout import Dropped
+    def of_layer(self, number: int) -> tuple[Any, Any]:
+        """Rates and seeds for :func:`drop` in the layer of this number."""
+        if isinstance(self.seeds, torch.Tensor):
+            return self.rates, self.seeds[number]
+        return self.rates, tuple(mixed(seed, number) for seed in self.seeds)
 
-            dropped: torch.Tensor = Dropped.apply(x.contiguous(), *self.on_device, layer)
-            return dropped
-        return x * self._mask(x, layer)
 
-    @torch.no_grad()
-    def _mask(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        mask = torch.ones_like(x)
-        generator = torch.Generator(x.device)
-        for own, rate, seed in zip(mask, self.rates, self.seeds, strict=True):
-            if rate:
-                generator.manual_seed(mixed(seed, layer))
-                own.bernoulli_(1 - rate, generator=generator).div_(1 - rate)
-        return mask
+def drop(x: torch.Tensor, rates: Any, seeds: Any) -> torch.Tensor:
+    """``x`` [k, n, width] with its elements zeroed at each slot's rate, and the others scaled to keep the mean."""
+    if isinstance(seeds, torch.Tensor):
+        from lora_tune_recipes.packed.triton_dropout import Dropped
+
+        dropped: torch.Tensor = Dropped.apply(x.contiguous(), rates, seeds)
+        return dropped
+    return x * _kept(x, rates, seeds)
+
+
+@torch.no_grad()
+def _kept(x: torch.Tensor, rates: Sequence[float], seeds: Sequence[int]) -> torch.Tensor:
+    mask = torch.ones_like(x)
+    generator = torch.Generator(x.device)
+    for own, rate, seed in zip(mask, rates, seeds, strict=True):
+        if rate:
+            generator.manual_seed(seed)
+            own.bernoulli_(1 - rate, generator=generator).div_(1 - rate)
+    return mask
 
 
 def pass_seed(seed: int, step: int, number: int) -> int:

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
 from lora_tune_recipes.lora_model import initial_embedding, initial_weights
 from lora_tune_recipes.packed.slot import Slot
-from lora_tune_recipes.settings import AdapterSettings
+from lora_tune_recipes.step_graph import StepGraph
 
 EPSILON = 1e-8
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+"""Rows of a group whose passes are recorded; above them multiples of 32."""
+Room = Callable[[int, int], int]
+"""How many rows a group of so many slots has, where it has the second number of them now."""
+
+
+def exact(slots: int, _rows: int) -> int:
+    """A row for each slot."""
+    return slots
+
+
+def padded(slots: int, rows: int) -> int:
+    """One of SIZES, so that slots that come and go seldom change a pass; fewer only where half of them are empty."""
+    if rows // 2 < slots <= rows:
+        return rows
+    return next((size for size in SIZES if size >= slots), -(-slots // 32) * 32)
 
 
 class Module(NamedTuple):
@@ -61,7 +79,10 @@ class Group:
 
     modules: with adapters, by name, in the order of the model. whole: those that are trained whole, each slot its own
     copy, with the frozen parameters that copies begin with. rank: of the products; a slot of a lower rank is filled
-    up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero.
+    up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero. room: how
+    many rows there are; those behind the slots' are zero, and stay zero, too.
+
+    graph: the recorded pass over all rows, None where there is none. since: when the rows were laid out (monotonic).
     """
 
     def __init__(
@@ -70,9 +91,10 @@ class Group:
         rank: int,
         device: torch.device,
         whole: Mapping[str, Mapping[str, torch.Tensor]],
+        room: Room = exact,
     ) -> None:
         self.slots: list[Slot] = []
-        self.modules, self._rank, self._device, self._whole = modules, rank, device, whole
+        self.modules, self._rank, self._device, self._whole, self.room = modules, rank, device, whole, room
         self._places: dict[str, AdapterColumns] = {}
         place = 0
         for name, module in modules.items():
@@ -87,35 +109,76 @@ class Group:
                 self._copied[name, part] = slice(place, place + start.numel())
                 place += start.numel()
         self.size = place
-        self._rows = Rows(*(torch.zeros(0, place, device=device) for _ in range(3)))
-        self._gradients = torch.zeros(0, place, device=device)
-        self.losses = torch.zeros(0, device=device)
         self._second_factors = torch.zeros(place, device=device)
         for place_of in self._places.values():
             self._second_factors[place_of.b] = 1.0
-        self._share_out()
+        self.graph: StepGraph[Any] | None = None
+        self._lay_out(self._moved(0))
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass: those of the slots, and empty ones behind them."""
+        return len(self.losses)
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """Give the slot a row: ``state`` where it trained before, else the adapter that its seed makes."""
-        new = state or self._fresh(slot)
+        new = Rows(*(row.to(self._device) for row in state or self._fresh(slot)))
+        count = len(self.slots) + 1
         # All is made before anything is changed: where memory is short, the others' rows stay as they are.
-        rows = Rows(*(torch.cat([old, row.to(self._device)]) for old, row in zip(self._rows, new, strict=True)))
-        gradients = torch.cat([self._gradients, self._gradients.new_zeros(1, self.size)])
-        losses = torch.cat([self.losses, self.losses.new_zeros(1)])
-        self._rows, self._gradients, self.losses = rows, gradients, losses
+        moved = self._moved(self.room(count, self.rows))
         self.slots.append(slot)
-        self._share_out()
+        self._lay_out(moved)
+        with torch.no_grad():
+            for rows, row in zip(self._rows, new, strict=True):
+                rows[count - 1] = row[0]
+        self._constants()
 
     def leave(self, slot: Slot) -> Rows:
-        """Take the slot's row out and return it."""
-        at = self.slots.index(slot)
+        """Take the slot's row out and return it; the last one takes its place."""
+        at, last = self.slots.index(slot), len(self.slots) - 1
         taken = Rows(*(rows[at : at + 1].clone() for rows in self._rows))
-        self._rows = Rows(*(torch.cat([rows[:at], rows[at + 1 :]]) for rows in self._rows))
-        self._gradients = torch.cat([self._gradients[:at], self._gradients[at + 1 :]])
-        self.losses = torch.cat([self.losses[:at], self.losses[at + 1 :]])
-        del self.slots[at]
-        self._share_out()
+        self.slots[at] = self.slots[last]
+        del self.slots[last]
+        with torch.no_grad():
+            for rows in (*self._rows, self._gradients, self.losses):
+                rows[at] = rows[last]
+                rows[last] = 0.0
+        self._lay_out(self._moved(self.room(last, self.rows)))
+        self._constants()
         return taken
+
+    @torch.no_grad()
+    def _moved(self, count: int) -> tuple[Rows, torch.Tensor, torch.Tensor] | None:
+        """Rows, gradients and losses with room for ``count``; None where they have just that."""
+        if self.slots and count == self.rows:
+            return None
+        every = [torch.zeros(count, self.size, device=self._device) for _ in range(4)]
+        losses, used = torch.zeros(count, device=self._device), len(self.slots)
+        if used:
+            for new, old in zip((*every, losses), (*self._rows, self._gradients, self.losses), strict=True):
+                new[:used] = old[:used]
+        return Rows(*every[:3]), every[3], losses
+
+    def _lay_out(self, moved: tuple[Rows, torch.Tensor, torch.Tensor] | None) -> None:
+        """Take these for the group's own, and their columns as leaves whose gradients gather in one matrix, too."""
+        if moved is None:
+            return
+        self._rows, self._gradients, self.losses = moved
+        self.graph, self.since = None, time.monotonic()
+        self.leaves: dict[str, AdapterPair] = {}
+        for name, module in self.modules.items():
+            place = self._places[name]
+            self.leaves[name] = AdapterPair(
+                self._leaf(place.a, (self._rank, module.width_in)),
+                self._leaf(place.b, (module.width_out, self._rank)),
+                None if place.magnitude is None else self._leaf(place.magnitude, (module.width_out,)),
+            )
+        copies: dict[str, dict[str, torch.Tensor]] = {}
+        for (name, part), columns in self._copied.items():
+            copies.setdefault(name, {})[part] = self._leaf(columns, tuple(self._whole[name][part].shape))
+        self.copies: Copies = copies
+        self._scales = torch.ones(len(self.modules), self.rows, device=self._device)
+        self.scales = {name: scale.view(-1, 1, 1) for name, scale in zip(self.modules, self._scales, strict=True)}
 
     def state(self, slot: Slot) -> Rows:
         """A copy of the slot's row in the host's memory."""
@@ -164,22 +227,11 @@ class Group:
             row[0, columns] = self._whole[name][part].detach().float().flatten().cpu()
         return Rows(row, torch.zeros_like(row), torch.zeros_like(row))
 
-    def _share_out(self) -> None:
-        """After every join and leave: the matrix's columns as leaves whose gradients gather in one matrix, too."""
-        self.leaves: dict[str, AdapterPair] = {}
-        for name, module in self.modules.items():
-            place = self._places[name]
-            self.leaves[name] = AdapterPair(
-                self._leaf(place.a, (self._rank, module.width_in)),
-                self._leaf(place.b, (module.width_out, self._rank)),
-                None if place.magnitude is None else self._leaf(place.magnitude, (module.width_out,)),
-            )
-        copies: dict[str, dict[str, torch.Tensor]] = {}
-        for (name, part), columns in self._copied.items():
-            copies.setdefault(name, {})[part] = self._leaf(columns, tuple(self._whole[name][part].shape))
-        self.copies: Copies = copies
+    def _constants(self) -> None:
+        """After every join and leave: what of the slots' settings goes into passes and steps."""
         every = [slot.settings for slot in self.slots]
-        self.scales = self._scales([settings.adapters for settings in every])
+        scales = [s.adapters.scale_of(name) for name in self.modules for s in every]
+        self._scales[:, : len(every)] = self._column(scales).view(len(self.modules), len(every))
         self._decay = self._column([s.weight_decay for s in every])
         # Without clipping the limit is infinite.
         self._limit = self._column([s.grad_clip or math.inf for s in every])
@@ -189,16 +241,15 @@ class Group:
         # LoRA+ (Hayou et al. 2024): the second factor learns faster.
         self._faster = 1 + (self._column(ratios) - 1) * self._second_factors if any(r != 1 for r in ratios) else None
 
-    def _scales(self, every: Sequence[AdapterSettings]) -> dict[str, torch.Tensor]:
-        """[k, 1, 1] by module; one tensor for all modules whose scales are the same."""
-        columns: dict[tuple[float, ...], torch.Tensor] = {}
-        scales = {}
-        for name in self.modules:
-            values = tuple(adapters.scale_of(name) for adapters in every)
-            if values not in columns:
-                columns[values] = self._column(values)[:, :, None]
-            scales[name] = columns[values]
-        return scales
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Passes in it leave gradients and losses as they were."""
+        before = self._gradients.clone(), self.losses.clone()
+        try:
+            yield
+        finally:
+            self._gradients.copy_(before[0])
+            self.losses.copy_(before[1])
 
     def _leaf(self, columns: slice, shape: tuple[int, ...]) -> torch.Tensor:
         leaf = self._rows.weights[:, columns].unflatten(1, shape).requires_grad_()
@@ -225,7 +276,7 @@ class Group:
         index = None if whole else torch.tensor(due, device=self._device)
 
         def own(rows: torch.Tensor) -> torch.Tensor:
-            return rows if index is None else rows[index]
+            return rows[: len(due)] if index is None else rows[index]
 
         weights, first, second = (own(rows) for rows in self._rows)
         gradients, losses = own(self._gradients), own(self.losses).clone()

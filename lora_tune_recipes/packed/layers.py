@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.utils.integrations import dequantize_module_weight
 from torch.func import functional_call
 
-from lora_tune_recipes.packed.dropout import SlotDropout
+from lora_tune_recipes.packed.dropout import SlotDropout, drop
 from lora_tune_recipes.packed.group import AdapterPair, Copies
+
+
+class Share(NamedTuple):
+    """What one layer has of a part of a pass, without the names by which it was found.
+
+    Layers of one kind then differ in tensors alone, and one compiled program serves all of them. start, stop: the
+    part's sequences. slots: how many share them. dropout: rates and seeds, see :func:`drop`.
+    """
+
+    start: int
+    stop: int
+    slots: int
+    pair: AdapterPair | None
+    scale: torch.Tensor | None
+    copies: Mapping[str, torch.Tensor] | None
+    dropout: tuple[Any, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +45,50 @@ class Part:
     copies: Copies
     dropout: SlotDropout | None = None
 
+    def share(self, name: str, number: int) -> Share:
+        """What the layer ``name`` has of it; ``number``: of the layer, which seeds what it drops."""
+        dropout = None if self.dropout is None else self.dropout.of_layer(number)
+        return Share(
+            self.rows.start,
+            self.rows.stop,
+            self.slots,
+            self.pairs.get(name),
+            self.scales.get(name),
+            self.copies.get(name),
+            dropout,
+        )
+
 
 class PackedLayer(torch.nn.Module):
-    """A frozen layer with the adapters of every part of the pass, which ``parts`` holds while it goes on.
+    """A frozen layer with the adapters of every part of the pass, which ``shares`` holds while it goes on.
 
     As it is, of any kind: it takes no adapters, but slots can train copies of it.
     """
 
-    def __init__(self, base: Any, name: str, number: int, parts: list[Part]) -> None:
+    def __init__(self, base: Any, name: str, number: int) -> None:
         super().__init__()
         self.base = base
-        self._name, self._number, self._parts = name, number, parts
+        self.name, self.number = name, number
+        self.shares: tuple[Share, ...] = ()
         self._squares: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._parts and all(self._name in part.copies for part in self._parts):
-            return torch.cat([self._copied(part, x[part.rows]) for part in self._parts])
+        shares = self.shares
+        if shares and all(share.copies is not None for share in shares):
+            return torch.cat([self._copied(share, x[share.start : share.stop]) for share in shares])
         y: torch.Tensor = self.base(x)
-        if not self._parts:
+        if not shares:
             return y
-        if len(self._parts) == 1:
-            return self._through(self._parts[0], x, y)
-        return torch.cat([self._through(part, x[part.rows], y[part.rows]) for part in self._parts])
+        if len(shares) == 1:
+            return self._through(shares[0], x, y)
+        return torch.cat([self._through(s, x[s.start : s.stop], y[s.start : s.stop]) for s in shares])
 
-    def _copied(self, part: Part, x: torch.Tensor) -> torch.Tensor:
+    def _copied(self, share: Share, x: torch.Tensor) -> torch.Tensor:
         """What each slot's own copy of the layer makes of its rows of ``x``."""
-        own = {name: value.to(self.base.get_parameter(name).dtype) for name, value in part.copies[self._name].items()}
+        own = {n: value.to(self.base.get_parameter(n).dtype) for n, value in (share.copies or {}).items()}
         copies = [
             functional_call(self.base, {name: value[slot] for name, value in own.items()}, (rows,))
-            for slot, rows in enumerate(x.chunk(part.slots))
+            for slot, rows in enumerate(x.chunk(share.slots))
         ]
         return torch.cat(copies)
 
@@ -78,17 +109,18 @@ class PackedLayer(torch.nn.Module):
             self._squares = self._weight().float().square().sum(1)
         return self._squares.sqrt()
 
-    def _through(self, part: Part, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if self._name in part.copies:
-            return self._copied(part, x)
-        pair = part.pairs.get(self._name)
-        if pair is None:
+    def _through(self, share: Share, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if share.copies is not None:
+            return self._copied(share, x)
+        if share.pair is None or share.scale is None:
             return y
-        own = y.reshape(part.slots, -1, y.shape[-1])
-        return self._adapted(part, pair, x, own).view_as(y)
+        own = y.reshape(share.slots, -1, y.shape[-1])
+        return self._adapted(share, share.pair, share.scale, x, own).view_as(y)
 
-    def _adapted(self, part: Part, pair: AdapterPair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """``y`` [slots, n, width out] of the frozen layer, with what ``pair`` makes of ``x``."""
+    def _adapted(
+        self, share: Share, pair: AdapterPair, scale: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """``y`` [slots, n, width out] of the frozen layer, with what ``pair`` times ``scale`` makes of ``x``."""
         raise NotImplementedError
 
     def _weight(self) -> torch.Tensor:
@@ -125,15 +157,17 @@ class PackedLinear(PackedLayer):
         weight: torch.Tensor = dequantize_module_weight(self.base)
         return weight
 
-    def _adapted(self, part: Part, pair: AdapterPair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        own, scale = x.reshape(part.slots, -1, x.shape[-1]), part.scales[self._name]
-        if part.dropout is not None:
-            own = part.dropout(own, self._number)
+    def _adapted(
+        self, share: Share, pair: AdapterPair, scale: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        own = x.reshape(share.slots, -1, x.shape[-1])
+        if share.dropout is not None:
+            own = drop(own, *share.dropout)
         inner = torch.bmm(own.to(y.dtype), pair.a.mT.to(y.dtype)) * scale.to(y.dtype)
         if pair.magnitude is None:
             return torch.baddbmm(y, inner, pair.b.mT.to(y.dtype))
         # What the adapter drops, it drops of the frozen product that it scales, too.
-        plain = y if part.dropout is None else self.base(own)
+        plain = y if share.dropout is None else self.base(own)
         if self.base.bias is not None:
             plain = plain - self.base.bias
         ratio = pair.magnitude[:, None] * self._inverse_norms(pair, scale)
@@ -155,9 +189,11 @@ class PackedEmbedding(PackedLayer):
         weight: torch.Tensor = self.base.weight.mT
         return weight
 
-    def _adapted(self, part: Part, pair: AdapterPair, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        tokens, scale = x.reshape(part.slots, -1), part.scales[self._name]
-        slots = torch.arange(part.slots, device=x.device)[:, None]
+    def _adapted(
+        self, share: Share, pair: AdapterPair, scale: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        tokens = x.reshape(share.slots, -1)
+        slots = torch.arange(share.slots, device=x.device)[:, None]
         inner = pair.a.mT[slots, tokens].to(y.dtype) * scale.to(y.dtype)
         if pair.magnitude is None:
             return torch.baddbmm(y, inner, pair.b.mT.to(y.dtype))

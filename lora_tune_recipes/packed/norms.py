@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -23,9 +22,15 @@ def fuse_norms(model: Any) -> None:
         probe = torch.linspace(-2, 2, 4 * len(weight), device=weight.device, dtype=weight.dtype).view(4, -1)
         fused = torch.nn.functional.rms_norm(probe, shape, weight, epsilon)
         if torch.allclose(module(probe).float(), fused.float(), rtol=0.02, atol=1e-3):
-            module.forward = functools.partial(_rms_norm, module, epsilon)
+            module.__class__ = FusedNorm
 
 
-def _rms_norm(norm: Any, epsilon: float, x: torch.Tensor) -> torch.Tensor:
-    # Its weight is looked up at each call: a slot's copy may stand in for it.
-    return torch.nn.functional.rms_norm(x, tuple(norm.weight.shape), norm.weight, epsilon)
+class FusedNorm(torch.nn.Module):
+    """A norm with ``weight`` and ``variance_epsilon``, in one pass over memory."""
+
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Its weight is looked up at each call: a slot's copy may stand in for it.
+        return torch.nn.functional.rms_norm(x, tuple(self.weight.shape), self.weight, self.variance_epsilon)

@@ -6,6 +6,7 @@ whoever trains beside it; on a GPU the products of a batch are rounded by the sh
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -13,19 +14,25 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from lora_tune_recipes import text
+from lora_tune_recipes.batch import Batch
 from lora_tune_recipes.packed.base import PackedBase
 from lora_tune_recipes.packed.dropout import SlotDropout
-from lora_tune_recipes.packed.group import AdapterPair, Group, Rows
+from lora_tune_recipes.packed.group import AdapterPair, Group, Rows, exact, padded
 from lora_tune_recipes.packed.head import CHUNK
 from lora_tune_recipes.packed.layers import Part
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.settings import Settings
+from lora_tune_recipes.step_graph import short_of_memory
 
 Key = TypeVar("Key")
 EVAL_TOKENS = 2**17
 """Tokens of one pass of an evaluation on a GPU."""
 RANKS = (16, 64, 256)
 """On a GPU ranks are filled up to one of these: few products of many slots are faster than many of few."""
+
+PATIENCE = 3.0
+"""Seconds for which a group keeps its shape before its pass is recorded, until a recording has shown what one costs."""
 
 
 class SlotShape(NamedTuple):
@@ -42,6 +49,21 @@ class SlotShape(NamedTuple):
     """Of DoRA, whether the adapters drop anything: the frozen product that they scale is another one then."""
 
 
+class PassInputs(NamedTuple):
+    """What a pass of one group reads: Batch's; sequences of each slot's step [rows]; rates and seeds of dropout.
+
+    The last two are empty where nothing is dropped, or on a CPU.
+    """
+
+    read: torch.Tensor
+    predict: torch.Tensor
+    weight: torch.Tensor
+    position: torch.Tensor
+    sizes: torch.Tensor
+    rates: torch.Tensor
+    seeds: torch.Tensor
+
+
 def numbers(losses: Mapping[Key, torch.Tensor]) -> dict[Key, float]:
     """The numbers of several losses, in one transfer from the device."""
     if not losses:
@@ -50,10 +72,15 @@ def numbers(losses: Mapping[Key, torch.Tensor]) -> dict[Key, float]:
 
 
 class Pack:
-    """Slots over ``base``, none at first."""
+    """Slots over ``base``, none at first.
 
-    def __init__(self, base: PackedBase) -> None:
-        self.base = base
+    patience: see PATIENCE. A recorded pass of a group is a graph of its own, over a number of rows that slots which
+    come and go seldom change; groups that are not recorded share one pass. So what is met for a moment stays eager,
+    and is at worst twice as slow as if it had been known how long it would last.
+    """
+
+    def __init__(self, base: PackedBase, patience: float = PATIENCE) -> None:
+        self.base, self._patience = base, patience
         self._groups: dict[SlotShape, Group] = {}
 
     @property
@@ -94,7 +121,8 @@ class Pack:
         self._groups[shape] = group  # only now: a group without slots would end the next round
 
     def _group(self, settings: Settings, rank: int) -> Group:
-        return Group(self.base.modules(settings), rank, self.base.device, self.base.whole(settings))
+        room = exact if self.base.why_not_recorded(settings) else padded
+        return Group(self.base.modules(settings), rank, self.base.device, self.base.whole(settings), room)
 
     def leave(self, slot: Slot) -> Rows:
         """Take ``slot`` out; its weights and moments."""
@@ -137,10 +165,12 @@ class Pack:
         # Rows of one length whose attention and whose logits are computed in one way share a pass.
         passes: dict[tuple[int, bool, bool], list[Group]] = {}
         for shape, group in sorted(self._groups.items()):
+            if self._replayed(group):
+                continue
             key = shape.seq, shape.packing, self.base.makes_logits(group.slots[0].settings.adapters)
             passes.setdefault(key, []).append(group)
         for groups in passes.values():
-            self._forward_backward(groups)
+            self._learn(groups, [self._inputs(group) for group in groups])
         for group in self._groups.values():
             due = [i for i, slot in enumerate(group.slots) if slot.passed()]
             if due:
@@ -150,31 +180,86 @@ class Pack:
                     group.slots[i].stepped()
         return done
 
-    def _forward_backward(self, groups: Sequence[Group]) -> None:
-        """One pass of groups that can share it."""
-        parts, sequences, at = [], [], 0
-        for group in groups:
-            seeds, rates = [s.pass_seed() for s in group.slots], [s.settings.adapters.dropout for s in group.slots]
-            dropout = SlotDropout.of(rates, seeds, self.base.device)
-            sequences += [slot.texts.train.rows(slot.rows()) for slot in group.slots]
-            count = len(group.slots) * group.slots[0].settings.mbs
-            rows = slice(at, at + count)
-            parts.append(Part(rows, len(group.slots), group.leaves, group.scales, group.copies, dropout))
-            at += count
-        batches = [self._batches(group) for group in groups]
-        with self.base.through(parts, training=True), warnings.catch_warnings():
-            losses = self.base.losses(sequences)
-            own = [losses[p.rows].view(p.slots, -1).sum(1) / size for p, size in zip(parts, batches, strict=True)]
+    def record(self) -> None:
+        """Record the pass of every group now, where it can be."""
+        for group in self._groups.values():
+            self._recorded(group, self._inputs(group))
+
+    def _replayed(self, group: Group) -> bool:
+        """Make the pass of a group by its graph, where it has one or is to have one now; False where it is not made."""
+        if group.room is exact or (group.graph is None and time.monotonic() - group.since < self._patience):
+            return False
+        inputs = self._inputs(group)
+        if not (group.graph is not None and group.graph.fits(inputs)) and not self._recorded(group, inputs):
+            return False
+        assert group.graph is not None, "it has just been recorded"
+        group.graph.replay(inputs)
+        return True
+
+    def _recorded(self, group: Group, inputs: PassInputs) -> bool:
+        """Record the pass of a group; False where it cannot be, or memory is short: then it stays eager."""
+        if group.room is exact:
+            return False
+        group.graph, began = None, time.monotonic()
+        try:
+            with group.kept():
+                group.graph = self.base.record(lambda own: self._learn([group], [own], compiled=True), inputs)
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            if not short_of_memory(error):
+                raise
+            print("no memory for a recorded pass: kernels are launched one by one", flush=True)
+            group.room = exact
+            torch.cuda.empty_cache()
+            return False
+        if self._patience:
+            self._patience = time.monotonic() - began
+        return True
+
+    def _inputs(self, group: Group) -> PassInputs:
+        """What the next pass of a group reads."""
+        slots, device, empty = group.slots, self.base.device, group.rows - len(group.slots)
+        sequences = [slot.texts.train.rows(slot.rows()) for slot in slots]
+        batch = Batch.of(text.joined(sequences, group.rows * slots[0].settings.mbs), device)
+        sizes = torch.tensor([float(slot.settings.minibs) for slot in slots] + [1.0] * empty)
+        dropout = self._dropout(group) if device.type == "cuda" else None
+        none = torch.zeros(0, device=device)
+        rates, seeds = (none, none) if dropout is None else dropout
+        return PassInputs(*batch, sizes.to(device, non_blocking=True), rates, seeds)
+
+    def _dropout(self, group: Group) -> SlotDropout | None:
+        empty = group.rows - len(group.slots)
+        rates = [slot.settings.adapters.dropout for slot in group.slots] + [0.0] * empty
+        seeds = [slot.pass_seed() for slot in group.slots] + [0] * empty
+        return SlotDropout.of(rates, seeds, self.base.layers, self.base.device)
+
+    def _learn(self, groups: Sequence[Group], inputs: Sequence[PassInputs], *, compiled: bool = False) -> torch.Tensor:
+        """One pass of groups that can share it; the losses of their rows, which are added to the groups', too."""
+        parts, at = [], 0
+        for group, own in zip(groups, inputs, strict=True):
+            dropout = SlotDropout(own.rates, own.seeds) if len(own.rates) else None
+            if self.base.device.type != "cuda":
+                dropout = self._dropout(group)
+            rows = slice(at, at + len(own.read))
+            parts.append(Part(rows, group.rows, group.leaves, group.scales, group.copies, dropout))
+            at = rows.stop
+        batch = Batch(
+            *(torch.cat(t) if len(inputs) > 1 else t[0] for t in zip(*(own[:4] for own in inputs), strict=True))
+        )
+        settings = groups[0].slots[0].settings
+        whole = self.base.makes_logits(settings.adapters)
+        with self.base.through(parts, training=True, compiled=compiled), warnings.catch_warnings():
+            losses = self.base.losses(batch, whole_logits=whole, packing=settings.packing)
+            means = [
+                losses[part.rows].view(part.slots, -1).sum(1) / own.sizes
+                for part, own in zip(parts, inputs, strict=True)
+            ]
             # Gradients lie in columns of one matrix on purpose; torch warns that this is not its own layout.
             warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
-            torch.cat(own).sum().backward()
-        for group, loss in zip(groups, own, strict=True):
+            total = torch.cat(means)
+            total.sum().backward()
+        for group, loss in zip(groups, means, strict=True):
             group.losses += loss.detach()
-
-    def _batches(self, group: Group) -> torch.Tensor:
-        """Sequences of each slot's optimizer step: [k]."""
-        sizes = [float(slot.settings.minibs) for slot in group.slots]
-        return torch.tensor(sizes).to(self.base.device, non_blocking=True)
+        return total.detach()
 
     @torch.no_grad()
     def evaluate(self, slots: Sequence[Slot]) -> list[float]:
@@ -200,10 +285,11 @@ class Pack:
         if self.base.device.type == "cuda":
             most = CHUNK if self.base.makes_logits(settings.adapters) else EVAL_TOKENS
             size = max(size, most // (len(slots) * settings.seq))
-        total = torch.zeros(len(slots), device=self.base.device)
+        total, whole = torch.zeros(len(slots), device=self.base.device), self.base.makes_logits(settings.adapters)
         for start in range(0, len(validation), size):
             rows = validation.rows(np.arange(start, min(start + size, len(validation))))
             part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scales, copies)
+            batch = Batch.of(text.joined([rows] * len(slots), len(rows) * len(slots)), self.base.device)
             with self.base.through([part], training=False):
-                total += self.base.losses([rows] * len(slots)).view(len(slots), -1).sum(1)
+                total += self.base.losses(batch, whole_logits=whole).view(len(slots), -1).sum(1)
         return [float(loss) for loss in total / len(validation)]

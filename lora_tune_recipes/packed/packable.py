@@ -24,10 +24,6 @@ def check_process(settings: Settings) -> None:
             raise InputError(
                 f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
             )
-    if settings.torch_compile or settings.cuda_graph == "1":
-        raise InputError(
-            "TORCH_COMPILE, CUDA_GRAPH: a pack runs its own passes; allowed is TORCH_COMPILE=0, CUDA_GRAPH=0"
-        )
     if settings.packing and settings.attn == "flash_attention_2":
         raise InputError(
             "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"

@@ -65,6 +65,9 @@ class ShardedBase(PackedBase):
             raise failure or RuntimeError(f"{where}: another pack of this job cannot load it; its log says why")
         return model
 
+    def why_not_recorded(self, settings: Settings) -> str:
+        return "packs that share a base make their passes in step"
+
     def check(self, settings: Settings) -> None:
         check_process(settings)
         self._check_shared(settings)

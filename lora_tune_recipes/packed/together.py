@@ -20,6 +20,8 @@ OF_BASE = (
     "LOAD_IN_4BIT",
     "ATTN",
     "RECOMPUTE_GRANULARITY",
+    "CUDA_GRAPH",
+    "TORCH_COMPILE",
     "THREADS",
     "FSDP",
     "FSDP_STRATEGY",

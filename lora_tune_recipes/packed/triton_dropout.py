@@ -10,14 +10,13 @@ import triton.language as tl
 
 BLOCK = 1024
 """Random numbers that one program draws four times: Philox yields four at once."""
-LAYER = tl.constexpr(0x9E3779B97F4A7C1)
 
 
-@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
-def _kernel(x, y, rates, seeds, layer, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _kernel(x, y, rates, seeds, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
     slot = tl.program_id(1).to(tl.int64)
     rate = tl.load(rates + slot)
-    seed = tl.load(seeds + slot) ^ (layer.to(tl.int64) * LAYER)
+    seed = tl.load(seeds + slot)
     lane = tl.arange(0, block)
     numbers = tl.rand4x(seed, tl.program_id(0) * block + lane)
     for i in tl.static_range(4):
@@ -28,10 +27,10 @@ def _kernel(x, y, rates, seeds, layer, size, block: tl.constexpr):  # type: igno
         tl.store(y + slot * size + at, kept, mask=inside)
 
 
-def _drop(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor, layer: int) -> torch.Tensor:
+def _drop(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     size = x[0].numel()
-    _kernel[(triton.cdiv(size, 4 * BLOCK), len(x))](x, y, rates, seeds, layer, size, BLOCK)
+    _kernel[(triton.cdiv(size, 4 * BLOCK), len(x))](x, y, rates, seeds, size, BLOCK)
     return y
 
 
@@ -39,12 +38,11 @@ class Dropped(torch.autograd.Function):
     """``x`` [k, n, width], contiguous, with each slot's elements dropped; backward draws the same numbers again."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor, layer: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rates, seeds)
-        ctx.layer = layer
-        return _drop(x, rates, seeds, layer)
+        return _drop(x, rates, seeds)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         rates, seeds = ctx.saved_tensors
-        return _drop(gradients[0].contiguous(), rates, seeds, ctx.layer), None, None, None
+        return _drop(gradients[0].contiguous(), rates, seeds), None, None

@@ -174,12 +174,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseExceptio
     passes: list[int] = []
     losses = PackedBase.losses
 
-    def some_fail(base: PackedBase, sequences: Any) -> torch.Tensor:
+    def some_fail(base: PackedBase, batch: Any, **how: bool) -> torch.Tensor:
         if torch.is_grad_enabled():
-            passes.append(len(sequences))
+            adapted = next(iter(base._packed.values()))
+            passes.append(sum(share.slots for share in adapted.shares))
             if (error := fails(passes[-1])) is not None:
                 raise error
-        return losses(base, sequences)
+        return losses(base, batch, **how)
 
     monkeypatch.setattr(PackedBase, "losses", some_fail)
     monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))

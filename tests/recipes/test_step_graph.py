@@ -10,7 +10,6 @@ from transformers import LlamaConfig, MistralConfig
 from lora_tune.base.errors import InputError
 from lora_tune_recipes import settings as knobs
 from lora_tune_recipes.lora_model import build
-from lora_tune_recipes.packed.packable import check_packable
 from lora_tune_recipes.ranks import connect, refuse
 from lora_tune_recipes.step_graph import CAUSAL, is_plainly_causal, why_eager
 from lora_tune_recipes.text import Sequences
@@ -59,12 +58,6 @@ def test_a_graph_that_is_asked_for_and_cannot_be_is_refused_with_the_reason() ->
         refuse(knobs.read({"CUDA_GRAPH": "1"}), 1, cuda=False)
     with pytest.raises(InputError, match="TORCH_COMPILE=1 with 2 processes"):
         refuse(knobs.read({"TORCH_COMPILE": "1"}), 2, cuda=True)
-
-
-@pytest.mark.parametrize("variables", [{"TORCH_COMPILE": "1"}, {"CUDA_GRAPH": "1"}])
-def test_a_pack_refuses_what_it_would_not_do(variables: dict[str, str]) -> None:
-    with pytest.raises(InputError, match="a pack runs its own passes"):
-        check_packable(knobs.read(variables))
 
 
 def test_layers_that_attend_to_a_part_of_the_sequence_are_known_by_the_config() -> None:
