@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,7 +40,7 @@ from lora_tune.config.tables import Site
 from lora_tune.controller.runtime import option_refusals, preflight_warnings
 from lora_tune.launchers.base import Launcher, Ticket, launcher_kind
 from lora_tune.launchers.slurm import parse
-from lora_tune.launchers.slurm.client import ask, in_words
+from lora_tune.launchers.slurm.client import ask, cluster_of, in_words
 from lora_tune.launchers.slurm.launcher import COMMANDS, SlurmLauncher
 from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
 from lora_tune.launchers.slurm.submission import question
@@ -133,26 +134,27 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
     if absent:
         yield from absent
         return
-    answer = controller(ask)
+    asked = partial(ask, cluster=cluster_of(study.site))
+    answer = controller(asked)
     yield answer
     if answer.level is not Level.GOOD:
         return
-    yield accounting(ask)
-    yield partition(ask, study.site)
+    yield accounting(asked)
+    yield partition(asked, study.site)
     engine = workload.engine if isinstance(workload, Examined) else PYXIS
     if "CONT" in _places(study, workload) and engine == PYXIS:
-        yield pyxis(ask)
-    yield mpi(ask, study.site)
+        yield pyxis(asked)
+    yield mpi(asked, study.site)
     try:
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
     yield good(in_words(os.environ))
-    yield from time_limit(ask, study.site, job.resources.minutes)
+    yield from time_limit(asked, study.site, job.resources.minutes)
     for refusal in option_refusals(job, study):
         what, _, fix = refusal.rpartition("; ")
         yield problem(what, "no job would be its trial's", fix)
-    yield accepted(ask, question(job, study.site))
+    yield accepted(asked, question(job, study.site))
 
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:

@@ -413,7 +413,7 @@ _MAGIC = "#SBATCH"
 _ONE_JOB = "a trial is one job, with one log"
 _PROBLEMS = {
     "array": f"makes an array of jobs of each trial; {_ONE_JOB}",
-    "clusters": "sends trials to a cluster where nobody looks for them; the sweep asks the one that SLURM_CONF names",
+    "clusters": "sends trials to a cluster where nobody looks for them",
     "hetjob": f"makes several jobs of each trial; {_ONE_JOB}",
     "error": "keeps what a trial says of its failure out of its log",
     "output": "sends a trial's log where nobody reads it",
@@ -500,7 +500,9 @@ def refusals(
     for name, (option, place) in effective.items():
         of_header = place.startswith(f"{script}: #")
         why = "" if of_header and name in _OVERRULED else _PROBLEMS.get(name, "")
-        if name == "export":
+        if name == "clusters" and place.startswith("site.sbatch_args"):
+            why = _not_one_cluster(option.value)
+        elif name == "export":
             why = _kept_away(option.value, needed)
         elif name in ("time", "time-min") and not (of_header and name == "time"):
             why = _shorter(option.value, minutes)
@@ -508,7 +510,8 @@ def refusals(
             why = _several_tasks(name, option.value, nodes)
         if why:
             remedy = f"take it out of {f'a copy of {script}' if of_header else place.split()[0].rstrip(':')}"
-            instead = "--ignore-pbs" if option.text.startswith("#PBS") else "--export=ALL" if name == "export" else ""
+            instead = {"export": "--export=ALL", "clusters": f"--clusters={option.value}"}.get(name, "")
+            instead = "--ignore-pbs" if option.text.startswith("#PBS") else instead
             other = f', or write sbatch_args = ["{instead}"] in [site]' if of_header and instead else ""
             sentences.append(f"{place} {why}; {remedy}{other}")
     return sentences
@@ -525,6 +528,12 @@ def _kept_away(value: str, needed: Collection[str]) -> str:
     absent = [] if everything else sorted(set(needed) - named)
     shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
     return f"keeps {shown} from the job, so that trials would train with the script's own values" if absent else ""
+
+
+def _not_one_cluster(value: str) -> str:
+    """What is wrong with the cluster that the site names; "" where it is one: every question is then asked of it."""
+    one = re.fullmatch(r"[\w.-]+", value) is not None and value.lower() != "all"
+    return "" if one else "leaves the choice of a cluster to sbatch, and a sweep asks one; name one"
 
 
 def _shorter(limit: str, minutes: float) -> str:

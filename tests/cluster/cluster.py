@@ -197,6 +197,20 @@ class Cluster:
         (self.folder / "state" / "clustername").unlink(missing_ok=True)
         self.start_controller()
 
+    def join(self, first: Cluster, name: str) -> None:
+        """Become the cluster ``name`` of the accounting of ``first``, which reaches it by ``--clusters`` then."""
+        self.stop_controller()
+        conf, kind = self.folder / "slurm.conf", "AccountingStor"
+        accounting = [x for x in (first.folder / "slurm.conf").read_text().splitlines() if x.startswith(kind)]
+        own = [x for x in conf.read_text().splitlines() if not x.startswith(("ClusterName=", kind))]
+        conf.write_text("\n".join([f"ClusterName={name}", *accounting, *own, ""]))
+        (self.folder / "state" / "clustername").unlink(missing_ok=True)
+        first.run("sacctmgr", "-i", "add", "cluster", name)
+        self.start_controller()
+        known = ("sacctmgr", "-n", "-P", "show", "cluster", f"names={name}", "format=controlport")
+        wait_until(lambda: first.run(*known).strip() not in ("", "0"), 30, "the accounting knows it", self.last_lines)
+        wait_until(lambda: self.state_counts() == {"idle": len(self.nodes)}, 30, "all nodes idle", self.last_lines)
+
     def start_slurmd(self, node: str) -> None:
         self._spawn(f"slurmd.{node}", ["slurmd", "-D", "-N", node])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_tune.controller import limits
+from lora_tune.controller import conclusion, limits
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.store.records import Attempt, Verdict
 from tests.builders import study_of
@@ -49,6 +49,12 @@ def test_what_waits_for_nodes_for_longer_than_the_queue_allows_is_given_up() -> 
     ]
     assert limits.without_nodes(study, tries[:1]) == ""
     assert "site.queue_minutes" in limits.without_nodes(study, tries)
+
+
+def test_an_attempt_that_got_no_nodes_counts_for_none() -> None:
+    failures = ("capacity", "infrastructure", "capacity", "displaced")
+    tries = [Attempt(trial=0, number=n, job_name="j", folder="f", failure=kind) for n, kind in enumerate(failures)]
+    assert conclusion.made(tries) == 1
 
 
 def test_a_clock_that_was_set_back_keeps_no_trial_waiting() -> None:

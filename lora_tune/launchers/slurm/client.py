@@ -11,15 +11,20 @@ from collections.abc import Mapping, Sequence
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.host import send_signal
+from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.base.text import names_secret
+from lora_tune.config.tables import Site
 
 ANSWER_SECONDS = 30.0
 """How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
 
 
-def ask(*command: str) -> str:
-    """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer."""
-    done = run_bounded(command, ANSWER_SECONDS, clean_environment(), name=command[0])
+def ask(*command: str, cluster: str = "") -> str:
+    """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer.
+
+    cluster: of which it is asked; "" for the one that SLURM_CONF names.
+    """
+    done = run_bounded(command, ANSWER_SECONDS, clean_environment(cluster), name=command[0])
     if done.returncode:
         raise LauncherError(f"{command[0]} failed: {_last_line(done.stderr) or f'exit {done.returncode}'}")
     return done.stdout
@@ -73,11 +78,21 @@ def _end_all() -> None:
         _end(process)
 
 
-def clean_environment() -> dict[str, str]:
-    """This process's environment without what would change a command's answer; times as epoch seconds."""
+def cluster_of(site: Site) -> str:
+    """The cluster that ``site.sbatch_args`` sends trials to; "" for the one that SLURM_CONF names."""
+    named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "clusters"]
+    return named[-1] if named else ""
+
+
+def clean_environment(cluster: str = "") -> dict[str, str]:
+    """This process's environment without what would change a command's answer; times as epoch seconds.
+
+    cluster: as of :func:`ask`.
+    """
     meddling = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
     kept = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(meddling)}
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+    of_cluster = {"SLURM_CLUSTERS": cluster} if cluster else {}
+    return {**kept, **of_cluster, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
 def _last_line(text: str) -> str:

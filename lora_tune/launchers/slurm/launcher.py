@@ -28,7 +28,7 @@ from lora_tune.launchers.files import file_in_memory, secret_values
 from lora_tune.launchers.job_records import foreign, read_pauses, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
 from lora_tune.launchers.slurm import parse
-from lora_tune.launchers.slurm.client import ask, clean_environment
+from lora_tune.launchers.slurm.client import ask, clean_environment, cluster_of
 from lora_tune.launchers.slurm.parse import refusal
 from lora_tune.launchers.slurm.submission import PendingSubmissions, executor, preview, submission_command
 from lora_tune.workloads.base import Job
@@ -54,20 +54,25 @@ class SlurmLauncher:
         absent = [command for command in COMMANDS if shutil.which(command) is None]
         if absent:
             raise SetupError(f"this study runs on Slurm, and {', '.join(absent)} are not on PATH; {_ELSEWHERE}")
+        self._cluster = cluster_of(site)
+        self._ask = functools.partial(ask, cluster=self._cluster)
         try:
-            partitions = [line.strip(" *") for line in ask("sinfo", "--all", "--noheader", "--format=%P").splitlines()]
+            shown = self._ask("sinfo", "--all", "--noheader", "--format=%P")
+            partitions = [line.strip(" *") for line in shown.splitlines()]
         except LauncherError as error:
             raise SetupError(f"this study runs on Slurm, and no cluster answers: {error}; {_ELSEWHERE}") from error
         if site.partition and not set(site.partition.split(",")) <= set(partitions):
             raise SetupError(
                 f"site.partition: the cluster has no partition {site.partition}; it has {', '.join(partitions)}"
             )
-        self._limit = functools.cache(ask)
+        self._limit = functools.cache(self._ask)
         self._pending = PendingSubmissions()
         self._cancelling: list[subprocess.Popen[bytes]] = []
         self._cancelled: set[str] = set()
         self._renamed: dict[str, str] = {}
-        self._site = _only_these_nodes(site, {row[0] for row in parse.node_rows(ask(*parse.NODES), site.partition)})
+        self._site = _only_these_nodes(
+            site, {row[0] for row in parse.node_rows(self._ask(*parse.NODES), site.partition)}
+        )
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
@@ -99,7 +104,7 @@ class SlurmLauncher:
             if job.exclude_nodes and isinstance(refused, RefusedError) and refused.by_size:
                 # Too few other nodes have what it asks for, and a suspect node is better than waiting for ever.
                 return self._submit(replace(job, exclude_nodes=()), token)
-            if isinstance(refused, RefusedError) and not refused.lasting and (jobs := _jobs_in_queue()):
+            if isinstance(refused, RefusedError) and not refused.lasting and (jobs := self._jobs_in_queue()):
                 raise LimitError(job.name, refused.answer, jobs) from error
             raise refused from error
         return str(submitted.job_id)
@@ -129,16 +134,16 @@ class SlurmLauncher:
         row_of: dict[str, parse.JobRow | None] = {}
         for job_ids in dict.fromkeys((",".join(sorted({t.job_id for t in tickets if t.job_id})), "")):
             if absent := [ticket for ticket in tickets if row_of.get(ticket.name) is None]:
-                rows = _shown(job_ids)
+                rows = self._shown(job_ids)
                 row_of |= {ticket.name: _row(rows, ticket) for ticket in absent}
         self._renamed |= {name: row.name for name, row in row_of.items() if row is not None}
         vanished = [ticket for ticket in tickets if row_of[ticket.name] is None]
         statuses = {t.name: self._of_row(row, t) for t in tickets if (row := row_of[t.name]) is not None}
-        return statuses | _from_accounting(vanished, str(os.getuid()))
+        return statuses | self._from_accounting(vanished, str(os.getuid()))
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
         """Queued and running jobs of this user whose standard output is a file below ``folder``."""
-        shown = ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", f"--Format={parse.OUTPUT_FORMAT}")
+        shown = self._ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", f"--Format={parse.OUTPUT_FORMAT}")
         tickets = []
         for job_id, name, output in parse.output_rows(shown):
             if output.is_relative_to(folder):
@@ -154,9 +159,9 @@ class SlurmLauncher:
             # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
             self._scancel(row.job_id, ticket.name)
         if status.state is JobState.CANCELLED and ticket.name not in self._cancelled:
-            accounted = _accounted([ticket], str(os.getuid())) or {}
-            return _ended(row, ticket, accounted.get(ticket.name))
-        return _with_end_record(status, ticket)
+            accounted = self._accounted([ticket], str(os.getuid())) or {}
+            return self._ended(row, ticket, accounted.get(ticket.name))
+        return self._with_end_record(status, ticket)
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against its name."""
@@ -176,12 +181,126 @@ class SlurmLauncher:
         command = ["scancel", "--quiet", *options, f"--name={self._renamed.get(name, name)}", job_id]
         try:
             process = subprocess.Popen(
-                command, env=clean_environment(), stdin=_NULL, stdout=_NULL, stderr=_NULL, start_new_session=True
+                command,
+                env=clean_environment(self._cluster),
+                stdin=_NULL,
+                stdout=_NULL,
+                stderr=_NULL,
+                start_new_session=True,
             )
         except OSError as error:
             raise LauncherError(f"scancel cannot be started: {error.strerror}") from error
         self._cancelling.append(process)
         self._cancelled.add(name)
+
+    def _jobs_in_queue(self) -> int:
+        """How many jobs this user has on the cluster beside the one that this process runs in."""
+        try:
+            shown = self._ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A").split()
+        except LauncherError:
+            return 0
+        return len({job_id for job_id in shown if job_id.isdigit()} - {os.environ.get("SLURM_JOB_ID")})
+
+    def _shown(self, job_ids: str) -> list[parse.JobRow]:
+        """This user's jobs as squeue shows them, also in hidden partitions. job_ids: which ones, "" for all."""
+        which = (f"--jobs={job_ids}",) if job_ids else ()
+        columns = f"--Format={parse.SQUEUE_FORMAT}"
+        try:
+            shown = self._ask("squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", *which, columns)
+        except LauncherError as error:
+            if job_ids and "Invalid job id" in str(error):
+                return []  # the only job of the question, and squeue knows it no more
+            raise
+        return parse.squeue_rows(shown)
+
+    def _accounted(self, tickets: Sequence[Ticket], user: str) -> dict[str, parse.JobRow | None] | None:
+        """The accounting's row of each job by its name; None where none answers (without slurmdbd none does)."""
+        ids = ",".join(sorted({ticket.job_id for ticket in tickets}))
+        names = ",".join(sorted({ticket.name for ticket in tickets}))
+        which = f"--jobs={ids}" if all(ticket.job_id for ticket in tickets) else f"--name={names}"
+        oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
+        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(oldest))  # sacct reads local time only
+        command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
+        try:
+            shown = self._ask(*command, which, f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
+        except LauncherError:
+            return None
+        rows = parse.sacct_rows(shown)
+        return {ticket.name: _row(rows, ticket) for ticket in tickets}
+
+    def _from_accounting(self, tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
+        """Jobs that the controller no longer shows: their last state from sacct where it works, else LOST."""
+        if not tickets:
+            return {}
+        rows, why = self._accounted(tickets, user), "neither squeue nor sacct knows it"
+        if rows is None:
+            rows, why = {}, "squeue does not know it, and there is no accounting to ask"
+        return {
+            t.name: self._ended(row, t, row) if (row := rows.get(t.name)) else self._by_its_record(t, why)
+            for t in tickets
+        }
+
+    def _by_its_record(self, ticket: Ticket, why: str) -> JobStatus:
+        """A job that Slurm does not know: as its own record of its end says, else LOST."""
+        if ticket.token and (end := read_records(AttemptPaths(ticket.folder), ticket.token).ended) is not None:
+            ended = JobStatus(
+                state=JobState.ENDED, job_id=ticket.job_id, ended_at=end.at, reason=f"{why}; its record does"
+            )
+            return self._with_end_record(replace(ended, exit_code=end.exit_code), ticket)
+        return JobStatus(state=JobState.LOST, reason=why)
+
+    def _ended(self, row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) -> JobStatus:
+        """The status of a row; of a cancelled job also whether Slurm itself ended it."""
+        status = parse.status(row, ticket.submitted_at)
+        if status.state is JobState.CANCELLED:
+            slurmctld = parse.Controller()
+            with contextlib.suppress(LauncherError):  # of other jobs there is something to tell, too
+                slurmctld = parse.controller(self._ask("scontrol", "show", "config"))
+            by = parse.canceller(accounted.state) if accounted else None
+            output = AttemptPaths(ticket.folder).log.exists()
+            why = parse.by_cluster(row, slurmctld, by, user=os.getuid(), output=output)
+            status = replace(status, by_cluster=bool(why), reason=why or status.reason)
+        return self._with_end_record(status, ticket)
+
+    def _with_end_record(self, status: JobStatus, ticket: Ticket) -> JobStatus:
+        """What our own runner wrote down of its pauses, and of its end for a job that is over, where it ran under one.
+
+        A job that says 0 may still have failed: a batch script may ignore that its training did, and submitit's own
+        step always ends well. Then the exit code is the runner's, or that of the job's worst step.
+        """
+        if pauses := read_pauses(AttemptPaths(ticket.folder), ticket.token):
+            longest = max(pauses["paused_seconds"], status.paused_seconds)
+            status = replace(status, **{**pauses, "paused_seconds": longest})
+        if status.state.alive:
+            return status
+        attempt = AttemptPaths(ticket.folder)
+        records = read_records(attempt, ticket.token)
+        ended = records.ended
+        if status.state in (JobState.NODE_FAILED, JobState.PREEMPTED) and not (
+            attempt.log.exists() or records.claim or records.started or ended
+        ):
+            return _not_begun(status)
+        if ended is not None:
+            status = replace(
+                status,
+                seconds=ended.seconds or status.seconds,
+                seconds_error=0.0 if ended.seconds else status.seconds_error,
+                clock_steps=ended.clock_steps,
+                log_bytes=ended.log_bytes,
+            )
+        if ended is not None and status.state is JobState.ENDED and (why := ended.short_of_host_memory):
+            # Where Slurm confines no memory it says FAILED only; and COMPLETED of submitit's step.
+            return replace(status, state=JobState.HOST_MEMORY, exit_code=ended.exit_code, reason=why)
+        if status.state is not JobState.ENDED or status.exit_code != 0:
+            return status
+        if ended is not None:
+            return replace(status, exit_code=ended.exit_code)
+        try:
+            detail = self._ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
+        except LauncherError:
+            return status  # it left the controller's memory between the two questions
+        code = parse.detail_exit_code(detail) or 0
+        return replace(status, exit_code=code, step_failed=code != 0)
 
 
 def _only_these_nodes(site: Site, every: set[str]) -> Site:
@@ -198,121 +317,10 @@ def _only_these_nodes(site: Site, every: set[str]) -> Site:
     )
 
 
-def _jobs_in_queue() -> int:
-    """How many jobs this user has on the cluster beside the one that this process runs in."""
-    try:
-        shown = ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A").split()
-    except LauncherError:
-        return 0
-    return len({job_id for job_id in shown if job_id.isdigit()} - {os.environ.get("SLURM_JOB_ID")})
-
-
-def _shown(job_ids: str) -> list[parse.JobRow]:
-    """This user's jobs as squeue shows them, those of hidden partitions as well. job_ids: which ones, "" for all."""
-    which = (f"--jobs={job_ids}",) if job_ids else ()
-    columns = f"--Format={parse.SQUEUE_FORMAT}"
-    try:
-        shown = ask("squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", *which, columns)
-    except LauncherError as error:
-        if job_ids and "Invalid job id" in str(error):
-            return []  # the only job of the question, and squeue knows it no more
-        raise
-    return parse.squeue_rows(shown)
-
-
 def _row(rows: Sequence[parse.JobRow], ticket: Ticket) -> parse.JobRow | None:
     """The row of a ticket's job."""
     job = parse.Sought(ticket.name, _token(ticket), ticket.submitted_at, ticket.job_id, AttemptPaths(ticket.folder).log)
     return parse.find(rows, job)
-
-
-def _accounted(tickets: Sequence[Ticket], user: str) -> dict[str, parse.JobRow | None] | None:
-    """The accounting's row of each job by its name; None where no accounting answers (without slurmdbd none does)."""
-    ids = ",".join(sorted({ticket.job_id for ticket in tickets}))
-    names = ",".join(sorted({ticket.name for ticket in tickets}))
-    which = f"--jobs={ids}" if all(ticket.job_id for ticket in tickets) else f"--name={names}"
-    oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
-    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(oldest))  # sacct reads local time only
-    command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
-    try:
-        shown = ask(*command, which, f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
-    except LauncherError:
-        return None
-    rows = parse.sacct_rows(shown)
-    return {ticket.name: _row(rows, ticket) for ticket in tickets}
-
-
-def _from_accounting(tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
-    """Jobs that the controller no longer shows: their last state from sacct where it works, else LOST."""
-    if not tickets:
-        return {}
-    rows, why = _accounted(tickets, user), "neither squeue nor sacct knows it"
-    if rows is None:
-        rows, why = {}, "squeue does not know it, and there is no accounting to ask"
-    return {t.name: _ended(row, t, row) if (row := rows.get(t.name)) else _by_its_record(t, why) for t in tickets}
-
-
-def _by_its_record(ticket: Ticket, why: str) -> JobStatus:
-    """A job that Slurm does not know: as its own record of its end says, else LOST."""
-    if ticket.token and (end := read_records(AttemptPaths(ticket.folder), ticket.token).ended) is not None:
-        ended = JobStatus(state=JobState.ENDED, job_id=ticket.job_id, ended_at=end.at, reason=f"{why}; its record does")
-        return _with_end_record(replace(ended, exit_code=end.exit_code), ticket)
-    return JobStatus(state=JobState.LOST, reason=why)
-
-
-def _ended(row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) -> JobStatus:
-    """The status of a row; of a cancelled job also whether Slurm itself ended it."""
-    status = parse.status(row, ticket.submitted_at)
-    if status.state is JobState.CANCELLED:
-        slurmctld = parse.Controller()
-        with contextlib.suppress(LauncherError):  # of other jobs there is something to tell, too
-            slurmctld = parse.controller(ask("scontrol", "show", "config"))
-        by = parse.canceller(accounted.state) if accounted else None
-        output = AttemptPaths(ticket.folder).log.exists()
-        why = parse.by_cluster(row, slurmctld, by, user=os.getuid(), output=output)
-        status = replace(status, by_cluster=bool(why), reason=why or status.reason)
-    return _with_end_record(status, ticket)
-
-
-def _with_end_record(status: JobStatus, ticket: Ticket) -> JobStatus:
-    """What our own runner wrote down of its pauses, and of its end for a job that is over, where it ran under one.
-
-    A job that says 0 may still have failed: a batch script may ignore that its training did, and submitit's own step
-    always ends well. Then the exit code is the runner's, or that of the job's worst step.
-    """
-    if pauses := read_pauses(AttemptPaths(ticket.folder), ticket.token):
-        longest = max(pauses["paused_seconds"], status.paused_seconds)
-        status = replace(status, **{**pauses, "paused_seconds": longest})
-    if status.state.alive:
-        return status
-    attempt = AttemptPaths(ticket.folder)
-    records = read_records(attempt, ticket.token)
-    ended = records.ended
-    if status.state in (JobState.NODE_FAILED, JobState.PREEMPTED) and not (
-        attempt.log.exists() or records.claim or records.started or ended
-    ):
-        return _not_begun(status)
-    if ended is not None:
-        status = replace(
-            status,
-            seconds=ended.seconds or status.seconds,
-            seconds_error=0.0 if ended.seconds else status.seconds_error,
-            clock_steps=ended.clock_steps,
-            log_bytes=ended.log_bytes,
-        )
-    if ended is not None and status.state is JobState.ENDED and (why := ended.short_of_host_memory):
-        # Where Slurm confines no memory it says FAILED only; and COMPLETED of submitit's step.
-        return replace(status, state=JobState.HOST_MEMORY, exit_code=ended.exit_code, reason=why)
-    if status.state is not JobState.ENDED or status.exit_code != 0:
-        return status
-    if ended is not None:
-        return replace(status, exit_code=ended.exit_code)
-    try:
-        detail = ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
-    except LauncherError:
-        return status  # it left the controller's memory between the two questions
-    code = parse.detail_exit_code(detail) or 0
-    return replace(status, exit_code=code, step_failed=code != 0)
 
 
 def _not_begun(status: JobStatus) -> JobStatus:
