@@ -278,7 +278,7 @@ def _counters(points: Series, counters: Mapping[tuple[str, str], Sequence[tuple[
 def _apart(points: Series, unit: str, name: str, counts: Sequence[tuple[int, str]]) -> _Counter | None:
     """A counter on lines of its own, above the evals or below them; None where it does not tell the evals apart."""
     rows, numbers = [row for row, _ in counts], [as_count(number) or 0.0 for _, number in counts]
-    single = len(numbers) == 1 or (unit == "epoch" and len(points) == 1)
+    single = len(points) == 1 and (len(numbers) == 1 or unit == "epoch")
     if not (numbers[0] != numbers[-1] or single) or not _goes_on(numbers):
         return None
     before = [bisect_left(rows, point.row) for point in points]

@@ -77,6 +77,9 @@ LAYOUTS = {
     "minGPT's adder": (each("iter_dt 9.1ms; iter {n}00: train loss {w}\ntrain final score: 5/1000 = 0.50% correct\n"
                             "test final score: {n}00/1000 = {n}0.00% correct\n"),
                        [(100, 0.1), (200, 0.2), (300, 0.3)]),
+    "options printed before training": ("Namespace(epochs=3, iters=300, lr=0.004)\n" + each(
+        "Train Epoch:  {n} [  6272/ 50000 (13%)]\tLearning rate: 0.0040\tLoss: {w}\n"
+        "\nTest set: Average loss: {v}\n"), LOSSES),
     "vloss": (each("ep {n} | tloss {w} | vloss {v} | 12s\n"), LOSSES),
     "German": (each("Epoche {n}/3 - Trainingsverlust: {w} - Validierungsverlust: {v}\n"), LOSSES),
     "French": (each("Époque {n} : perte {w}, perte de validation {v}\n"), LOSSES),
