@@ -126,15 +126,15 @@ class Sweep:
             store.close()
         return outcome.reason
 
-    def ask(self, values: Mapping[str, Any] | None = None) -> Offer:
+    def ask(self, values: Mapping[str, Any] | None = None, commit: str | None = None) -> Offer:
         """The next trial, to be run by the caller; for a study with ``site.launcher = "outside"``.
 
-        values: what to try; the search fills in what they leave out. Raises InputError where nothing is to be run now,
-        with what to do.
+        values: what to try; the search fills in what they leave out. commit: whose script is run, with values. Raises
+        InputError where nothing is to be run now, with what to do.
         """
         from lora_tune.cli.ask_tell import ask
 
-        return ask(self._plan, self._storage, values)
+        return ask(self._plan, self._storage, values, commit)
 
     def tell(
         self, token: str, evals: Sequence[Sequence[float]] = (), *, log: str = "", failed: str = "", over: bool = True

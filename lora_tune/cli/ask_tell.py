@@ -20,6 +20,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.cli.options import plan_of
 from lora_tune.cli.steer import this_person, typed_values
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.controller.commits import resolve
 from lora_tune.controller.dependencies import Proposer
 from lora_tune.controller.driver import Driver
 from lora_tune.controller.runtime import DrivePlan, Environment, driver, make_clock, open_sweep
@@ -175,20 +176,26 @@ def _lease(store: stores.Store, name: str) -> Lease:
             time.sleep(0.1)
 
 
-def ask(plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None = None) -> Offer:
+def ask(
+    plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None = None, commit: str | None = None
+) -> Offer:
     """The next trial to run, for the caller alone. values: what to try; the search fills in what they leave out.
+    commit: whose script is run.
 
     Raises InputError where nothing is to be run now (the budget is spent, all slots are taken, no point of the space),
     SweepBusyError while another driver is at work.
     """
     if values is not None and (problem := refusal_of_values(plan.study, values)):
         raise InputError(problem)
+    if commit and values is None:
+        raise InputError(f"commit {commit}: say with which values it is run")
+    code = resolve(plan.study, commit).of_request if commit else {}
     with _driving(plan, storage) as (driving, gate, store):
         driving.tick()
         if values is None and (offer := _taken(plan, driving.sweep, None)):
             driving.tick()
             return offer
-        request = None if values is None else _requested(store, plan.study, values)
+        request = None if values is None else _requested(store, plan.study, values, code)
         gate.open(request)
         reason = driving.tick()
         offer = _taken(plan, driving.sweep, request)
@@ -198,16 +205,17 @@ def ask(plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None
         return offer
 
 
-def _requested(store: stores.Store, study: Study, values: Mapping[str, Value]) -> int:
+def _requested(store: stores.Store, study: Study, values: Mapping[str, Value], code: Mapping[str, str]) -> int:
     """The number of the request for these values; one that waits already is not asked again."""
     requests = stores.Requests(store, study.name)
     sweep = store.load(study.name)
     answered = {t.request for t in sweep.trials.values()} if sweep is not None else set()
     for known in requests.all():
         waits = known.number not in answered and (known.accepted or known.answered_at is None)
-        if known.kind == "enqueue" and waits and dict(known.what["values"]) == dict(values):
+        same = known.what.get("values") == dict(values) and known.what.get("commit") == code.get("commit")
+        if known.kind == "enqueue" and waits and same:
             return known.number
-    what = {"values": dict(values), "clone_of": None}
+    what = {"values": dict(values), "clone_of": None, **code}
     return requests.ask(Request(kind="enqueue", what=what, who=this_person(), asked_at=time.time())).number
 
 
@@ -324,13 +332,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def run_ask(study_name: str, storage: str | None, output: Path | None, values: tuple[str, ...]) -> None:
+def run_ask(
+    study_name: str, storage: str | None, output: Path | None, values: tuple[str, ...], commit: str | None
+) -> None:
     """What ``ask`` does; see cli/commands.py for its options."""
-    from lora_tune.cli.ask_tell import ask
-
     file = find_study(study_name)
     plan = plan_of(file, load_study(file), {}, output)
-    click.echo(json.dumps(asdict(ask(plan, storage, typed_values(plan.study, values) or None))))
+    click.echo(json.dumps(asdict(ask(plan, storage, typed_values(plan.study, values) or None, commit))))
 
 
 def run_tell(

@@ -146,6 +146,7 @@ def status(**options: Any) -> None:
 @click.option("--enqueue", is_flag=True, help="try what --set says next, or --clone with the changes of --set")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value; the search fills in others")
 @click.option("--clone", type=int, metavar="TRIAL", help="start from this trial's values")
+@click.option("--commit", help="run the script of this commit, in a worktree of its own")
 @click.option("--stop", "stops", type=int, multiple=True, metavar="TRIAL", help="end a trial; it counts as cancelled")
 @click.option("--pause/--resume", "pause", default=None, help="propose nothing more, or resume; running trials go on")
 @click.option("--parallel", type=int, help="trials at one time")
@@ -173,6 +174,7 @@ def steer(**options: Any) -> None:
 @click.option(
     "--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value to try; the search fills in others"
 )
+@click.option("--commit", help="run the script of this commit, in a worktree of its own; with --set")
 @guarded
 def ask(**options: Any) -> None:
     """Ask for the next trial and run it yourself: one JSON object with its token, parameters, seed and command.

@@ -32,12 +32,14 @@ from lora_tune.cli.steer import this_person
 from lora_tune.cli.verdict import arm_verdict, shown
 from lora_tune.config.checks import range_words
 from lora_tune.config.study import Study, find_study, load_study, parse_study
+from lora_tune.controller.commits import resolve
 from lora_tune.controller.runtime import DrivePlan
 from lora_tune.controller.steering import apply_requests, refusal_of_values
 from lora_tune.review.advice import advise
 from lora_tune.review.summary import money, objective_words, overview, parameters_text, recommended_words
 from lora_tune.search.campaign import campaign
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.usual_names import COMMIT
 from lora_tune.store import LEASE_SECONDS, open_store
 from lora_tune.store.leases import is_gone
 from lora_tune.store.port import Request
@@ -135,24 +137,29 @@ class AgentTools:
         return {"driver": self._drive(plan, number)}
 
     def propose(
-        self, values: dict[str, Any] | None = None, again: int | None = None, study: str = ""
+        self, values: dict[str, Any] | None = None, again: int | None = None, commit: str = "", study: str = ""
     ) -> dict[str, Any]:
         """Run a configuration: some or all tuned values (the search fills in the rest), or again the one of a trial,
-        with another seed. Under launcher "outside" the answer is a trial with its token for you to run; else it is
-        queued and the driver runs it. A seed is no configuration: run the same one again instead."""
+        with another seed. commit: of the script's repository, run in a worktree of its own; name the baseline's commit,
+        too; one that changes no file is a further run of the same configuration. Under launcher "outside" the answer
+        is a trial with its token for you to run; else it is queued and the driver runs it. A seed is no configuration:
+        run the same one again instead."""
         plan = self._plan(study)
         if again is not None:
-            values = {**self._trial(self._review(study), again).tuned, **(values or {})}
+            known = self._trial(self._review(study), again)
+            values = {**known.tuned, **(values or {})}
+            commit = commit or str(known.parameters.get(COMMIT, ""))
         if values is not None and (problem := refusal_of_values(plan.study, values)):
             raise InputError(problem)
         if plan.study.site.launcher == ask_tell.OUTSIDE:
-            offer = asdict(ask_tell.ask(plan, self._storage, values))
+            offer = asdict(ask_tell.ask(plan, self._storage, values, commit or None))
             return {key: offer[key] for key in ("token", "trial", "parameters", "seed", "argv", "cwd")}
         if values is None:
             raise InputError("give values, or again = the number of a trial; start lets the search propose by itself")
+        code = resolve(plan.study, commit).of_request if commit else {}
         with self._store(plan) as store:
             requests = stores.Requests(store, plan.study.name)
-            number = requests.ask(_wish("enqueue", values=values, clone_of=again)).number
+            number = requests.ask(_wish("enqueue", values=values, clone_of=again, **code)).number
         return {"request": number, "driver": self._drive(plan, number), "next": "status(wait=60)"}
 
     def tell(

@@ -22,7 +22,9 @@ from lora_tune.base.text import duration, visible
 from lora_tune.cli.options import load_review, name_values
 from lora_tune.config.parameters import Value
 from lora_tune.config.study import Study
+from lora_tune.controller.commits import resolve
 from lora_tune.controller.steering import SETTINGS, apply_requests, describe, refusal_of_values
+from lora_tune.search.usual_names import COMMIT
 from lora_tune.store import LEASE_SECONDS, open_store
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, TrialState
@@ -95,8 +97,11 @@ def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: fl
         if sweep.trials[number].state is TrialState.FINISHED:
             raise InputError(f"--stop {number}: it has ended, {sweep.trials[number].verdict}")
         yield request("stop", trial=number)
-    if options["enqueue"] or options["values"] or options["clone"] is not None:
-        yield request("enqueue", values=_values(study, sweep, options), clone_of=options["clone"])
+    if options["enqueue"] or options["values"] or options["clone"] is not None or options["commit"]:
+        cloned = sweep.trials[options["clone"]].parameters if options["clone"] in sweep.trials else {}
+        name = options["commit"] or cloned.get(COMMIT)
+        commit = resolve(study, str(name)).of_request if name else {}
+        yield request("enqueue", values=_values(study, sweep, options), clone_of=options["clone"], **commit)
     if budget := {name: options[name] for name in SETTINGS if options[name] is not None}:
         study.with_options({"budget": budget})  # raises InputError for a value that cannot be
         yield request("set", **budget)
@@ -108,7 +113,7 @@ def _values(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> di
     """The tuned values to try. Raises InputError for what is no point of the space."""
     clone = options["clone"]
     if not options["enqueue"]:
-        raise InputError("--set and --clone say what to try; add --enqueue")
+        raise InputError("--set, --clone and --commit say what to try; add --enqueue")
     tuned: dict[str, Value] = {}
     if clone is not None:
         if clone not in sweep.trials:

@@ -113,7 +113,7 @@ class Driver:
         self._submissions = Submissions(study, paths, dependencies, self._work, self._jobs, self._events, self._save)
         self._proposals = Proposals(
             dependencies, self._work, self._submissions, self._events, may_ask=self._may_ask, save=self._save,
-            fixed_at=fixed_at,
+            fixed_at=fixed_at, requests=lambda: self.requests,
         )  # fmt: skip
 
     @property

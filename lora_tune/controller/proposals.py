@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import SetupError
 from lora_tune.config.study import Study
 from lora_tune.controller import eval_schedule, limits
+from lora_tune.controller.commits import parameters_of
 from lora_tune.controller.dependencies import Dependencies, Discards
 from lora_tune.controller.doomed import MOST, why_doomed
 from lora_tune.controller.jobs import proposal as proposal_of
@@ -16,7 +17,8 @@ from lora_tune.controller.sweep_records import EventLog
 from lora_tune.logs.failures import FailureKind
 from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import Attempt, Trial, TrialState, UnitOfWork
+from lora_tune.store.port import Request
+from lora_tune.store.records import Attempt, Trial, TrialState, UnitOfWork, Value
 from lora_tune.workloads.base import start
 from lora_tune.workloads.base_config import parameters_at
 
@@ -38,6 +40,8 @@ class Proposals:
         Writes all changes down.
     fixed_at : float
         Epoch seconds; a person has fixed what made trials fail before.
+    requests : callable
+        What people have asked for, of which a trial takes the commit.
     """
 
     def __init__(
@@ -50,9 +54,10 @@ class Proposals:
         may_ask: Callable[[], bool],
         save: Callable[[], bool],
         fixed_at: float,
+        requests: Callable[[], Sequence[Request]],
     ) -> None:
         self._dependencies, self._work, self._submissions, self._events = dependencies, work, submissions, events
-        self._may_ask, self._save, self._fixed_at = may_ask, save, fixed_at
+        self._may_ask, self._save, self._fixed_at, self._requests = may_ask, save, fixed_at, requests
         self.unfilled = False
         """Whether slots were left free for want of time alone."""
         self._in_a_row = 0
@@ -133,7 +138,7 @@ class Proposals:
             number=proposal.number,
             seed=study.trial_seed(proposal.number),
             tuned=space.conditions.present(proposal.tuned),
-            parameters={**parameters, **schedule},
+            parameters={**parameters, **schedule, **self._commit(proposal.request)},
             why="; ".join(filter(None, (proposal.why, why))),
             proposed_at=self._dependencies.clock.now(),
             replicate_of=proposal.replicate_of,
@@ -145,6 +150,10 @@ class Proposals:
             point=proposal.point,
             sampler_attributes=proposal.sampler_attributes,
         )
+
+    def _commit(self, number: int | None) -> dict[str, Value]:
+        """The commit that a request names."""
+        return parameters_of(next((r for r in self._requests() if r.number == number), None))
 
     def _newest(self, trial: Trial) -> Attempt:
         return self._work.sweep.attempts_of(trial.number)[-1]

@@ -14,6 +14,7 @@ from lora_tune.base.errors import InputError, StoreError
 from lora_tune.config.checks import range_words, within
 from lora_tune.config.parameters import Conditions, Value
 from lora_tune.config.study import Study
+from lora_tune.controller import commits
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.jobs import JobStops
 from lora_tune.controller.monitor import JobMonitor
@@ -73,6 +74,7 @@ def describe(request: Request) -> str:
     values = " ".join(f"{name}={value}" for name, value in what.get("values", what).items())
     return {
         "enqueue": f"try {values}"
+        + (f" at commit {what['commit'][:12]}" if what.get("commit") else "")
         + (f" (trial {what['clone_of']} changed)" if what.get("clone_of") is not None else ""),
         "stop": f"stop trial {what.get('trial')}",
         "set": f"set {values}",
@@ -200,7 +202,8 @@ class Steering:
 
     def _enqueue(self, request: Request, now: float) -> str:
         values = request.what["values"]
-        if problem := refusal_of_values(self._from_file, values):
+        problem = refusal_of_values(self._from_file, values)
+        if problem := problem or (commits.refusal(self._from_file) if request.what.get("commit") else ""):
             raise InputError(problem)
         if not isinstance(self._search, Enqueues):
             raise InputError("this search takes no proposals")

@@ -10,6 +10,7 @@ from lora_tune.base.paths import SweepPaths, new_token
 from lora_tune.base.registry import on_this_machine
 from lora_tune.config.study import Study
 from lora_tune.controller import changed_study, healing, node_faults, shared_jobs
+from lora_tune.controller.commits import at_commit
 from lora_tune.controller.dependencies import Dependencies
 from lora_tune.controller.jobs import Jobs
 from lora_tune.controller.sweep_records import EventLog
@@ -169,6 +170,7 @@ class Submissions:
             trial = replace(trial, metrics=stated)
             self._work.put_trial(trial)
         try:
+            job = at_commit(job, trial)
             write_files(job)
             job_id = self._dependencies.launcher.submit(job)
         except LimitError as error:

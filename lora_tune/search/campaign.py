@@ -27,6 +27,7 @@ from lora_tune.base.text import counted
 from lora_tune.config.study import Study
 from lora_tune.curves.evalues import TwoSamples, interval, log_evidence, two_samples
 from lora_tune.search.race_scale import RaceScale, scale_of
+from lora_tune.search.usual_names import TREE
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value, Verdict
 
 CAMPAIGN_ERROR = 0.05
@@ -122,8 +123,11 @@ def error_share(position: int) -> float:
 
 
 def arm_of(trial: Trial) -> ArmKey:
-    """What a trial is a run of: its tuned values without seeds; of one outside the space, all its parameters."""
+    """What a trial is a run of: its tuned values without seeds; of one outside the space, all its parameters. Trials of
+    commits with the same files are runs of one arm."""
     values = trial.tuned or trial.parameters
+    if TREE in trial.parameters:
+        values = {**values, TREE: trial.parameters[TREE]}
     return frozenset((name, value) for name, value in values.items() if not is_seed(name))
 
 

@@ -27,6 +27,7 @@ from lora_tune.logs.failures import is_refusal
 from lora_tune.logs.run import Eval
 from lora_tune.search.objectives import objectives_of
 from lora_tune.search.optuna_trials import STEP_SCALE
+from lora_tune.search.usual_names import TREE
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -171,10 +172,11 @@ def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
 def fitting(study: Study) -> Callable[[Trial], bool]:
     """Tells of a trial whether the study's space holds its values.
 
-    It may not: the trial may be of the machine's own config, or older than the space.
+    It may not: the trial may be of the machine's own config, of a commit, whose code is another, or older than the
+    space.
     """
     space, conditions = space_of(study)
-    return lambda trial: _fits(conditions.complete(trial.tuned), space)
+    return lambda trial: TREE not in trial.parameters and _fits(conditions.complete(trial.tuned), space)
 
 
 def _fits(values: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> bool:

@@ -16,3 +16,6 @@ DROPOUT = ("LORA_DROPOUT", "DROPOUT")
 
 ALIKE = (RATE, STEPS, WARMUP, WARMUP_SHARE, BATCH, INTERVAL, DECAY, CLIP, RANK, ALPHA, DROPOUT)
 """Each group is one quantity."""
+
+COMMIT, TREE = "COMMIT", "TREE"
+"""Parameters of a trial that runs a commit of its script: the commit, and the hash of its files."""

@@ -370,6 +370,8 @@ class CommandWorkload:
         if self._settings.script:
             command = ["sbatch", "-N", str(nodes), *site.sbatch_words(nodes), *command]
         place = f"cd {shlex.quote(str(self._cwd))} && " if self._cwd else ""
+        if commit := proposal.parameters.get("COMMIT"):
+            place += f"git switch --detach {shlex.quote(str(commit))} && "
         usage = f"source {name} && {place}{shlex.join(command)}"
         exports = {**site.step_variables(), **self._environment(values, self._settings.environment)}
         needed = [needs(name) for name in (*site.secrets, *self._settings.secrets)]
