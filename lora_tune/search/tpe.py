@@ -60,6 +60,8 @@ class WindowedTPESampler(BaseSampler):
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
         """A value for each parameter of ``search_space``; none before the start-up trials are over."""
+        if (best := self._untried(study)) is not None:
+            return {name: best[name] for name in search_space}
         shown = self._windowed(study)
         if shown is study:
             return self._tpe.sample_relative(study, trial, search_space)
@@ -76,6 +78,21 @@ class WindowedTPESampler(BaseSampler):
             return self._tpe.sample_independent(study, trial, param_name, param_distribution)
         drawn = self._tpe.sample_independent(shown, trial, param_name, as_range(param_distribution))
         return nearest(drawn, param_distribution)
+
+    def _untried(self, study: optuna.Study) -> dict[str, Any] | None:
+        """The values of the best old trial, while it is better than all of the study and none has them.
+
+        What was best elsewhere is measured here first. Of few old trials in a part of the space TPE itself would begin
+        at its edges, where it has seen none.
+        """
+        best = min(self._old(), key=lambda t: _rank(t, study.direction), default=None)
+        if best is None:
+            return None
+        own = study.get_trials(deepcopy=False)
+        tried = any(t.params == best.params for t in own)
+        behind = any(t.state is TrialState.COMPLETE and _rank(t, study.direction) < _rank(best, study.direction)
+                     for t in own)  # fmt: skip
+        return None if tried or behind else best.params
 
     def _windowed(self, study: optuna.Study) -> optuna.Study:
         """The study as TPE is shown it; itself while it is short."""

@@ -157,6 +157,8 @@ def test_a_search_that_starts_from_old_runs_proposes_near_their_best(study: Path
         return sum(abs(math.log(trial.params["LR"] / 1e-3)) for trial in trials)
 
     assert distance(lambda: known) < distance(tuple) / 3
+    first = optuna.create_study(sampler=make_sampler(loaded, lambda: known)).ask(loaded.search_space.distributions())
+    assert first.params["LR"] == pytest.approx(1e-3)
 
 
 def test_a_sweep_s_own_database_comes_back_with_its_parameters_and_values(tmp_path: Path) -> None:
