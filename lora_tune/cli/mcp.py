@@ -30,7 +30,7 @@ from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_le
 from lora_tune.cli.status import Standing, SweepSnapshot
 from lora_tune.cli.steer import this_person
 from lora_tune.cli.verdict import arm_verdict, shown
-from lora_tune.config.checks import range_words
+from lora_tune.config.space import range_words
 from lora_tune.config.study import Study, find_study, load_study, parse_study
 from lora_tune.controller.commits import resolve
 from lora_tune.controller.runtime import DrivePlan

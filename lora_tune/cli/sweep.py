@@ -28,10 +28,10 @@ from lora_tune.cli.options import (
     refuse_marks,
     typed,
 )
-from lora_tune.config.checks import closed_violations, range_words
 from lora_tune.config.holding import study_holding
+from lora_tune.config.space import range_words
 from lora_tune.config.spent import counts_node_hours
-from lora_tune.config.study import Study, find_study, load_study, secrets_written_in
+from lora_tune.config.study import Study, closed_violations, find_study, load_study, secrets_written_in
 from lora_tune.config.tables import replaced_in
 from lora_tune.controller.changed_study import with_base
 from lora_tune.controller.driver import Outcome, proposal

@@ -5,16 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.registry import OBJECTIVES, WORKLOADS
 from lora_tune.config.problems import Section
-
-if TYPE_CHECKING:
-    from lora_tune.config.study import Study
 
 
 def _known_objective(name: str | None) -> str | None:
@@ -115,24 +112,6 @@ def _nothing_to_reach(score: str, workload: object) -> bool:
         return False
 
 
-def named_benchmark(study: Study) -> str | None:
-    """The MLPerf benchmark that a study names, in its objective or its workload."""
-    name = study.objective.benchmark or (study.workload.model_extra or {}).get("benchmark")
-    return None if name is None else str(name)
-
-
-def goal_of(study: Study) -> str:
-    """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own, or none."""
-    from lora_tune.mlperf.benchmark import LORA
-
-    if not getattr(OBJECTIVES.load(study.objective.score), "has_target", True):
-        return ""
-    if (name := named_benchmark(study)) is not None:
-        return name
-    own = getattr(WORKLOADS.load(study.workload.kind), "needs_goal", False)
-    return LORA if study.objective.target == LORA_TARGET and not (own or study.rising) else ""
-
-
 def check_goal(text: str, path: Path) -> None:
     """Raise StudyError for a script of one's own without a goal: no other study's target is borrowed for it."""
     try:
@@ -154,24 +133,6 @@ def check_goal(text: str, path: Path) -> None:
         'target = 0.5 (the eval loss to reach; trials are compared by the time to it), or metric = "eval_loss" '
         '(its lowest value counts; with direction = "maximize" its highest)',
     )
-
-
-def check_objective(study: Study, path: Path) -> None:
-    """Whether the parts of the objective fit one another."""
-    settings = study.objective
-    kinds = [OBJECTIVES.load(name) for name in (settings.score, settings.second) if name is not None]
-    if settings.target is not None and getattr(kinds[0], "has_budget", False):
-        problem = f'{settings.score} has no target; remove it, or write score = "time_to_target"'
-        raise StudyError(path, "objective.target", problem)
-    if settings.within and not getattr(kinds[0], "has_budget", False):
-        problem = f"{settings.score} has no budget within a trial; it goes with best_value and final_value"
-        raise StudyError(path, "objective.within_*", problem)
-    if settings.second == settings.score:
-        raise StudyError(path, "objective.second", f"is {settings.score} again; name another score, such as node_hours")
-    space = study.search_space
-    if settings.within_steps is not None and study.samples_a_step(space.resolve(space.corner())) is None:
-        problem = "the log counts samples or epochs, and no GBS says how many a step has; use within_samples"
-        raise StudyError(path, "objective.within_steps", problem)
 
 
 def _wants_target(score: str) -> bool:

@@ -7,6 +7,7 @@ Optuna sees a flat set of distributions; the trial sees the resolved values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -315,3 +316,26 @@ def _check_nodes(parameter: Parameter | None) -> None:
         raise SpaceError("NODES", f"the node count cannot be {parameter.type}; use int, categorical or a fixed value")
     if bad := [n for n in offered if isinstance(n, bool) or not isinstance(n, int) or n < 1]:
         raise SpaceError("NODES", f"{bad[0]!r} is not a node count; use whole numbers from 1")
+
+
+# What a distribution can propose.
+
+
+def range_words(distribution: BaseDistribution) -> str:
+    """What a distribution can propose, for people."""
+    if choices := getattr(distribution, "choices", None):
+        return f"one of {', '.join(map(repr, choices))}"
+    low, high = getattr(distribution, "low", -math.inf), getattr(distribution, "high", math.inf)
+    step = getattr(distribution, "step", None)
+    return f"within {low:g} to {high:g}" + (f" in steps of {step:g}" if step not in (None, 1) else "")
+
+
+def within(distribution: BaseDistribution, value: Value) -> bool:
+    """Whether a distribution can propose ``value``."""
+    from optuna.trial import create_trial
+
+    try:
+        create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
+    except (ValueError, OverflowError):  # the second: an integer that no float holds
+        return False
+    return True

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from lora_tune.base.errors import InputError, StudyError
-from lora_tune.base.registry import LOG_READERS, WORKLOADS
+from lora_tune.base.registry import LOG_READERS, OBJECTIVES, SAMPLERS, WORKLOADS
 from lora_tune.base.text import counted, number
-from lora_tune.config.checks import check_whole
-from lora_tune.config.objective import ObjectiveSettings, check_goal, filled_in, named_benchmark
-from lora_tune.config.parameters import Parameter, Value, as_parameter
+from lora_tune.config.objective import LORA_TARGET, ObjectiveSettings, check_goal, filled_in
+from lora_tune.config.parameters import FormulaError, Parameter, Value, as_parameter
 from lora_tune.config.problems import Section, first_problem, line_shown
 from lora_tune.config.secrets import Secret, without_values, written_in
-from lora_tune.config.space import Space
+from lora_tune.config.space import Space, SpaceError, check_space, range_words, within
 from lora_tune.config.tables import CHEAP_TRIALS, DEFAULT_AUDIT, Budget, Pruning, Search, Site, WorkloadTable
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
     from lora_tune.logs.run import Eval
     from lora_tune.mlperf.benchmark import Benchmark
+    from lora_tune.mlperf.gate import Violation
 
 
 class Study(Section):
@@ -270,7 +272,7 @@ def parse_study(text: str, path: Path) -> Study:
     except ValidationError as error:
         key, problem = first_problem(error, Study)
         raise StudyError(path, key, problem) from error
-    check_whole(study, path)
+    _check_whole(study, path)
     return study
 
 
@@ -342,3 +344,139 @@ def _fill(kept: dict[str, Any], whole: dict[str, Any]) -> None:
                     value[name] = other[name]
         elif isinstance(value, dict) and isinstance(other, dict):
             _fill(value, other)
+
+
+# The MLPerf benchmark of a study, and whether its sections fit one another.
+
+
+def named_benchmark(study: Study) -> str | None:
+    """The MLPerf benchmark that a study names, in its objective or its workload."""
+    name = study.objective.benchmark or (study.workload.model_extra or {}).get("benchmark")
+    return None if name is None else str(name)
+
+
+def goal_of(study: Study) -> str:
+    """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own, or none."""
+    from lora_tune.mlperf.benchmark import LORA
+
+    if not getattr(OBJECTIVES.load(study.objective.score), "has_target", True):
+        return ""
+    if (name := named_benchmark(study)) is not None:
+        return name
+    own = getattr(WORKLOADS.load(study.workload.kind), "needs_goal", False)
+    return LORA if study.objective.target == LORA_TARGET and not (own or study.rising) else ""
+
+
+def _check_whole(study: Study, path: Path) -> None:
+    """The checks that need more than one section."""
+    space = study.search_space
+    try:
+        check_space(space)
+    except SpaceError as error:
+        raise StudyError(path, f"space.{error.key}", str(error)) from error
+    budget = study.budget
+    if budget.trials is None and budget.node_hours is None and budget.wall_hours is None:
+        raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
+    try:
+        violations = closed_violations(study)
+    except FormulaError as error:  # at an end of what is tuned; the space's own check computes one point
+        raise StudyError(path, f"space.{error.name}", str(error)) from error
+    for violation in violations:
+        if violation.fatal:
+            raise StudyError(path, f"space.{violation.name}", violation.sentence)
+    _check_objective(study, path)
+    if study.objective.score == "mlperf_score" and study.benchmark is None:
+        raise StudyError(path, "objective.score", "mlperf_score needs objective.benchmark beside it")
+    _check_search(study, path)
+
+
+def _check_search(study: Study, path: Path) -> None:
+    """What the search needs of the other sections."""
+    space, budget = study.search_space, study.budget
+    sampler = SAMPLERS.load(study.search.sampler)
+    if budget.stop_below is not None and not getattr(sampler, "knows_gain", False):
+        problem = 'needs search.sampler = "auto" or "grey_box": this sampler does not know its expected gain'
+        raise StudyError(path, "budget.stop_below", problem)
+    auto = study.search.sampler == "auto"
+    if budget.stop_below is not None and auto and space.varies_nodes and study.objective.score != "throughput":
+        problem = "no search for a time knows its expected gain where NODES varies; remove it, or tune one size"
+        raise StudyError(path, "budget.stop_below", problem)
+    if study.search.probes and not getattr(sampler, "proposes_probes", False):
+        problem = 'needs search.sampler = "auto" or "grey_box": this sampler does not propose them'
+        raise StudyError(path, "search.probes", problem)
+    _check_stated_rate(study, path)
+    models = getattr(sampler, "objectives", None)
+    if models is not None and (study.objective.score not in models or study.objective.second is not None):
+        problem = f"{study.search.sampler} models {', '.join(models)} alone; use tpe"
+        raise StudyError(path, "search.sampler", problem)
+    if space.varies_nodes and not getattr(sampler, "several_node_counts", True):
+        problem = f"{study.search.sampler} models trials of one size, and NODES varies here; use tpe"
+        raise StudyError(path, "search.sampler", problem)
+    tuned, conditions = space.distributions(), space.conditions
+    for index, point in enumerate(study.search.enqueue):
+        absent = conditions.absent(point)
+        for key, value in point.items():
+            if key not in tuned:
+                raise StudyError(
+                    path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {', '.join(sorted(tuned))}"
+                )
+            if not within(tuned[key], value):
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} is not {range_words(tuned[key])}")
+            if key in absent:
+                problem = f"exists only where {conditions.words(key)}; remove it from this point"
+                raise StudyError(path, f"search.enqueue.{index}.{key}", problem)
+
+
+def _check_stated_rate(study: Study, path: Path) -> None:
+    """That a stated rate of full fine-tuning has an effect: on a rate that is tuned, where nothing better is known."""
+    problem = ""
+    if study.search.full_fine_tuning_lr is None:
+        return
+    if study.benchmark is not None or study.objective.curves == "llama2_70b_lora":
+        problem = "the search starts from published results here; remove it"
+    elif not {name.upper() for name in study.search_space.distributions()} & {"LR", "LEARNING_RATE"}:
+        problem = "no LR or LEARNING_RATE is tuned; remove it, or tune one"
+    elif not getattr(SAMPLERS.load(study.search.sampler), "proposes_probes", False):
+        problem = 'needs search.sampler = "auto" or "grey_box": this sampler has no use for it'
+    if problem:
+        raise StudyError(path, "search.full_fine_tuning_lr", problem)
+
+
+def closed_violations(study: Study) -> list[Violation]:
+    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
+    benchmark = study.benchmark
+    if study.division == "open" or benchmark is None:
+        return []
+    from lora_tune.mlperf import gate
+
+    space = study.search_space
+    ends = {name: _ends(d) for name, d in space.distributions().items()}
+    return gate.check_space(benchmark, ends, space.each_layout(), space.following(ends), space.each_end(ends))
+
+
+def _ends(distribution: BaseDistribution) -> tuple[Value, ...]:
+    """The lowest and the highest value that a distribution proposes, or its choices."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(distribution.choices)  # type: ignore[arg-type]  # studies hold no None
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    return distribution.low, distribution.high
+
+
+def _check_objective(study: Study, path: Path) -> None:
+    """Whether the parts of the objective fit one another."""
+    settings = study.objective
+    kinds = [OBJECTIVES.load(name) for name in (settings.score, settings.second) if name is not None]
+    if settings.target is not None and getattr(kinds[0], "has_budget", False):
+        problem = f'{settings.score} has no target; remove it, or write score = "time_to_target"'
+        raise StudyError(path, "objective.target", problem)
+    if settings.within and not getattr(kinds[0], "has_budget", False):
+        problem = f"{settings.score} has no budget within a trial; it goes with best_value and final_value"
+        raise StudyError(path, "objective.within_*", problem)
+    if settings.second == settings.score:
+        raise StudyError(path, "objective.second", f"is {settings.score} again; name another score, such as node_hours")
+    space = study.search_space
+    if settings.within_steps is not None and study.samples_a_step(space.resolve(space.corner())) is None:
+        problem = "the log counts samples or epochs, and no GBS says how many a step has; use within_samples"
+        raise StudyError(path, "objective.within_steps", problem)

@@ -17,8 +17,7 @@ import numpy as np
 
 from lora_tune.base.paths import ATTEMPT_KEY, token_in
 from lora_tune.base.text import counted, duration
-from lora_tune.config.objective import goal_of
-from lora_tune.config.study import Study
+from lora_tune.config.study import Study, goal_of
 from lora_tune.controller.evidence import task
 from lora_tune.controller.policy import FLUSH, lost_evals
 from lora_tune.launchers.base import JobStatus

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from lora_tune.base.errors import InputError, StoreError
-from lora_tune.config.checks import range_words, within
 from lora_tune.config.parameters import Conditions, Value
+from lora_tune.config.space import range_words, within
 from lora_tune.config.study import Study
 from lora_tune.controller import commits
 from lora_tune.controller.dependencies import Dependencies

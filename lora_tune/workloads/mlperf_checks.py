@@ -13,9 +13,9 @@ from lora_tune.base.errors import Finding, LoraTuneError, SetupError, free_space
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.holding import holding
 from lora_tune.config.layout import LAYOUT_VALUES, layout_of
-from lora_tune.config.objective import goal_of
 from lora_tune.config.parameters import FloatParameter, IntParameter
 from lora_tune.config.space import Space
+from lora_tune.config.study import goal_of
 from lora_tune.mlperf.benchmark import LORA, benchmark_names
 from lora_tune.mlperf.gate import as_value
 from lora_tune.workloads import mlperf_evals

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import StudyError
-from lora_tune.config.checks import closed_violations
-from lora_tune.config.study import parse_study
+from lora_tune.config.study import closed_violations, parse_study
 from lora_tune.mlperf import log_check
 from lora_tune.mlperf.benchmark import read_benchmark
 from lora_tune.mlperf.gate import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.config.checks import closed_violations
-from lora_tune.config.study import load_study
+from lora_tune.config.study import closed_violations, load_study
 from lora_tune.workloads import load
 from tests.conftest import REPOSITORY
 

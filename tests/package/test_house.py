@@ -92,7 +92,6 @@ def test_what_the_suites_processes_share_out_is_there() -> None:
 
 
 CIRCLES_LEFT = (
-    {"lora_tune.config.checks", "lora_tune.config.objective", "lora_tune.config.study"},
     {
         "lora_tune.workloads.mlperf", "lora_tune.workloads.mlperf_checks", "lora_tune.workloads.mlperf_evals",
         "lora_tune.workloads.mlperf_export",

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from lora_tune.base.paths import SweepPaths
-from lora_tune.config.checks import closed_violations
-from lora_tune.config.study import Study
+from lora_tune.config.study import Study, closed_violations
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value, written
 from lora_tune.workloads.base_config import parameters_at
