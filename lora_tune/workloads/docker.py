@@ -19,13 +19,13 @@ from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.registry import on_this_machine
 from lora_tune.config.study import Study
-from lora_tune.workloads import mlperf_checks, mlperf_export
 from lora_tune.workloads.base import Export, Job, Proposal, Resources, some_proposal
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import config_files, implementation_folder
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_settings import MlperfSettings
+from lora_tune.workloads.mlperf import MlperfWorkload, about_base, same_machine, takes_changes
+from lora_tune.workloads.run_sub import exported
 from lora_tune.workloads.script_needs import script_doubts
+from lora_tune.workloads.tree import MlperfSettings
 
 ENGINE = "docker"
 """The command that the scripts call; podman's package ``podman-docker`` provides it too."""
@@ -119,10 +119,10 @@ class DockerWorkload(MlperfWorkload):
             raise SetupError(
                 f"{ENGINE} is not on PATH, and {self._docker.script} calls it; install Docker, or podman-docker"
             )
-        mlperf_checks.same_machine(self)
-        mlperf_checks.takes_changes(self)
+        same_machine(self)
+        takes_changes(self)
         doubts = script_doubts(self.implementation.folder / self._docker.script, job.environment)
-        return [*mlperf_checks.about_base(self), *doubts]
+        return [*about_base(self), *doubts]
 
     def known_places(self) -> Mapping[str, str]:
         """As of ``run.sub``; the scripts mount DATADIR's two folders, data and model."""
@@ -131,7 +131,7 @@ class DockerWorkload(MlperfWorkload):
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
         """The config as its users keep it: beside the base config, which it sources from its own folder."""
-        return mlperf_export.export(self, proposal, provenance, submit=f"bash {self._docker.script}")
+        return exported(self, proposal, provenance, submit=f"bash {self._docker.script}")
 
 
 def base_for(folder: Path, system: str) -> str:

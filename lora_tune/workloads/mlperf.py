@@ -1,289 +1,485 @@
-"""An MLPerf implementation as a workload: a config_*.sh and a log folder for each trial, run.sub unchanged.
-
-The implementation's folder is only read. A trial is the machine's own config (``workload.base``) with some variables
-changed, or without one the common config and the study's variables. What its config exports is also what ``sbatch`` is
-given.
-"""
+"""What can be told before any trial of ``run.sub`` runs: what is missing, and what a study leaves out."""
 
 from __future__ import annotations
 
-import functools
-import math
+import contextlib
 import re
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lora_tune.base.errors import Finding, InputError, LoraTuneError, StudyError
-from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.config.layout import config_file_name
-from lora_tune.config.study import Study
-from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.run import LogReader
-from lora_tune.mlperf.benchmark import Benchmark, find_benchmark
-from lora_tune.mlperf.gate import VARIABLES, disclosure_exports
-from lora_tune.workloads import mlperf_checks, mlperf_evals, mlperf_export
-from lora_tune.workloads.base import (
-    ALSO,
-    PYXIS,
-    Export,
-    Job,
-    Proposal,
-    Resources,
-    Value,
-    given_by_site,
-    places,
-    reader_of,
+from lora_tune.base.errors import Finding, LoraTuneError, SetupError, free_space, good, problem, warning
+from lora_tune.base.paths import SweepPaths
+from lora_tune.config.holding import holding
+from lora_tune.config.layout import LAYOUT_VALUES, layout_of
+from lora_tune.config.parameters import FloatParameter, IntParameter
+from lora_tune.config.space import Space
+from lora_tune.config.study import goal_of
+from lora_tune.mlperf.benchmark import LORA, benchmark_names
+from lora_tune.mlperf.gate import as_value
+from lora_tune.workloads.base import ALSO, PYXIS, Start, misplaced, required, some_proposal, unseen
+from lora_tune.workloads.base_config import EVALS, BaseConfig, computed_from, equal, fitting_configs
+from lora_tune.workloads.config_file import render, value_text
+from lora_tune.workloads.implementation import launch_scripts, spelled
+from lora_tune.workloads.record import names_of, spellings, usual_name
+from lora_tune.workloads.run_sub import RunSubWorkload
+from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts, source_files
+from lora_tune.workloads.training_files import (
+    FREE_GB,
+    MOUNTED,
+    bandwidth,
+    container,
+    data,
+    docker_image,
+    model,
+    mounted,
 )
-from lora_tune.workloads.base_config import equal
-from lora_tune.workloads.config_file import render, source_lines, value_text
-from lora_tune.workloads.mlperf_names import probe_values, refuse_illegal, spelled
-from lora_tune.workloads.mlperf_settings import MlperfSettings
-from lora_tune.workloads.record import ALIASES, Record
-from lora_tune.workloads.tree import TreeWorkload
+from lora_tune.workloads.walltime import own_limit
+
+_LIMITS = ("WALLTIME_RUNANDTIME", "WALLTIME")
+_READONLY = re.compile(r": ([A-Za-z_]\w*): readonly variable$")
+_ELSEWHERE = (
+    "no file reads LR, LEARNING_RATE or MAX_STEPS, so the training code lies in the container, and only that can tell "
+    'which variables have an effect; workload.reads = "container" says so'
+)
 
 
-class MlperfWorkload(TreeWorkload):
-    """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
-
-    stops_at_target = False
-    engine = PYXIS
-    seeds_per_job = 3
-    """Of a confirmation: the launch script runs several seeds one after another (``NEXP``)."""
-
-    def __init__(self, study: Study, settings: MlperfSettings) -> None:
-        file = f"study {study.name}"
-        if study.division == "closed" and (settings.first_eval or settings.eval_every):
-            raise StudyError(file, "workload.first_eval", "the closed division fixes the evals; remove it, or use open")
-        if settings.base and settings.common:
-            raise StudyError(file, "workload.common", "the base config sources what it needs by itself; remove it")
-        if study.site.container_mounts:
-            raise StudyError(
-                file,
-                "site.container_mounts",
-                "cannot reach run.sub's steps: pyxis takes mounts from srun's command line only; add them there",
+def check(workload: RunSubWorkload) -> list[str]:
+    """A sentence for each thing that may be wrong. Raises SetupError for what certainly is."""
+    implementation = workload.implementation
+    same_machine(workload)
+    known = workload.known_places()
+    for names in required(implementation.reads - implementation.defaults):
+        if not any(known.get(name) for name in names):
+            ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
+            key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(ours, f"environment.{ours}")
+            raise SetupError(
+                f"{names[0]} is not set, and {implementation.folder} needs it; set site.{key}, or export {names[0]}"
             )
-        super().__init__(study, settings)
+    job = workload.job(some_proposal(workload.study), Path("/tmp/check"))
+    places = {name: known[name] for names in required(implementation.reads) for name in names if known.get(name)}
+    takes_changes(workload)
+    elsewhere = (
+        [f"{implementation.folder}: {_ELSEWHERE}"]
+        if implementation.in_container and workload.settings.reads is None
+        else []
+    )
+    return [
+        *other_benchmark(workload),
+        *about_base(workload),
+        *_not_swept(workload),
+        *other_scripts(workload),
+        *elsewhere,
+        *misplaced(places, implementation.folder),
+        *unseen(places),
+        *script_doubts(implementation.folder / workload.settings.script, job.environment),
+    ]
 
-    def job(self, proposal: Proposal, folder: Path) -> Job:
-        """The attempt's config file and run.sub with exactly its environment.
 
-        Raises InputError for a variable that the implementation never reads, SetupError without its folder.
-        """
-        site = self.study.site
-        attempt = AttemptPaths(folder)
-        job_name = self.study.job_name(proposal.number, proposal.attempt)
-        limits: dict[str, Value] = {"WALLTIME_RUNANDTIME": self.run_minutes()}
-        exports = {**self.exports(proposal), **limits}
-        logs = site.log_folder / job_name if site.log_folder else folder / "results"
-        run: dict[str, Value] = {
-            "NEXP": proposal.replicates,
-            "SEED_BASE": proposal.seed,
-            "LOGDIR": str(logs),
-            # Fixed, so that the replicates' own logs have names that are known beforehand: run_1.log, run_2.log ...
-            "DATESTAMP": "run",
-            "CHECK_COMPLIANCE": int(self.settings.compliance),
-        }
-        environment = {
-            **self.shell_values(),
-            **mlperf_export.left_to_the_shell(self, proposal),
-            **{name: value_text(value) for name, value in {**exports, **run}.items()},
-            "WALLTIME": str(self._walltime(proposal)),
-            **self.places(),
-            **site.environment,
-        }
-        return Job(
-            name=job_name,
-            folder=folder,
-            files={self.file_name(proposal): render(exports, before=self.sources(), after=[mlperf_export.WALLTIME])},
-            argv=(self.settings.script,),
-            environment=environment,
-            secrets=site.secrets,
-            cwd=self.implementation.folder,
-            log=attempt.log,
-            run_logs=tuple(logs / f"run_{i + 1}.log" for i in range(proposal.replicates)),
-            resources=Resources(
-                nodes=self.nodes(proposal),
-                gpus_per_node=site.gpus_per_node,
-                minutes=float(self._walltime(proposal)),
-            ),
-            script=True,
+def _not_swept(workload: RunSubWorkload) -> list[str]:
+    """A sentence that names the switches which nothing reads."""
+    unread = workload.unread_switches()
+    if not unread:
+        return []
+    return [
+        f"no file in {workload.implementation.folder} reads {', '.join(unread)}: these switches are not swept, and "
+        "stay as they are"
+    ]
+
+
+def other_scripts(workload: RunSubWorkload) -> list[str]:
+    """A sentence where the study names no script, and the folder holds others that start the same training."""
+    folder, script = workload.implementation.folder, workload.settings.script
+    if "script" in workload.settings.model_fields_set:
+        return []
+    others = [name for name in launch_scripts(folder) if name != script and _STARTS.search(_text(folder / name))]
+    if not others:
+        return []
+    return [
+        f"trials run {script}, and {folder} also holds {', '.join(others)}; "
+        f'workload.script = "{others[0]}" runs that instead'
+    ]
+
+
+_STARTS = re.compile(r"run_and_time|\bsrun\b")
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def other_benchmark(workload: RunSubWorkload) -> list[str]:
+    """A sentence where the folder lies among another benchmark's, by the layout of MLPerf's result repositories."""
+    goal, parts = goal_of(workload.study), workload.implementation.folder.parts
+    place = parts[parts.index("implementations") - 1] if "implementations" in parts else ""
+    if not goal or place == goal or place not in benchmark_names():
+        return []
+    return [
+        f"{workload.implementation.folder} lies among the implementations of {place}, and the target "
+        f'{workload.study.objective.target:g} is that of {goal}; workload.benchmark = "{place}" takes the other\'s'
+    ]
+
+
+def same_machine(workload: RunSubWorkload) -> None:
+    """Raise SetupError where the base config is for another number of nodes or GPUs than the study."""
+    base, space = workload.base, workload.study.search_space
+    if base is None:
+        return
+    for variable, key, here in (("DGXNNODES", "nodes", space.nodes), ("DGXNGPU", "gpus_per_node", space.gpus_per_node)):
+        there = base.values.get(variable)
+        if there and not equal(there, here) and not (variable == "DGXNNODES" and space.varies_nodes):
+            raise SetupError(
+                f"{base.file} is for {variable}={there}, and the study for {here}; set site.{key} = {there}, or name "
+                "another config in workload.base"
+            )
+
+
+def takes_changes(workload: RunSubWorkload) -> None:
+    """Raise SetupError where a variable that trials change keeps the base config's value: it made it ``readonly``."""
+    proposal, base = some_proposal(workload.study), workload.base
+    if base is None or workload.is_base(proposal):
+        return
+    wanted = {name: value_text(value) for name, value in workload.exports(proposal).items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Path(scratch) / workload.file_name(proposal)
+        config.write_text(render(wanted, before=workload.sources()), encoding="utf-8")
+        try:
+            exports = source_files([config]).values
+            kept = [f"{name}={exports[name]}" for name, value in wanted.items() if exports.get(name, value) != value]
+        except SetupError as error:  # under set -e, or in POSIX mode, the first that cannot be changed ends the shell
+            if not (readonly := _READONLY.search(str(error))) or readonly[1] not in wanted:
+                raise
+            kept = [f"{readonly[1]}={base.values.get(readonly[1], '')}"]
+    if kept:
+        raise SetupError(
+            f"{base.file} keeps {', '.join(kept)} whatever a trial's config exports after it; remove its readonly or "
+            "declare -r, or take these variables out of [space]"
         )
+
+
+def about_base(workload: RunSubWorkload) -> list[str]:
+    """What a user should know of the config that trials build on, or that there is one that they do not."""
+    base = workload.base
+    if base is None:
+        remarks = (_left_out(workload), _other_architecture(workload), _sequence_parallel_without_tensor(workload))
+        return [*filter(None, remarks)]
+    start = workload.start()
+    assert start is not None
+    sentences = [
+        f"{base.file} sources {Path(file).name} from its own folder, where it is not: {file} is taken"
+        for file in base.beside
+    ]
+    sentences += [
+        f"{base.file} sources {name}, which is not beside it, nor in one other place of the folder: bash goes on "
+        "without it, and so does every trial"
+        for name in base.absent
+    ]
+    sentences += _unheeded(workload, base)
+    if start.outside:
+        sentences.append(f"trial 0 is {start.why}")
+    sentences += _widening(workload.study.search_space, start)
+    schedule = _other_schedule(workload, base)
+    others = (
+        _shorter_limit(workload, base), _left_behind(workload, base), _other_architecture(workload),
+        _sequence_parallel_without_tensor(workload),
+    )  # fmt: skip
+    sentences += filter(None, (schedule, *others))
+    return sentences + _by_the_rules(workload, base, evals=not schedule)
+
+
+_ARCHITECTURES = {"h": ("Hopper", r"H(?:100|200|800|20)(?!\d)"), "b": ("Blackwell", r"B[123]00(?!\d)")}
+"""First letter of GPU_ARCH -> the architecture, and the systems that have it by their names."""
+
+
+def _other_architecture(workload: RunSubWorkload) -> str:
+    """Where trials use another architecture's tables than the machine's: v5.0 and v5.1 take Blackwell's by default."""
+    base, system = workload.base, workload.study.site.system.upper()
+    stated = str(workload.beneath.value("GPU_ARCH") or "").lower()[:1]
+    own = next((letter for letter, (_, names) in _ARCHITECTURES.items() if re.search(names, system)), stated)
+    if stated not in _ARCHITECTURES or stated == own or "GPU_ARCH" in workload.study.space:
+        return ""
+    by = (
+        base.file
+        if base is not None and "GPU_ARCH" in base.values
+        else f"the default in {workload.implementation.folder}"
+    )
+    where = "in it" if base is not None else "in the config that trials source, or name that in workload.base"
+    return (
+        f"GPU_ARCH is {workload.beneath.value('GPU_ARCH')} by {by}, {_ARCHITECTURES[stated][0]}'s, and the system is "
+        f"{system}, a {_ARCHITECTURES[own][0]}; export GPU_ARCH={own} {where}"
+    )
+
+
+def _sequence_parallel_without_tensor(workload: RunSubWorkload) -> str:
+    """Where SP is on and TP is 1: Megatron-Core refuses it, and only NeMo 1 (v4.0, v4.1) turns it off by itself."""
+    each = workload.study.search_space.each_layout()
+    layouts = [known for values in each if (known := {n: v for n, v in values.items() if n in LAYOUT_VALUES})]
+    records = {"trial 0": workload.beneath} if workload.base is not None else {}
+    records |= {f"a trial with {layout_of(values)}": workload.record(values) for values in layouts}
+    on = [who for who, record in records.items() if record.layout.sp and record.layout.tp == 1]
+    if not on:
+        return ""
+    others = f" and {len(on) - 1} others" if len(on) > 1 else ""
+    name = next((n for n in spellings(workload.settings.benchmark, "SP") if n in workload.beneath), "SP")
+    return (
+        f"{on[0]}{others} has {name} on with TP=1: sequence parallel needs TP >= 2, and Megatron-Core ends the run "
+        f"(NeMo 1, v4.0 and v4.1, turns it off by itself); export {name}=0, or give the layout the axis sp = [0, 1]"
+    )
+
+
+def _unheeded(workload: RunSubWorkload, base: BaseConfig) -> list[str]:
+    """A sentence for each variable that the config exports under a name of another round, which no file here reads."""
+    tree, own = workload.implementation, workload.beneath
+    read_as = {name: tree.spelling(spellings(own.benchmark, name)) for name in sorted(own.unread)}
+    return [
+        f"{base.file} exports {name}={base.values[name]}, which no file in {tree.folder} reads, so that it has no "
+        f"effect: {read} is what is read; export it under that name"
+        for name, read in read_as.items()
+        if read not in base.values
+    ]
+
+
+def _widening(space: Space, start: Start) -> list[str]:
+    """What of the space grows so that the config is a point of it, and how far; a sentence each."""
+    wider, sentences = holding(space, start.tuned or {}).parameters, []
+    for name, parameter in space.parameters.items():
+        grown, there = wider[name], f"{start.name} sets {name}={start.parameters.get(name)}"
+        if grown == parameter or not isinstance(parameter, IntParameter | FloatParameter):
+            continue
+        assert isinstance(grown, IntParameter | FloatParameter)
+        if (grown.low, grown.high) != (parameter.low, parameter.high):
+            there += (
+                f", outside {parameter.low:g} to {parameter.high:g}: the range is now {grown.low:g} to {grown.high:g}"
+            )
+        if isinstance(parameter, IntParameter) and isinstance(grown, IntParameter) and grown.step != parameter.step:
+            there += f", between steps of {parameter.step}: steps are now {grown.step}"
+        sentences.append(f"{there}, so that the search learns from trial 0")
+    return sentences
+
+
+def _left_behind(workload: RunSubWorkload, base: BaseConfig) -> str:
+    """What the base config computes from variables that trials change behind it, and keeps as it is in every trial."""
+    proposal, implementation = some_proposal(workload.study), workload.implementation
+    exports = workload.effective({**proposal.parameters, **workload.eval_exports(proposal)})
+    changed = {n for n in spelled(exports, implementation) if n in base.values}
+    others = {n: other for n in sorted(changed) if (other := _another(base.values[n]))}
+
+    def kept(values: Mapping[str, str]) -> dict[str, str]:
+        there = computed_from(implementation.folder, base, workload.settings.before, values)
+        return {n: v for n, v in sorted(there.items()) if n not in {*changed, *_LIMITS, "DGXSYSTEM"}}
+
+    if not (left := kept(others)):
+        return ""
+    by = {name: ", ".join(f"{n}={v}" for n, v in kept({name: other}).items()) for name, other in others.items()}
+    stale = "; ".join(f"{names} from {name}" for name, names in by.items() if names) or ", ".join(left)
+    first = next(iter(left))
+    return (
+        f"{base.file} computes {stale}, which trials change behind it: what it computed stays the same in every trial; "
+        f'where it should follow, state it in [space]: {first} = {{ type = "derived", formula = "..." }}'
+    )
+
+
+def _another(text: str) -> str:
+    """Another value of the same kind; "" for a text of which none is known."""
+    value = as_value(text)
+    if isinstance(value, str):
+        return {"true": "False", "false": "True"}.get(text.lower(), "")
+    return str(64 * value or 64)
+
+
+def _by_the_rules(workload: RunSubWorkload, base: BaseConfig, *, evals: bool) -> list[str]:
+    """What MLPerf's rules make of the base config itself; in the open division that it cannot win or converge alone.
+
+    evals: its eval schedule, too.
+    """
+    from lora_tune.mlperf.gate import INTERVAL_NAMES, SKIP_NAMES, check_space
+
+    start, closed, benchmark = workload.start(), workload.study.division == "closed", workload.benchmark
+    if start is None or base.values.keys().isdisjoint(("MINIBS", *names_of("GBS", benchmark.name))):
+        return []  # only the container knows its batch
+    record = workload.beneath.with_batch()
+    named = {usual_name(n, benchmark.name): (n, value) for n, value in record.items()}
+    own = {
+        usual: v for usual, (n, v) in named.items() if n in base.values or usual in start.parameters or usual == "GBS"
+    }
+    # pretrain.py of v5.1 announces the steps of the decay less those of the warm-up.
+    decay, warmup = record.number("OPT_LR_DECAY_STEPS"), record.number("WARMUP_STEPS")
+    announced = {**own, "OPT_LR_DECAY_STEPS": round(decay - warmup)} if decay and warmup else own
+    kept = {v.name for v in check_space(benchmark, {}, [announced])}
+    violations = (v for v in check_space(benchmark, {}, [own]) if v.name in kept and (closed or not v.fatal))
+    apart = () if evals else INTERVAL_NAMES + SKIP_NAMES
+    where = "" if closed else " under the rules of MLPerf's closed division"
+    return [f"{base.file}{where}: {v.sentence}" for v in violations if v.name not in apart]
+
+
+def _shorter_limit(workload: RunSubWorkload, base: BaseConfig) -> str:
+    """Where trials would end, trial 0 too, before the base config's own limit, and the study does not say when."""
+    budget = workload.study.budget
+    variable, minutes = own_limit(base.values)
+    if "trial_minutes" in budget.model_fields_set or minutes <= budget.trial_minutes:
+        return ""
+    return (
+        f"{base.file} gives a run {variable}={base.values[variable]}, and a trial is ended after "
+        f"{budget.trial_minutes:g} minutes, since the study does not say budget.trial_minutes; state it"
+    )
+
+
+def _left_out(workload: RunSubWorkload) -> str:
+    """Which configs of this system the study passes over."""
+    site = workload.study.site
+    configs = fitting_configs(workload.implementation.folder, site.system, site.nodes, site.gpus_per_node)
+    if not configs:
+        return ""
+    shown = ", ".join(configs[:4]) + (f" and {len(configs) - 4} more" if len(configs) > 4 else "")
+    return (
+        f"no trial uses what the configs of such a machine set ({shown}); "
+        f'workload.base = "{Path(configs[0]).name}" makes that one trial 0, and all others change it'
+    )
+
+
+def _other_schedule(workload: RunSubWorkload, base: BaseConfig) -> str:
+    """Where the base config's evals are not those of all other trials.
+
+    What the config leaves open is not judged: the training may compute just that, as v5.1's does.
+    """
+    proposal = some_proposal(workload.study)
+    evals = {spelling for name in EVALS for spelling in names_of(name)}
+    changed = {n: v for n, v in workload.exports(proposal).items() if n in evals}
+    known = {n: workload.beneath.value(usual_name(n)) for n in changed}
+    apart = {n: v for n, v in known.items() if v is not None and value_text(v) != value_text(changed[n])}
+    if not apart or workload.beneath.gbs != workload.gbs(proposal):
+        return ""
+    differences = ", ".join(f"{n}={v} there and {changed[n]} in every other trial" for n, v in apart.items())
+    return f"{base.file} evaluates otherwise than the rules or the study say: {differences}"
+
+
+# What ``doctor`` shows of an MLPerf implementation: folder, base config, whether it reads what a study tunes.
+
+
+def findings(workload: RunSubWorkload, paths: SweepPaths) -> Iterator[Finding]:
+    """The implementation, the container, what is trained from, and the NCCL test of the last run."""
+    yield from _implementation(workload, paths.attempt(0, 0).folder)
+    known, site = workload.known_places(), workload.study.site
+    yield from _container(workload, known, paths.attempt(0, 0).folder)
+    benchmark = workload.study.benchmark
+    if benchmark is not None and benchmark.name != LORA:
+        yield from (mounted(name, known.get(name)) for name in _mounted_names(workload))
+    else:
+        yield from _data_and_model(known, paths)
+    if workload.engine == PYXIS:  # run_with_docker.sh makes no NCCL test
+        folders = [folder for folder in (paths.root, site.log_folder) if folder and folder.is_dir()]
+        yield bandwidth(folders, site.system, site.nodes)
+
+
+def _container(workload: RunSubWorkload, known: Mapping[str, str], trial: Path) -> Iterator[Finding]:
+    """The container, and every place that is named by a path that jobs do not find. trial: a trial's own folder."""
+    lost = []
+    with contextlib.suppress(LoraTuneError):  # without the folder, which is said above
+        lost = misplaced(known, workload.implementation.folder if workload.engine == PYXIS else trial)
+    for sentence in lost:
+        what, _, fix = sentence.rpartition("; ")
+        yield problem(what, "every trial would look for it there", fix)
+    if not any(sentence.startswith("CONT") for sentence in lost):
+        yield (container if workload.engine == PYXIS else docker_image)(known.get("CONT"))
+
+
+def _mounted_names(workload: RunSubWorkload) -> list[str]:
+    """The places that the folder's files read and have no value of their own for."""
+    try:
+        tree = workload.implementation
+    except LoraTuneError:  # said above
+        return []
+    return [name for name in MOUNTED if name in tree.reads - tree.defaults]
+
+
+def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
+    """What Llama-2-70B LoRA is trained from."""
+    yield from data(known.get("DATADIR"))
+    yield from model(known.get("MODEL"))
+    place = Path(known.get("MODEL") or paths.root)
+    if not place.is_dir():
+        yield free_space(place, FREE_GB, "preparing data and model takes that much")
+
+
+def _doubts(remarks: Iterable[str], why: str) -> Iterator[Finding]:
+    """A warning for each remark, whose last part is the remedy."""
+    for remark in remarks:
+        what, _, fix = remark.rpartition("; ")
+        yield warning(what, why, fix)
+
+
+def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
+    """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
+    try:
+        implementation = workload.implementation
+    except LoraTuneError as error:
+        script = workload.settings.script
+        yield problem(str(error), f"its {script} is what a trial runs", "see above, or correct workload.implementation")
+        return
+    shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
+    yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
+    yield from _doubts(other_benchmark(workload), "a run that meets another benchmark's target is refused at its end")
+    yield from _doubts(other_scripts(workload), "a script that was changed for this machine starts training otherwise")
+    yield from _base(workload)
+    if implementation.in_container:
+        yield warning(
+            "the training code is not in this folder: no file here reads LR, LEARNING_RATE or MAX_STEPS",
+            "which variables have an effect, only the container can tell",
+            'nothing to do where the names are right; workload.reads = "folder" if the code is here',
+        )
+    try:
+        job = workload.job(some_proposal(workload.study), trial)
+        if not implementation.in_container:
+            unread = workload.unread_switches()
+            yield good(f"it reads all of {', '.join(n for n in workload.study.space if n not in unread)}")
+            if unread:
+                yield warning(
+                    f"no file in it reads {', '.join(unread)}",
+                    "these switches are not swept, and stay as they are",
+                    "nothing to do; or remove them from [space]",
+                )
+        nodes = own_nodes(implementation.folder / Path(job.argv[-1]).name)
+        if nodes and workload.study.site.nodelist is None:
+            yield problem(
+                f"{Path(job.argv[-1]).name} asks for the nodes {nodes} by name",
+                "they are another cluster's, or too many for a trial",
+                "name yours in site.nodelist, which overrides that line",
+            )
+        launched = implementation.folder / Path(job.argv[-1]).name
+        for doubt in (*path_doubts(job), *script_doubts(launched, job.environment)):
+            what, _, fix = doubt.rpartition("; ")
+            yield problem(what, "every trial would run into it", fix)
+    except LoraTuneError as error:
+        yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")
+
+
+def _base(workload: RunSubWorkload) -> Iterator[Finding]:
+    """The machine's own config that trials start from, or which one they pass over."""
+    why, fix = "what makes a machine fast stands in its own config", "set workload.base"
+    if workload.base is not None:
+        why, fix = "trial 0 is that config, and all others are compared with it", "correct it, or name another"
+    try:
+        same_machine(workload)
+        remarks = about_base(workload)
+    except LoraTuneError as error:
+        yield problem(str(error), why, "correct workload.base or the site")
+        return
+    if workload.base is not None:
+        yield good(f"trial 0 is {workload.base.file} as it stands; all others change it")
+    for remark in remarks:
+        yield warning(remark, why, f"nothing to do if that is intended; otherwise {fix}")
+
+
+class MlperfWorkload(RunSubWorkload):
+    """Trials of ``run.sub``, and what can be told of them beforehand."""
 
     def check(self) -> list[str]:
         """The implementation's folder, the base config, and container, data and model where nothing names them.
 
         Raises SetupError when one is missing; returns a sentence for each that this machine does not see.
         """
-        return mlperf_checks.check(self)
+        return check(self)
 
     def findings(self, paths: SweepPaths) -> Iterator[Finding]:
         """The implementation, its base config, whether every knob of the study is read, container, data and model."""
-        return mlperf_checks.findings(self, paths)
-
-    def known_places(self) -> Mapping[str, str]:
-        """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
-        try:
-            known = {**self.implementation.values, **self.places(), **self.study.site.environment}
-        except LoraTuneError:
-            return places(self.study.site)  # said among the findings
-        return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
-
-    def sudo_calls(self) -> list[str]:
-        """The commands that the launch script runs with sudo, as it writes them; none without the folder."""
-        try:
-            text = (self.implementation.folder / self.settings.script).read_text(encoding="utf-8", errors="replace")
-        except LoraTuneError:
-            return []  # said among the findings
-        return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
-
-    def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """run.sub's output holds MLLOG lines behind rank prefixes."""
-        return reader_of(self.study, MllogReader())
-
-    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The config as its users keep it: beside the one that it sources.
-
-        Raises InputError where a file of that name is there already and holds something else.
-        """
-        return mlperf_export.export(self, proposal, provenance)
-
-    # -- values
-
-    def exports(self, proposal: Proposal) -> dict[str, Value]:
-        """What the config sets beyond what it sources, in this implementation's names.
-
-        With a base config that is what changes against it: nothing for that config itself.
-        """
-        if self.is_base(proposal):
-            return {}
-        values = {**proposal.parameters, **mlperf_evals.eval_exports(self, proposal)}
-        values.pop("NODES", None)  # DGXNNODES, below
-        values = self.effective(values)
-        if proposal.probe:
-            in_steps = mlperf_evals.counts_steps(self)
-            values |= probe_values(self._counted(proposal), values.get("WARMUP_STEPS"), in_steps=in_steps)
-        exports = spelled(values, self.implementation)
-        exports |= {"DGXNNODES": self.nodes(proposal), "DGXNGPU": self.study.site.gpus_per_node}
-        exports = self._changed(exports)
-        if exports or self.base is None:
-            exports |= {"DGXSYSTEM": self.file_name(proposal).removeprefix("config_").removesuffix(".sh")}
-            exports |= self._disclosed(exports, proposal)
-        refuse_illegal(self.record(exports), exports)
-        return exports
-
-    def written(self, proposal: Proposal) -> Record:
-        """What the trial's program finds: its exports over the base or common config and the files' defaults.
-
-        With container, data and model, and with the batch, also where that follows from MINIBS.
-        """
-        return self.record({**self.exports(proposal), **self.places()}).with_batch()
-
-    def proposed(self, proposal: Proposal) -> Record:
-        """The record of a proposal by our names, before the eval schedule and other derived values are known."""
-        return self.record({**proposal.parameters, "NODES": self.nodes(proposal)})
-
-    def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
-        """Samples before the first eval, and of the whole training, where both are stated."""
-        return mlperf_evals.first_eval(self, proposal)
-
-    def unread_switches(self) -> tuple[str, ...]:
-        """The switches that the implementation reads under no name: trials leave them alone."""
-        return tuple(
-            name
-            for name in self.study.search_space.switches()
-            if self.implementation.spelling((name, *ALIASES.get(name, ()))) is None
-        )
-
-    def effective(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """``values`` without switches that nothing reads, and without those that stay as unset as in the base."""
-        left = {*self.unread_switches(), *self._unstated(values)}
-        return {name: value for name, value in values.items() if name not in left}
-
-    def _unstated(self, values: Mapping[str, Value]) -> list[str]:
-        """The switches that a trial leaves as in the base config, which states none of them: nothing is exported."""
-        start = self._start
-        if start is None or start.tuned is None:
-            return []
-        unstated = [n for n in self.study.search_space.switches() if n not in start.parameters]
-        return [name for name in unstated if values.get(name) == start.tuned.get(name)]
-
-    def is_base(self, proposal: Proposal) -> bool:
-        """Whether a proposal is the base config as it stands."""
-        return self._start is not None and not proposal.probe and proposal.parameters == self._start.parameters
-
-    def _changed(self, exports: Mapping[str, Value]) -> dict[str, Value]:
-        """Those that are not so already; all without a base config."""
-        if self.base is None:
-            return dict(exports)
-        return {name: value for name, value in exports.items() if not equal(self.beneath.get(name), value)}
-
-    def _disclosed(self, exports: Mapping[str, Value], proposal: Proposal) -> dict[str, Value]:
-        """The disclosures that the implementation prints from variables, as they follow from what runs."""
-        implementation = self.implementation
-        reads = {
-            n for names in VARIABLES.values() for n in names if n in implementation.reads | implementation.values.keys()
-        }
-        if not reads:
-            return {}
-        disclosed = disclosure_exports(self.settings.benchmark, self.record(exports), self.file_name(proposal), reads)
-        return self._changed({name: value for name, value in disclosed.items() if isinstance(value, str | int)})
-
-    @functools.cached_property
-    def benchmark(self) -> Benchmark:
-        """The workload's benchmark, under the ruleset that the whole study is judged by."""
-        return find_benchmark(self.settings.benchmark, self.study.ruleset(self.settings.benchmark))
-
-    def places(self) -> dict[str, str]:
-        """Container, data and model: what the site names, then what the base config sets, then the user's shell."""
-        site, implementation = self.study.site, self.implementation
-        known = places(site, implementation.reads)
-        if self.base is None:
-            return known
-        return {
-            **known,
-            **{n: v for n, v in self.base.values.items() if n in known and v and not given_by_site(site, n)},
-        }
-
-    def file_name(self, proposal: Proposal) -> str:
-        """The true name of a proposal's config; the base's own for the base."""
-        base, site = self.base, self.study.site
-        if base is not None and self.is_base(proposal):
-            return base.name
-        system = base.system if base is not None and site.system == "LOCAL" else ""
-        return config_file_name(
-            system or site.system,
-            self.nodes(proposal),
-            site.gpus_per_node,
-            self.proposed(proposal).layout,
-            self.settings.suffix or ("" if base is None else base.suffix(proposal.parameters)),
-        )
-
-    def nodes(self, proposal: Proposal) -> int:
-        """Nodes of a trial."""
-        return self.study.search_space.node_count(proposal.parameters)
-
-    def sourced(self) -> tuple[str, ...]:
-        """The files that an attempt's config builds on, in order, relative to the implementation's folder."""
-        base = self.base
-        return self.implementation.common if base is None else (*self.settings.before, *base.beside, base.file)
-
-    def sources(self) -> list[str]:
-        """The lines with which an attempt's config sources what it builds on, from wherever it lies."""
-        return source_lines([self.implementation.folder / file for file in self.sourced()])
-
-    def gbs(self, proposal: Proposal) -> int | None:
-        """Samples of one optimizer step; None where the tree has a way of its own to count them."""
-        return self.proposed(proposal).gbs
-
-    def _counted(self, proposal: Proposal) -> int:
-        """The batch, where something has to be counted in it. Raises InputError where nobody states it."""
-        if (batch := self.gbs(proposal)) is None:
-            raise InputError("a probe ends after so many steps, and nobody states the batch; set search.probes = false")
-        return batch
-
-    def run_minutes(self) -> int:
-        """Minutes that one run may take."""
-        return math.ceil(self.study.budget.trial_minutes)
-
-    def _walltime(self, proposal: Proposal) -> int:
-        return 5 + proposal.replicates * (self.run_minutes() + 5)
+        return findings(self, paths)

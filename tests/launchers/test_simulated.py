@@ -20,7 +20,7 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.samplers import make_sampler
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal, Resources
-from lora_tune.workloads.mlperf_names import PROBE_STEPS
+from lora_tune.workloads.implementation import PROBE_STEPS
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 GOOD = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "PP": 1, "CP": 1, "MINIBS": 4, "MBS": 1, "GBS": 8}

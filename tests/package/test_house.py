@@ -91,17 +91,8 @@ def test_what_the_suites_processes_share_out_is_there() -> None:
     assert [file for file in sorted(named) if not (REPOSITORY / "tests" / file).exists()] == []
 
 
-CIRCLES_LEFT = (
-    {
-        "lora_tune.workloads.mlperf", "lora_tune.workloads.mlperf_checks", "lora_tune.workloads.mlperf_evals",
-        "lora_tune.workloads.mlperf_export",
-    },
-)  # fmt: skip
-"""Modules that know each other still; nothing may be added."""
-
-
 def test_modules_do_not_import_each_other_not_even_for_types(house: list[Module]) -> None:
-    assert [circle for circle in circles(house) if not any(known.issuperset(circle) for known in CIRCLES_LEFT)] == []
+    assert circles(house) == []
 
 
 MOST_EVERYDAY = {

@@ -11,7 +11,7 @@ from benchmarks.laboratory.ours import Default
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.config.study import load_study, parse_study
 from lora_tune.search.samplers import make_sampler
-from lora_tune.workloads.mlperf_names import PROBE_STEPS, probe_values
+from lora_tune.workloads.implementation import PROBE_STEPS, probe_values
 from tests.builders import STUDY
 from tests.conftest import REPOSITORY
 

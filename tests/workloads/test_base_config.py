@@ -31,10 +31,8 @@ from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import computed_from, equal, read_base, starting_point, stated_defaults
-from lora_tune.workloads.implementation import sourced_file
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import about_base
-from lora_tune.workloads.mlperf_names import warmup_ratio
+from lora_tune.workloads.implementation import sourced_file, warmup_ratio
+from lora_tune.workloads.mlperf import MlperfWorkload, about_base
 from lora_tune.workloads.record import record_of
 from lora_tune.workloads.script_needs import source_files
 from lora_tune.workloads.walltime import minutes_of

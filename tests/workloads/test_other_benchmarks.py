@@ -13,8 +13,7 @@ from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import fitting_configs, parameters_at
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import about_base, findings, other_scripts
+from lora_tune.workloads.mlperf import MlperfWorkload, about_base, findings, other_scripts
 
 CONFIG = "config_GB200_2x4x32.sh"
 RATE = {"type": "float", "low": 1e-5, "high": 1e-3, "log": True}

@@ -18,9 +18,7 @@ from lora_tune.config.study import Study, closed_violations
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value, written
 from lora_tune.workloads.base_config import parameters_at
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import about_base, findings
-from lora_tune.workloads.mlperf_evals import counts_steps
+from lora_tune.workloads.mlperf import MlperfWorkload, about_base, findings
 from lora_tune.workloads.record import record_of
 
 CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"
@@ -144,7 +142,7 @@ def test_evals_are_counted_as_the_tree_counts_them(
     Told otherwise, trials evaluated eight times too rarely, or at every step.
     """
     workload = tree(tmp_path / "tree", config, benchmark=benchmark)
-    assert counts_steps(workload) is steps
+    assert workload.counts_steps() is steps
     proposal = trial(workload, LR=5e-4)
     assert environment(workload, proposal, tmp_path / "a")["VAL_CHECK_INTERVAL"] == str(interval)
     record = written(workload, proposal)

@@ -17,8 +17,7 @@ from lora_tune.store.records import Trial
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, unread_switches
 from lora_tune.workloads.base_config import parameters_at
-from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.mlperf_checks import check
+from lora_tune.workloads.mlperf import MlperfWorkload, check
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 CONFIG = "config_DGXH100_1x8x4xtp4pp1cp1.sh"

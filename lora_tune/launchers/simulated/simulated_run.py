@@ -26,7 +26,7 @@ from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import LORA, find_benchmark
 from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render
-from lora_tune.workloads.mlperf_names import PROBE_STEPS
+from lora_tune.workloads.implementation import PROBE_STEPS
 from lora_tune.workloads.record import Record
 
 FloatArray = npt.NDArray[np.float64]
