@@ -38,9 +38,8 @@ import transformers
 
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune_recipes import settings as knobs
-from lora_tune_recipes.packed.base import OF_BASE, PackedBase
+from lora_tune_recipes.packed.base import OF_BASE, PackedBase, check_packable
 from lora_tune_recipes.packed.pack import Pack
-from lora_tune_recipes.packed.packable import check_packable
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.ranks import precision
 from lora_tune_recipes.settings import Settings

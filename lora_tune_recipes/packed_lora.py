@@ -4,7 +4,7 @@ Trials come and go while others train: ``FOLDER`` is watched for requests and fo
 Each trial reads its own knobs (``settings.Settings``), writes its own log, and ends for itself. The first one decides
 which base all of them share. The program ends when nobody has asked for anything for a while.
 
-With ``--packs N`` it starts N of itself, one a GPU, that share the folder (``packed.side_by_side``); where the first
+With ``--packs N`` it starts N of itself, one a GPU, that share the folder (``packed.job``); where the first
 trial has ``FSDP=1`` they share the base, too (``packed.sharded``).
 
 Exit codes: 0 it was idle; 2, 3 the base cannot be used, and every trial says so; 1 a fault of the program or the GPU;
@@ -23,8 +23,8 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune_recipes.ending import end_with, say_why
-from lora_tune_recipes.packed import side_by_side
-from lora_tune_recipes.packed.together import Together, meeting_place
+from lora_tune_recipes.packed import job
+from lora_tune_recipes.packed.job import JobPack, meeting_place
 from lora_tune_recipes.peft_lora import hush
 
 IDLE_SECONDS = 20.0
@@ -47,8 +47,8 @@ def main() -> int:
             with meeting_place(folder, options.idle) as place:
                 further = () if place is None else ("--together", str(place))
                 command = sys.executable, *sys.orig_argv[1:], *further
-                return side_by_side.run(command, folder, options.packs, options.idle)
-        return 0 if _serve(options) else side_by_side.TERMINATED
+                return job.run(command, folder, options.packs, options.idle)
+        return 0 if _serve(options) else job.TERMINATED
     except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
         return say_why("packed_lora", error)
 
@@ -58,14 +58,14 @@ def _serve(options: argparse.Namespace) -> bool:
     hush()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        from lora_tune_recipes.packed.host import Host
+        from lora_tune_recipes.packed.loop import PackLoop
     except ImportError as error:
         raise SetupError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
     folder = PackFolder(options.folder, options.pack or 0)
     # One of several ends when all are idle, which the process that started them sees.
     idle = options.idle if options.pack is None else math.inf
-    together = None if options.together is None else Together(options.together, options.pack, options.packs)
-    host = Host(folder, idle, packs=options.packs, slots=options.slots, together=together)
+    together = None if options.together is None else JobPack(options.together, options.pack, options.packs)
+    host = PackLoop(folder, idle, packs=options.packs, slots=options.slots, together=together)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     return host.serve()
 

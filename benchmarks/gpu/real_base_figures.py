@@ -203,9 +203,9 @@ def single(folder: Path, seconds: float) -> None:
 def pace(folder: str, mode: str) -> None:
     """What one pack measures."""
     from benchmarks.gpu.packed import settings_of
-    from lora_tune_recipes.packed.alone import Speeds
     from lora_tune_recipes.packed.base import PackedBase
     from lora_tune_recipes.packed.slot import Slot
+    from lora_tune_recipes.packed.speed import Speeds
 
     settings = settings_of(**{**common_of(Path(folder)), **TRIAL, **MODES[mode]})
     base = PackedBase(settings)
@@ -219,7 +219,7 @@ def pace(folder: str, mode: str) -> None:
 
 def paces(folder: Path, seconds: float) -> None:
     """The ``paces`` part: a process for each measurement, forked before CUDA has started."""
-    import lora_tune_recipes.packed.host  # noqa: F401 - once, instead of in every process
+    import lora_tune_recipes.packed.loop  # noqa: F401 - once, instead of in every process
 
     context, until = multiprocessing.get_context("fork"), time.monotonic() + seconds
     for mode, count in (("recorded", 10), ("eager", 4), ("recorded and compiled", 4)):

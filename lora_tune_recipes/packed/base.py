@@ -23,14 +23,44 @@ from lora_tune_recipes.lora_model import (
     target_names,
     tokenizer,
 )
+from lora_tune_recipes.packed.frozen import FrozenHeadLoss, chunk_losses, fuse_norms
 from lora_tune_recipes.packed.group import Module
-from lora_tune_recipes.packed.head import FrozenHeadLoss, chunk_losses
 from lora_tune_recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
-from lora_tune_recipes.packed.norms import fuse_norms
-from lora_tune_recipes.packed.packable import check_packable, refuse_own_dropout
 from lora_tune_recipes.packed.slot import Texts
 from lora_tune_recipes.settings import AdapterSettings, Settings
 from lora_tune_recipes.step_graph import CAUSAL, Inputs, StepGraph, compile_layers, is_plainly_causal, why_eager
+
+
+def check_packable(settings: Settings) -> None:
+    """Raise InputError for a trial that no pack with a base of its own can train."""
+    check_process(settings)
+    if settings.fsdp:
+        raise InputError("FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)")
+
+
+def check_process(settings: Settings) -> None:
+    """Raise InputError for a trial that wants more than one process, or passes of one row."""
+    for name in ("tp", "cp"):
+        if getattr(settings, name) > 1:
+            raise InputError(
+                f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
+            )
+    if settings.packing and settings.attn == "flash_attention_2":
+        raise InputError(
+            "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
+        )
+
+
+def refuse_own_dropout(model: Any, settings: Settings) -> None:
+    """Raise for a base that drops activations of its own: they would depend on who trains beside a slot."""
+    rates = {type(m).__name__: m.p for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.p}
+    attention = getattr(model.config, "attention_dropout", 0.0)
+    if settings.recompute and (rates or attention):
+        raise InputError(
+            f"MODEL={str(settings.model)!r}: the base has dropout of its own, which a pack with "
+            "RECOMPUTE_GRANULARITY=full cannot leave out; allowed is a base without"
+        )
+
 
 OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute", "cuda_graph", "torch_compile")
 """Knobs that all slots of a pack have in common."""

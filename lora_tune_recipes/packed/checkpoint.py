@@ -1,17 +1,21 @@
-"""Where a trial was when its pack was asked to end: what the next pack goes on from."""
+"""What a trial leaves in files: where it was when its pack was asked to end, and its adapter in peft's format."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from lora_tune.base.paths import ATTEMPT_KEY, SWEEP_KEY, AttemptPaths
 from lora_tune.launchers.pack_folder import PackRequest
-from lora_tune_recipes.packed.group import Rows
+from lora_tune_recipes.lora_model import lora_config
+from lora_tune_recipes.packed.group import Group, Rows
+from lora_tune_recipes.packed.slot import Slot
 
 OF_ATTEMPT = frozenset({"SAVE_ADAPTER"})
 """Knobs that differ from one attempt of a trial to the next."""
@@ -97,3 +101,26 @@ def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Check
 
 def _of_trial(request: PackRequest) -> dict[str, str]:
     return {name: value for name, value in request.knobs.items() if name not in OF_ATTEMPT}
+
+
+LINEAR = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+EMBEDDING = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
+"""peft's names of the parts of an adapter."""
+
+
+def save_adapter(folder: Path, group: Group, slot: Slot) -> None:
+    """Write the adapter of ``slot`` so that ``PeftModel.from_pretrained`` reads it. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    adapter = group.adapter(slot)
+    weights = {}
+    for name, pair in adapter.items():
+        for part, value in zip(EMBEDDING if group.modules[name].embedding else LINEAR, pair, strict=True):
+            if value is not None:
+                weights[f"base_model.model.{name}.{part}"] = value.cpu().contiguous()
+    for name, own in group.copies_of([group.slots.index(slot)]).items():
+        for parameter, values in own.items():
+            weights[f"base_model.model.{name}.{parameter}"] = values[0].cpu().contiguous()
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = lora_config(slot.settings, list(adapter))
+    config.inference_mode = True
+    config.save_pretrained(folder)

@@ -18,8 +18,8 @@ from lora_tune_recipes import text
 from lora_tune_recipes.batch import Batch
 from lora_tune_recipes.packed.base import PackedBase
 from lora_tune_recipes.packed.dropout import SlotDropout
+from lora_tune_recipes.packed.frozen import CHUNK
 from lora_tune_recipes.packed.group import AdapterPair, Group, Rows, exact, padded
-from lora_tune_recipes.packed.head import CHUNK
 from lora_tune_recipes.packed.layers import Part
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.settings import Settings

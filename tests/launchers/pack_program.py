@@ -18,7 +18,7 @@ from pathlib import Path
 from lora_tune.base.files import create_json, write_json
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.pack_folder import PackFolder, PackRequest
-from lora_tune_recipes.packed import side_by_side
+from lora_tune_recipes.packed import job
 
 IDLE_SECONDS = 2.0
 
@@ -69,7 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.packs and options.pack is None:
         command = sys.executable, *sys.orig_argv[1:]
-        return side_by_side.run(command, PackFolder(options.folder), options.packs, options.idle)
+        return job.run(command, PackFolder(options.folder), options.packs, options.idle)
     alone = options.pack is None
     folder = PackFolder(options.folder, options.pack or 0)
     serve(folder, options.idle if alone else math.inf, math.inf if alone else options.slots)

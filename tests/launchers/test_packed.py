@@ -29,7 +29,7 @@ from lora_tune.launchers.packed import SILENCE_SECONDS, PackedLauncher
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job, Resources, SlotTerms
-from lora_tune_recipes.packed.side_by_side import devices_of
+from lora_tune_recipes.packed.job import devices_of
 from tests.cluster import Cluster
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 from tests.waiting import wait_for

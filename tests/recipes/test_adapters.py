@@ -16,7 +16,7 @@ from lora_tune_recipes import settings as knobs
 from lora_tune_recipes import text
 from lora_tune_recipes.batch import Batch, weighted_losses
 from lora_tune_recipes.lora_model import load_base
-from lora_tune_recipes.packed import adapter_file
+from lora_tune_recipes.packed import checkpoint
 from lora_tune_recipes.packed.base import PackedBase
 from lora_tune_recipes.packed.pack import Pack
 from lora_tune_recipes.packed.slot import Slot
@@ -82,7 +82,7 @@ def test_an_adapter_over_four_bits_trains_alike_alone_in_a_pack_and_elsewhere(tm
     found = pack.evaluate([slot])[0]
     assert found == pytest.approx(single_trial(settings)[-1], abs=3e-5)
     assert found != pytest.approx(single_trial(trial())[-1], abs=1e-3), "four bits are not thirty-two"
-    adapter_file.save(tmp_path / "adapter", pack.group(slot), slot)
+    checkpoint.save_adapter(tmp_path / "adapter", pack.group(slot), slot)
     assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(found, abs=3e-5)
 
 
@@ -118,7 +118,7 @@ def test_an_adapter_out_of_a_pack_has_the_same_loss_elsewhere(tmp_path: Path, ch
         pack.round()
     found = pack.evaluate([slot])[0]
     assert abs(found - before) > 0.01
-    adapter_file.save(tmp_path / "adapter", pack.group(slot), slot)
+    checkpoint.save_adapter(tmp_path / "adapter", pack.group(slot), slot)
     assert loss_elsewhere(settings, tmp_path / "adapter") == pytest.approx(found, abs=3e-5)
 
 

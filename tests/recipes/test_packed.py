@@ -26,19 +26,18 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.base import SlotTerms as JobSlot
 from lora_tune_recipes import settings as knobs
-from lora_tune_recipes.packed import host as host_module
-from lora_tune_recipes.packed import tenant as tenant_module
-from lora_tune_recipes.packed.admission import Admission
-from lora_tune_recipes.packed.alone import SpeedAlone, Speeds
+from lora_tune_recipes.packed import loop as loop_module
+from lora_tune_recipes.packed import trial as trial_module
 from lora_tune_recipes.packed.base import PackedBase
 from lora_tune_recipes.packed.dropout import SlotDropout, drop, mixed
+from lora_tune_recipes.packed.frozen import FrozenHeadLoss, FusedNorm, chunk_losses, fuse_norms
 from lora_tune_recipes.packed.group import Group
-from lora_tune_recipes.packed.head import FrozenHeadLoss, chunk_losses
-from lora_tune_recipes.packed.host import Host
-from lora_tune_recipes.packed.norms import FusedNorm, fuse_norms
+from lora_tune_recipes.packed.loop import PackLoop
 from lora_tune_recipes.packed.pack import Pack
+from lora_tune_recipes.packed.scheduler import Admission
 from lora_tune_recipes.packed.slot import Slot
-from lora_tune_recipes.packed.tenant import Tenant
+from lora_tune_recipes.packed.speed import Speeds, TrialSpeed
+from lora_tune_recipes.packed.trial import ClaimedTrial
 from lora_tune_recipes.settings import Settings
 from tests.recipes.test_many_adapters import single_trial
 
@@ -59,7 +58,7 @@ def base() -> Iterator[PackedBase]:
 @pytest.fixture(autouse=True)
 def _company_always_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the measured gain of a pair is noise, which must not decide who trains beside whom."""
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.LEAST_GAIN", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.LEAST_GAIN", 0.0)
 
 
 Curve = list[float]
@@ -204,7 +203,7 @@ def test_a_base_that_computes_activations_again_trains_the_same_and_is_seen_to_w
 
 
 def test_the_chunked_loss_is_the_cross_entropy_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_tune_recipes.packed.head.CHUNK", 3)
+    monkeypatch.setattr("lora_tune_recipes.packed.frozen.CHUNK", 3)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(8, 5), torch.randn(11, 5), torch.randn(11)
     predict, counts = torch.randint(0, 11, (8,)), torch.rand(8)
@@ -254,7 +253,7 @@ class Sweep:
         return attempt
 
     def serve(self) -> None:
-        assert Host(self.folder, idle=0.0).serve()
+        assert PackLoop(self.folder, idle=0.0).serve()
 
 
 @pytest.fixture
@@ -326,7 +325,7 @@ def test_what_a_trial_is_to_blame_for_ends_it_and_no_other(
 
 
 def test_a_stopped_trial_leaves_and_the_others_train_on(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(loop_module, "LOOK_SECONDS", 0.0)
     stopped, other = sweep.ask("a", MAX_STEPS=10**6), sweep.ask("b", MAX_STEPS=4)
     rounds = Pack.round
 
@@ -355,9 +354,9 @@ def test_beside_other_packs_one_takes_what_it_trains_at_once_and_leaves_them_the
         return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be counted, too.
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", count)
-    assert Host(sweep.folder, idle=0.0, packs=2, slots=2).serve()
+    assert PackLoop(sweep.folder, idle=0.0, packs=2, slots=2).serve()
     assert left[0] == for_others
     for attempt in attempts:
         assert end_of(attempt)["exit_code"] == 0
@@ -377,7 +376,7 @@ def test_a_trial_whose_job_was_killed_trains_in_small_company_and_what_does_not_
         seen.add("".join(sorted(place.name for place in claimed if not AttemptPaths(place).ended.exists())))
         return rounds(pack, *done)
 
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", count)
     sweep.serve()
     assert seen == {"ab", "cd", "e", "f"}
@@ -387,16 +386,18 @@ def test_beside_other_packs_one_that_cannot_record_an_end_hands_its_trials_over(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, other = sweep.ask("a", MAX_STEPS=2), sweep.ask("b", MAX_STEPS=10**6)
-    end = Tenant.end
+    end = ClaimedTrial.end
 
-    def no_room_for_the_first(tenant: Tenant, code: int) -> None:
+    def no_room_for_the_first(tenant: ClaimedTrial, code: int) -> None:
         if tenant.name == "a":
             raise OSError(errno.ENOSPC, "No space left on device")
         end(tenant, code)
 
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
-    monkeypatch.setattr(Tenant, "end", no_room_for_the_first)
-    assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
+    monkeypatch.setattr(ClaimedTrial, "end", no_room_for_the_first)
+    assert not PackLoop(sweep.folder, idle=0.0, packs=2, slots=2).serve(), (
+        "else the job would wait for its end for ever"
+    )
     assert not lost.ended.exists()
     assert other.checkpoint.exists()
 
@@ -416,9 +417,11 @@ def test_beside_other_packs_one_that_cannot_claim_a_trial_hands_its_trials_over(
             raise OSError(errno.ENOSPC, "No space left on device")
         write_json(path, content)
 
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
-    monkeypatch.setattr("lora_tune_recipes.packed.tenant.write_json", no_room_for_its_end)
-    assert not Host(sweep.folder, idle=0.0, packs=2, slots=2).serve(), "else the job would wait for its end for ever"
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.trial.write_json", no_room_for_its_end)
+    assert not PackLoop(sweep.folder, idle=0.0, packs=2, slots=2).serve(), (
+        "else the job would wait for its end for ever"
+    )
     assert not lost.ended.exists()
     assert other.checkpoint.exists()
 
@@ -426,7 +429,7 @@ def test_beside_other_packs_one_that_cannot_claim_a_trial_hands_its_trials_over(
 def test_a_pack_that_is_let_go_trains_what_it_has_and_ends(sweep: Sweep) -> None:
     attempt = sweep.ask("a", MAX_STEPS=2)
     sweep.folder.let_go()
-    assert Host(sweep.folder, idle=1e9).serve()
+    assert PackLoop(sweep.folder, idle=1e9).serve()
     assert end_of(attempt)["exit_code"] == 0
 
 
@@ -442,7 +445,7 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
     few = {"MAX_STEPS": 6, "LORA_DROPOUT": 0.2, "MINIBS": 4, "MBS": 2}
     first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
     interrupted = [first.ask(f"{i}/attempt-0", SEED=i, **few) for i in (1, 2)]
-    host, rounds = Host(first.folder, idle=0.0), Pack.round
+    host, rounds = PackLoop(first.folder, idle=0.0), Pack.round
 
     def asked_in_the_middle(pack: Pack, *done: Any) -> object:
         if any(slot.step == 3 and slot.passes == 1 for slot in pack.slots):
@@ -450,12 +453,12 @@ def test_a_pack_that_is_asked_to_end_hands_its_trials_over(tmp_path: Path, monke
         return rounds(pack, *done)
 
     # Its speed is known: a short run beforehand would be stopped instead.
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", asked_in_the_middle)
     assert not host.serve()
     assert not any(attempt.ended.exists() for attempt in interrupted)
     monkeypatch.setattr(Pack, "round", rounds)
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(9.0, 9.0, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(9.0, 9.0, 0))
     going_on = second.ask("1/attempt-1", SEED=1, **few)
     changed = second.ask("2/attempt-1", SEED=2, **{**few, "LR": 1e-4})
     second.serve()
@@ -481,11 +484,11 @@ def test_a_pack_whose_folder_is_removed_hands_its_trials_over(tmp_path: Path, mo
             shutil.rmtree(first.folder.paths.folder, ignore_errors=True)
         return rounds(pack, *done)
 
-    monkeypatch.setattr(host_module, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("lora_tune_recipes.packed.shares.TELL_SECONDS", 0.0)
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(loop_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.scheduler.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", removed_in_the_middle)
-    assert not Host(first.folder, idle=0.0).serve()
+    assert not PackLoop(first.folder, idle=0.0).serve()
     assert not attempt.ended.exists()
     monkeypatch.setattr(Pack, "round", rounds)
     going_on = second.ask("1/attempt-1", **few)
@@ -502,9 +505,9 @@ def test_a_clock_that_is_set_while_a_trial_waits_or_trains_does_not_move_its_log
     attempt, began = sweep.ask("a", MAX_STEPS=4), time.time()
     clock = time.time
 
-    def set_while_it_is_measured(_: Speeds, slot: Slot) -> SpeedAlone:
+    def set_while_it_is_measured(_: Speeds, slot: Slot) -> TrialSpeed:
         monkeypatch.setattr("time.time", lambda: clock() + step)
-        return SpeedAlone(1.0, 0.5, 0)
+        return TrialSpeed(1.0, 0.5, 0)
 
     monkeypatch.setattr(Speeds, "of", set_while_it_is_measured)
     sweep.serve()
@@ -530,7 +533,7 @@ def test_sixty_four_trials_of_all_shapes_train_side_by_side_as_each_alone(
         widths.append(len(pack.slots))
         return rounds(pack, *done)
 
-    monkeypatch.setattr(Speeds, "of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr(Speeds, "of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", counted)
     attempts = [sweep.ask(f"{i:02d}", **kind) for i, kind in enumerate(kinds)]
     sweep.serve()
@@ -551,13 +554,13 @@ def test_a_disk_that_is_full_for_a_while_ends_no_trial(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     training, new = sweep.ask("a", MAX_STEPS=4), sweep.ask("b", SEED=2, MAX_STEPS=4)
-    monkeypatch.setattr("lora_tune_recipes.packed.shares.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("lora_tune_recipes.packed.scheduler.TELL_SECONDS", 0.0)
     if what == "state":
         monkeypatch.setattr(PackFolder, "tell", full_disk)
     else:
-        created = tenant_module.create_json
+        created = trial_module.create_json
         monkeypatch.setattr(
-            tenant_module, "create_json", lambda path, known: full_disk() if path == new.claim else created(path, known)
+            trial_module, "create_json", lambda path, known: full_disk() if path == new.claim else created(path, known)
         )
     sweep.serve()
     assert end_of(training)["exit_code"] == 0
@@ -568,13 +571,13 @@ def test_a_disk_that_is_full_for_a_while_ends_no_trial(
 def test_a_trial_that_cannot_be_saved_keeps_no_other_from_it(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = sweep.ask("a"), sweep.ask("b", SEED=2)
     first.checkpoint.with_suffix(".partial").symlink_to("/dev/full")
-    host, rounds = Host(sweep.folder, idle=0.0), Pack.round
+    host, rounds = PackLoop(sweep.folder, idle=0.0), Pack.round
 
     def asked_to_end(pack: Pack, *done: Any) -> object:
         host.stop()
         return rounds(pack, *done)
 
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "round", asked_to_end)
     assert not host.serve()
     assert (first.checkpoint.exists(), second.checkpoint.exists()) == (False, True)
@@ -624,7 +627,7 @@ def test_a_trial_that_made_room_for_the_evaluation_of_another_is_evaluated_when_
             raise torch.OutOfMemoryError("CUDA out of memory")
         return evaluate(pack, slots)
 
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Pack, "evaluate", only_alone)
     monkeypatch.setattr(Admission, "fits", lambda self, present, new: self.limit is None or not present)
     sweep.serve()
@@ -741,7 +744,7 @@ def test_a_step_for_which_memory_is_short_is_made_again_as_if_for_the_first_time
                 return steps(group, due)
         return steps(group, due)
 
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     monkeypatch.setattr(Group, "step", short_once)
     sweep.serve()
     assert -1 in calls
@@ -771,7 +774,7 @@ def test_a_fault_of_the_pack_is_the_last_line_of_every_log(sweep: Sweep, monkeyp
 
     attempts = [sweep.ask("a"), sweep.ask("b", SEED=2)]
     monkeypatch.setattr(Pack, "round", broken)
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 1.0, 0))
     with pytest.raises(RuntimeError):
         sweep.serve()
     for attempt in attempts:
@@ -786,8 +789,8 @@ def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, m
         return rounds(pack, *done)
 
     attempts = [sweep.ask("a", MAX_STEPS=2), sweep.ask("b", SEED=2, MAX_STEPS=2)]
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.LEAST_GAIN", 1.05)
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 1.0, 0, 1.0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.LEAST_GAIN", 1.05)
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 1.0, 0, 1.0))
     monkeypatch.setattr(Pack, "round", counted)
     sweep.serve()
     assert set(widths) == {1}
@@ -797,7 +800,7 @@ def test_trials_that_gain_nothing_by_company_train_one_at_a_time(sweep: Sweep, m
 def test_whether_two_gain_by_company_is_measured_before_they_train(
     base: PackedBase, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.LEAST_GAIN", 1.05)
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.LEAST_GAIN", 1.05)
     clock = iter([float(n) for n in range(1000)])
     monkeypatch.setattr("time.process_time", lambda: next(clock))  # every step lasts a second, of one and of two
     settings = trial()

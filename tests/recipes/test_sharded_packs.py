@@ -21,13 +21,13 @@ from lora_tune.base.errors import InputError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune_recipes import packed_lora
 from lora_tune_recipes import settings as knobs
-from lora_tune_recipes.packed.alone import SpeedAlone, Speeds
 from lora_tune_recipes.packed.base import PackedBase
-from lora_tune_recipes.packed.host import Host
+from lora_tune_recipes.packed.job import JobPack, meeting_place
+from lora_tune_recipes.packed.loop import PackLoop
 from lora_tune_recipes.packed.pack import Pack
 from lora_tune_recipes.packed.sharded import ShardedBase
 from lora_tune_recipes.packed.slot import Slot
-from lora_tune_recipes.packed.together import Together, meeting_place
+from lora_tune_recipes.packed.speed import Speeds, TrialSpeed
 from tests.recipes.test_packed import Sweep, end_of, read, trial
 
 ENDLESS = 10**6
@@ -112,17 +112,17 @@ def test_a_trial_computes_the_same_to_the_bit_over_a_base_in_parts(tmp_path: Pat
 
 
 @pytest.fixture
-def alone_together(tmp_path: Path) -> Iterator[Callable[..., Together]]:
+def alone_together(tmp_path: Path) -> Iterator[Callable[..., JobPack]]:
     """Makes the meeting place of a job of one pack, whose base has these knobs; each ends the one before."""
     made: list[Path] = []
 
-    def place(**base: str) -> Together:
+    def place(**base: str) -> JobPack:
         if made:
             torch.distributed.destroy_process_group()
         made.append(tmp_path / f"place-{len(made)}")
         made[-1].mkdir()
         (made[-1] / "base.json").write_text(json.dumps({"FSDP": "1", "SEQ": "2", **base}))
-        return Together(made[-1], 0, 1)
+        return JobPack(made[-1], 0, 1)
 
     yield place
     if torch.distributed.is_initialized():
@@ -130,7 +130,7 @@ def alone_together(tmp_path: Path) -> Iterator[Callable[..., Together]]:
 
 
 def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[..., Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[..., JobPack]
 ) -> None:
     """Over a base that computes its activations again, which changes no bit either."""
     shared: dict[str, object] = {"FSDP": "True", "RECOMPUTE_GRANULARITY": "full"}
@@ -150,7 +150,7 @@ def test_where_a_pack_dies_the_job_ends_and_every_trial_goes_on_in_the_next(
 
     after = [second.ask(f"{i}/attempt-1", **shared, **kind) for i, kind in kinds.items()]
     place = alone_together(RECOMPUTE_GRANULARITY="full")
-    host, rounds = Host(second.folder, idle=0.0, packs=2, slots=2, together=place), Pack.round
+    host, rounds = PackLoop(second.folder, idle=0.0, packs=2, slots=2, together=place), Pack.round
 
     def until_they_are_further(pack: Pack, *done: Any) -> object:
         if evaluated(after[0]) > 1 and evaluated(after[1]) > there + 1:
@@ -183,16 +183,16 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseExceptio
         return losses(base, batch, **how)
 
     monkeypatch.setattr(PackedBase, "losses", some_fail)
-    monkeypatch.setattr("lora_tune_recipes.packed.alone.Speeds.of", lambda self, slot: SpeedAlone(1.0, 0.5, 0))
+    monkeypatch.setattr("lora_tune_recipes.packed.speed.Speeds.of", lambda self, slot: TrialSpeed(1.0, 0.5, 0))
     return passes
 
 
-def serve(sweep: Sweep, together: Together) -> bool:
-    return Host(sweep.folder, idle=0.0, packs=2, slots=8, together=together).serve()
+def serve(sweep: Sweep, together: JobPack) -> bool:
+    return PackLoop(sweep.folder, idle=0.0, packs=2, slots=8, together=together).serve()
 
 
 def test_out_of_memory_ends_the_job_and_fewer_train_side_by_side_in_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], JobPack]
 ) -> None:
     few: dict[str, object] = {"FSDP": 1, "MAX_STEPS": 4}
     first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
@@ -208,7 +208,7 @@ def test_out_of_memory_ends_the_job_and_fewer_train_side_by_side_in_the_next(
 
 
 def test_a_trial_that_cannot_be_measured_says_nothing_of_a_pass_that_is_lost_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], JobPack]
 ) -> None:
     few: dict[str, object] = {"FSDP": 1, "MAX_STEPS": 4}
     first, second = Sweep(tmp_path), Sweep(tmp_path, "0001")
@@ -216,11 +216,11 @@ def test_a_trial_that_cannot_be_measured_says_nothing_of_a_pass_that_is_lost_lat
     passes = failing(monkeypatch, lambda slots: torch.OutOfMemoryError("CUDA out of memory") if slots > 2 else None)
     measured: list[Slot] = []
 
-    def last_fails(_: Speeds, slot: Slot) -> SpeedAlone:
+    def last_fails(_: Speeds, slot: Slot) -> TrialSpeed:
         measured.append(slot)
         if len(measured) == len(before):
             raise ValueError("its data are broken")
-        return SpeedAlone(1.0, 0.5, 0)
+        return TrialSpeed(1.0, 0.5, 0)
 
     monkeypatch.setattr(Speeds, "of", last_fails)
     assert not serve(first, alone_together())
@@ -234,7 +234,7 @@ def test_a_trial_that_cannot_be_measured_says_nothing_of_a_pass_that_is_lost_lat
 
 
 def test_a_trial_of_which_only_one_fits_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], JobPack]
 ) -> None:
     measure = Speeds.of
     sweep = Sweep(tmp_path)
@@ -246,7 +246,7 @@ def test_a_trial_of_which_only_one_fits_is_trained(
 
 
 def test_a_trial_that_no_pass_can_train_ends_and_no_other_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], JobPack]
 ) -> None:
     few: dict[str, object] = {"FSDP": 1, "MAX_STEPS": 3}
     seeds = {0: 0, 1: 13}
@@ -274,7 +274,7 @@ def test_a_trial_that_no_pass_can_train_ends_and_no_other_with_it(
 
 
 def test_what_is_over_when_a_pass_is_lost_ends_and_what_was_to_be_evaluated_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], JobPack]
 ) -> None:
     few: dict[str, object] = {"FSDP": 1, "MAX_STEPS": 8, "VAL_CHECK_INTERVAL": 16}
     diverging = {"LR": 10, "GRAD_CLIP": 0, "LORA_ALPHA": 1e30, "LORA_RANK": 4}
@@ -312,12 +312,12 @@ def test_what_is_over_when_a_pass_is_lost_ends_and_what_was_to_be_evaluated_is(
 def test_a_base_that_cannot_be_shared_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     settings = knobs.read({"FSDP": "1", **{name: str(value) for name, value in changed.items()}})
     with pytest.raises(InputError, match="allowed") as refused:
-        ShardedBase(settings, Together(tmp_path, 0, 1))
+        ShardedBase(settings, JobPack(tmp_path, 0, 1))
     assert message in str(refused.value)
 
 
 def test_a_base_that_cannot_be_loaded_is_the_last_line_of_every_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], Together]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_together: Callable[[], JobPack]
 ) -> None:
     sweep = Sweep(tmp_path)
     attempts = [sweep.ask(name, FSDP=1) for name in "ab"]
@@ -340,6 +340,6 @@ def test_packs_meet_where_the_first_trial_asks_for_one_base(tmp_path: Path) -> N
         assert place is None
     with meeting_place(shared.folder, idle=0.0) as place:
         assert place is not None
-        assert Together(place, 0, 2).base_knobs == {"FSDP": "1", "DTYPE": "float32", "SEQ": "2"}
+        assert JobPack(place, 0, 2).base_knobs == {"FSDP": "1", "DTYPE": "float32", "SEQ": "2"}
     with meeting_place(Sweep(tmp_path / "c").folder, idle=0.0) as place:
         assert place is None, "nobody came"

@@ -6,22 +6,20 @@ import time
 
 from lora_tune.launchers.pack_folder import PackFolder, PackRequest
 from lora_tune_recipes import settings as knobs
-from lora_tune_recipes.packed import checkpoint, interruption
+from lora_tune_recipes.packed import checkpoint
 from lora_tune_recipes.packed.base import Meeting, PackedBase
-from lora_tune_recipes.packed.floor import Floor
-from lora_tune_recipes.packed.lockstep import PassLost
-from lora_tune_recipes.packed.sharded import ShardedBase
-from lora_tune_recipes.packed.shares import Shares
+from lora_tune_recipes.packed.job import JobPack
+from lora_tune_recipes.packed.scheduler import Scheduler, Shares, blamed, save_all
+from lora_tune_recipes.packed.sharded import PassLost, ShardedBase
 from lora_tune_recipes.packed.slot import Slot
-from lora_tune_recipes.packed.tenant import STOPPED, Tenant
-from lora_tune_recipes.packed.together import Together
+from lora_tune_recipes.packed.trial import STOPPED, ClaimedTrial
 
 LOOK_SECONDS = 0.2
 """Between two looks for requests and stops."""
 PAUSE = 0.05
 
 
-class Host:
+class PackLoop:
     """Serves the requests in ``folder`` until none came for ``idle`` seconds.
 
     packs: how many share the folder, and the node. slots: trials that this one has at most where others share it.
@@ -29,7 +27,7 @@ class Host:
     """
 
     def __init__(
-        self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1, together: Together | None = None
+        self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1, together: JobPack | None = None
     ) -> None:
         self._folder, self._idle, self._packs, self._slots = folder, idle, packs, slots
         self._together = together
@@ -37,7 +35,7 @@ class Host:
         self._unusable: Exception | None = None
         self._ending = self._others_train = False
         self._shares = Shares(folder, packs)
-        self._floor = Floor(self._shares)
+        self._scheduler = Scheduler(self._shares)
         self._looked_at = self._busy_at = time.monotonic()
 
     def stop(self) -> None:
@@ -54,23 +52,23 @@ class Host:
             over = False
             while not over:
                 self._look()
-                self._shares.tell(self._floor.tenants)
-                self._floor.admit()
-                if self._floor.tenants:
-                    self._floor.round()
+                self._shares.tell(self._scheduler.tenants)
+                self._scheduler.admit()
+                if self._scheduler.tenants:
+                    self._scheduler.round()
                     self._busy_at = time.monotonic()
-                elif not self._floor.waiting and self._folder.ends(time.monotonic() - self._busy_at, self._idle):
+                elif not self._scheduler.waiting and self._folder.ends(time.monotonic() - self._busy_at, self._idle):
                     return True
                 over = self._meet()
         except PassLost as lost:
             self._give_up(lost)
         except Exception as error:
             # Whoever reads a trial's log must find there why it ended; a machine's fault is tried again.
-            for tenant in (*self._floor.tenants, *self._floor.waiting):
+            for tenant in (*self._scheduler.tenants, *self._scheduler.waiting):
                 tenant.fail(error)
             raise
         if self._base is not None:
-            interruption.leave_behind(self._floor.pack, self._floor.tenants, self._floor.waiting)
+            save_all(self._scheduler.pack, self._scheduler.tenants, self._scheduler.waiting)
         return False
 
     def _begin_together(self) -> None:
@@ -83,61 +81,61 @@ class Host:
 
     def _use(self, base: PackedBase) -> None:
         self._base = base
-        self._floor.use(base)
+        self._scheduler.use(base)
 
     def _meet(self) -> bool:
         """After a round: join in what other packs over this base still do; whether this pack is to end now."""
         # The job of several packs ends when no trial is without an end: it must not wait for one that has none.
-        ending = self._ending or (self._packs > 1 and self._floor.unrecorded)
+        ending = self._ending or (self._packs > 1 and self._scheduler.unrecorded)
         met = Meeting(passes=False, ending=ending) if self._base is None else self._base.meet(ending=ending)
         self._others_train = met.passes
-        if not (met.passes or self._floor.tenants or self._floor.waiting):
+        if not (met.passes or self._scheduler.tenants or self._scheduler.waiting):
             time.sleep(PAUSE)
         return met.ending
 
     def _give_up(self, lost: PassLost) -> None:
         """No pass can follow: what is over ends, and so does the trial that is to blame, where that is one alone."""
-        self._floor.end_over()
-        guilty = interruption.learn(lost, self._floor.tenants, self._floor.measured)
+        self._scheduler.end_over()
+        guilty = blamed(lost, self._scheduler.tenants, self._scheduler.measured)
         if guilty is not None:
-            self._floor.let_go(guilty)
+            self._scheduler.let_go(guilty)
             guilty.fail(lost.__cause__ or lost)
 
     def _look(self) -> None:
         """Take in new trials, and end those that are to be stopped."""
-        if (self._floor.tenants or self._others_train) and time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if (self._scheduler.tenants or self._others_train) and time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
         self._ending |= self._folder.gone  # nobody can ask for a trial or stop one: those that train go on elsewhere
         requests = self._folder.take(self._fits)
         while self._wants_more() and (request := next(requests, None)) is not None:
             self._busy_at = time.monotonic()
-            tenant = Tenant.claim(request)
+            tenant = ClaimedTrial.claim(request)
             if tenant is not None:
-                with self._floor.alone(tenant):
+                with self._scheduler.contained(tenant):
                     self._house(tenant)
             else:
-                self._floor.unrecorded |= not request.ended
-        own = {tenant.name: tenant for tenant in (*self._floor.tenants, *self._floor.waiting)}
+                self._scheduler.unrecorded |= not request.ended
+        own = {tenant.name: tenant for tenant in (*self._scheduler.tenants, *self._scheduler.waiting)}
         for name in self._folder.stopped(own):
-            self._floor.let_go(own[name])
-            with self._floor.alone(own[name]):
+            self._scheduler.let_go(own[name])
+            with self._scheduler.contained(own[name]):
                 own[name].end(STOPPED)
 
     def _wants_more(self) -> bool:
         """Whether to take a further trial; beside other packs only what trains at once, and they have the rest."""
         if self._packs == 1:
             return True
-        self._floor.admit()
-        return not self._floor.waiting and len(self._floor.tenants) < max(self._slots, self._folder.slots())
+        self._scheduler.admit()
+        return not self._scheduler.waiting and len(self._scheduler.tenants) < max(self._slots, self._folder.slots())
 
     def _fits(self, request: PackRequest) -> bool:
         """Whether it may train beside those that are here, and they beside it; else it is left untouched."""
-        here = (*self._floor.tenants, *self._floor.waiting)
+        here = (*self._scheduler.tenants, *self._scheduler.waiting)
         limits = [company for company in (request.company, *(t.request.company for t in here)) if company]
         return not limits or len(here) < min(limits)
 
-    def _house(self, tenant: Tenant) -> None:
+    def _house(self, tenant: ClaimedTrial) -> None:
         """Read a trial's knobs and data; it waits for room then."""
         settings = knobs.read(tenant.request.knobs)
         if self._unusable is not None:
@@ -147,8 +145,8 @@ class Host:
         assert self._base is not None
         self._base.check(settings)
         # Refuses modules that the model lacks, and what fits nowhere.
-        self._floor.admission.check(self._floor.pack.weights(settings))
+        self._scheduler.admission.check(self._scheduler.pack.weights(settings))
         left = checkpoint.of_earlier_attempt(tenant.request, self._base.device.type)
         slot = Slot(settings, self._base.texts(settings), left.progress.step if left else 0)
         tenant.open(slot, self._base.device_name, left)
-        self._floor.waiting.append(tenant)
+        self._scheduler.waiting.append(tenant)

@@ -26,7 +26,7 @@ UNMEASURED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedAlone:
+class TrialSpeed:
     """Of a trial alone: seconds of an optimizer step and of an evaluation; most bytes that it takes on the device.
 
     pair_gain: steps a second of two such trials side by side, over those of one.
@@ -48,12 +48,12 @@ class Speeds:
 
     def __init__(self, base: PackedBase) -> None:
         self._base = base
-        self._known: dict[tuple[object, ...], SpeedAlone] = {}
+        self._known: dict[tuple[object, ...], TrialSpeed] = {}
         # One thread's processor time is its wall time on an idle core, and what else runs there does not count.
         single = base.device.type == "cpu" and base.settings.threads == 1
         self._clock = time.process_time if single else time.perf_counter
 
-    def of(self, slot: Slot) -> SpeedAlone:
+    def of(self, slot: Slot) -> TrialSpeed:
         """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
         settings = slot.settings
         # Trials of one shape do the same work, whatever their ranks were filled up from.
@@ -64,7 +64,7 @@ class Speeds:
                 self._known[key] = self._measure(settings, slot.texts)
         return self._known[key]
 
-    def _measure(self, settings: Settings, texts: Texts) -> SpeedAlone:
+    def _measure(self, settings: Settings, texts: Texts) -> TrialSpeed:
         cuda = self._base.device.type == "cuda"
         before = torch.cuda.memory_allocated() if cuda else 0
         if cuda:
@@ -80,7 +80,7 @@ class Speeds:
         eval_seconds = (self._clock() - began) * len(texts.validation) / len(some.validation)
         peak = torch.cuda.max_memory_allocated() - before if cuda else 0
         gain = self._pair_gain(pack, Slot(settings, some), step_seconds)
-        speed = SpeedAlone(step_seconds, eval_seconds, peak, gain)
+        speed = TrialSpeed(step_seconds, eval_seconds, peak, gain)
         if not speed.packs:
             shape = f"{settings.minibs} x {settings.seq} tokens, rank {settings.adapters.rank}"
             print(f"trials of {shape} gain nothing side by side ({gain:.2f} x one): each trains alone", flush=True)

@@ -1,0 +1,323 @@
+"""The trials of a pack: who trains and who waits for room, their rounds, evaluations and ends, and what failures are
+about.
+
+How many a pack's memory holds is known beforehand from what each takes by itself, and corrected by what went wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from lora_tune.base.errors import InputError
+from lora_tune.launchers.pack_folder import PackFolder
+from lora_tune_recipes.packed import checkpoint
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.pack import Pack, numbers
+from lora_tune_recipes.packed.sharded import PassLost
+from lora_tune_recipes.packed.slot import Slot
+from lora_tune_recipes.packed.speed import Speeds
+from lora_tune_recipes.packed.trial import ClaimedTrial
+
+Result = TypeVar("Result")
+USED = 0.85
+"""Share of the free memory that is filled: the allocator cannot use all of it."""
+BYTES_OF_A_WEIGHT = 16
+"""float32: the weight, its gradient and AdamW's two moments."""
+HOST_SHORT = "DefaultCPUAllocator: can't allocate memory"
+"""What torch's allocator says where the host has no more memory."""
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory was short: the device's, or the host's, which torch reports as any error."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and HOST_SHORT in str(error)
+
+
+def attempted(action: Callable[[], Result]) -> Result | None:
+    """None where the memory was short. What the action held is free again then: its error is gone, too."""
+    try:
+        return action()
+    except (RuntimeError, MemoryError) as error:
+        if not short_of_memory(error):
+            raise
+    torch.cuda.empty_cache()  # nothing where there is no GPU
+    return None
+
+
+class Admission:
+    """Of the memory of ``device`` with the base on it. On a CPU the number of slots is the only limit."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.limit: float | None = None
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            self.limit = USED * torch.cuda.mem_get_info()[0]
+
+    def check(self, weights: int) -> None:
+        """Raise InputError for an adapter of so many weights that it fits nowhere here, whatever else ends."""
+        needed = weights * BYTES_OF_A_WEIGHT
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if self.limit is None else self.limit
+        if needed > there:
+            raise InputError(
+                f"LORA_RANK, LORA_TARGETS: the adapter has {weights:,} weights and takes {needed / 2**30:.1f} GiB with "
+                f"its optimizer; allowed is what fits into {there / 2**30:.1f} GiB"
+            )
+
+    def fits(self, present: Sequence[int], new: int) -> bool:
+        """Whether a trial that takes ``new`` bytes fits beside others; alone every one may try."""
+        return self.limit is None or not present or sum(present) + new <= self.limit
+
+    def too_much(self, present: Sequence[int]) -> None:
+        """These together ran out of memory: less from now on."""
+        most = sum(present) * (1 - 1 / (2 * len(present)))
+        self.limit = most if self.limit is None else min(self.limit, most)
+
+
+TELL_SECONDS = 2.0
+"""Between two reports of the pack's state."""
+
+
+class Shares:
+    """Shares a pack's time among its trials. packs: how many share the node."""
+
+    def __init__(self, folder: PackFolder, packs: int) -> None:
+        self._folder, self._packs = folder, packs
+        self._shared_at = self._told_at = time.monotonic()
+
+    def share(self, training: Sequence[ClaimedTrial]) -> None:
+        """The time since this was last called belongs to these trials, which trained meanwhile."""
+        now = time.monotonic()
+        for tenant in training:
+            tenant.share += (now - self._shared_at) / len(training) / self._packs
+        self._shared_at = now
+
+    def tell(self, training: Sequence[ClaimedTrial]) -> None:
+        """Write down now and then what the trials have had."""
+        if time.monotonic() - self._told_at >= TELL_SECONDS:
+            self._told_at = time.monotonic()
+            self.share(training)
+            try:
+                self._folder.tell({tenant.name: tenant.share for tenant in training})
+            except OSError as error:  # a full disk, say: the next report may find room
+                print(f"no report of {len(training)} trials: {error}", flush=True)
+
+
+def save_all(pack: Pack, training: Sequence[ClaimedTrial], waiting: Sequence[ClaimedTrial]) -> None:
+    """Save every trial that has begun: the next attempt of each goes on from there, in another pack."""
+    saved = 0
+    for tenant in (*training, *waiting):
+        rows = pack.group(tenant.slot).state(tenant.slot) if tenant in training else tenant.left_at
+        if rows is None:
+            continue
+        try:
+            tenant.save(pack.base.device.type, rows)
+            saved += 1
+        except (OSError, RuntimeError) as error:  # torch's word for a full disk; the others' attempts may go on
+            print(f"{tenant.name} is not saved: {error}", flush=True)
+    print(f"asked to end: {saved} trials are saved", flush=True)
+
+
+def to_blame(pack: Pack, training: Sequence[ClaimedTrial]) -> list[ClaimedTrial]:
+    """The trials of a failed round that fail by themselves, too; none where the pack itself is to blame.
+
+    It is where nothing trains any more; of a single trial, where the base does not compute either.
+    """
+    guilty = [tenant for tenant in training if not pack.trains(tenant.slot)]
+    alone = len(training) == 1 and pack.base.works()
+    return guilty if len(guilty) < len(training) or alone else []
+
+
+def blamed(lost: PassLost, training: Sequence[ClaimedTrial], measured: ClaimedTrial | None) -> ClaimedTrial | None:
+    """What the next pack of these trials is to know of a pass that this one lost; the trial that alone is to blame.
+
+    measured: the trial whose speed was measured just then. Where memory was short, a quarter fewer train side by side
+    next time; after any other error one by one, until the one that it is about is alone with it.
+    """
+    print(f"a pass failed half way, and no other can follow: {lost}", flush=True)
+    if not lost.own:
+        return None
+    if len(training) == 1 and measured is None:
+        return training[0]
+    if not training:
+        return measured
+    cause = lost.__cause__
+    fewer = len(training)
+    if measured is None:
+        fewer = fewer - max(1, fewer // 4) if cause is not None and short_of_memory(cause) else 1
+    for tenant in training:
+        tenant.company = fewer
+    return None
+
+
+class Scheduler:
+    """Where trials train over one base, once there is one. shares: told who had the time.
+
+    tenants: those that train. waiting: those that wait for room. measured: whose speed is being measured.
+    unrecorded: a trial has ended whose end nobody could write down.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self.tenants: list[ClaimedTrial] = []
+        self.waiting: list[ClaimedTrial] = []
+        self.measured: ClaimedTrial | None = None
+        self.unrecorded = False
+        self._shares = shares
+        self.pack: Pack
+        self.admission: Admission
+        self._speeds: Speeds
+
+    def use(self, base: PackedBase) -> None:
+        """Train over ``base``; before anybody is admitted."""
+        self.pack, self._speeds, self.admission = Pack(base), Speeds(base), Admission(base.device)
+
+    def admit(self) -> None:
+        """Give waiting trials a slot, in their order, as far as memory allows."""
+        while self.waiting:
+            tenant = self.waiting[0]
+            with self.contained(tenant):
+                if not self._enters(tenant):
+                    break
+        self.measured = None
+
+    def _enters(self, tenant: ClaimedTrial) -> bool:
+        """Give the trial a slot; False where there is none now. Raises what the trial itself is to blame for."""
+        present = [other.bytes for other in self.tenants]
+        if 0 < min((t.company for t in (*self.tenants, tenant) if t.company), default=0) <= len(present):
+            return False  # more of them could not train side by side
+        try:
+            self.measured = tenant
+            speed, self.measured = self._speeds.of(tenant.slot), None
+            if self.tenants and not (speed.packs and all(t.packs for t in self.tenants)):
+                return False  # company would only cost memory
+            if not self.admission.fits(present, speed.bytes):
+                return False
+            self.pack.join(tenant.slot, tenant.left_at)
+        except (RuntimeError, MemoryError) as error:
+            if self.tenants and short_of_memory(error):
+                return False  # tried again when others have gone
+            raise
+        self._shares.share(self.tenants)
+        self.tenants.append(tenant)
+        self.waiting.remove(tenant)
+        tenant.begin(speed)
+        if tenant.trial.evaluates:
+            self._evaluate([tenant])
+            self.end_over()
+        return True
+
+    def round(self) -> None:
+        rates = {tenant: tenant.slot.rate() for tenant in self.tenants}
+        done: dict[Slot, torch.Tensor] = {}
+        try:
+            whole = attempted(lambda: self.pack.round(done)) is not None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the trials that it is not about go on
+            self.pack.rewind()
+            self._blame(error)
+            whole = True
+        if not whole:
+            self.pack.rewind()
+        self._stepped([tenant for tenant in self.tenants if tenant.slot in done], done, rates)
+        if not whole:
+            self._shrink(self.tenants)
+
+    def _stepped(
+        self, tenants: Sequence[ClaimedTrial], done: Mapping[Slot, torch.Tensor], rates: Mapping[ClaimedTrial, float]
+    ) -> None:
+        """After a step of these: their logs, evaluations and ends."""
+        losses = numbers({t: done[t.slot] for t in tenants if t.trial.wants_loss})
+        for tenant in tenants:
+            with self.contained(tenant):
+                tenant.trial.stepped(rates[tenant], losses.get(tenant))
+        self._evaluate([tenant for tenant in self.tenants if tenant in tenants and tenant.trial.evaluates])
+        self.end_over()
+
+    def end_over(self) -> None:
+        """Let those go that have come to their own end."""
+        for tenant in [tenant for tenant in self.tenants if tenant.trial.over]:
+            with self.contained(tenant):
+                self._finish(tenant)
+
+    def _finish(self, tenant: ClaimedTrial) -> None:
+        settings = tenant.slot.settings
+        if settings.save_adapter:
+            checkpoint.save_adapter(settings.save_adapter, self.pack.group(tenant.slot), tenant.slot)
+        self.let_go(tenant)
+        tenant.end(0)
+
+    def _blame(self, error: Exception) -> None:
+        """A round has failed: end the trials that are to blame. Raises ``error`` where the pack itself is."""
+        guilty = to_blame(self.pack, self.tenants)
+        if not guilty:
+            raise error
+        for tenant in guilty:
+            self.let_go(tenant)
+            tenant.fail(error)
+        print(f"{len(guilty)} trials cannot train: {' '.join(str(error).split())}", flush=True)
+
+    def _evaluate(self, due: Sequence[ClaimedTrial]) -> None:
+        """Evaluate trials together, or by halves, or with others gone, as memory allows.
+
+        Those that have made room meanwhile are evaluated when they come back.
+        """
+        due = [tenant for tenant in due if tenant in self.tenants]
+        if not due:
+            return
+        try:
+            losses = attempted(lambda: self.pack.evaluate([tenant.slot for tenant in due]))
+        except Exception as error:
+            if not self.pack.base.works():
+                raise
+            if len(due) == 1:
+                self.let_go(due[0])
+                due[0].fail(error)
+                return
+            losses = None
+        if losses is not None:
+            for tenant, loss in zip(due, losses, strict=True):
+                with self.contained(tenant):
+                    tenant.trial.evaluated(loss)
+        elif len(due) > 1:
+            self._evaluate(due[: len(due) // 2])
+            self._evaluate(due[len(due) // 2 :])
+        else:
+            self._shrink([*due, *(tenant for tenant in self.tenants if tenant not in due)])
+            self._evaluate(due)
+
+    def _shrink(self, order: Sequence[ClaimedTrial]) -> None:
+        """Memory was short: the last quarter of ``order`` waits, with what it has learnt; a single one has failed."""
+        if len(order) == 1:
+            self.let_go(order[0])
+            order[0].fail(torch.OutOfMemoryError("CUDA out of memory: the trial does not fit on this device alone"))
+            return
+        self.admission.too_much([tenant.bytes for tenant in order])
+        leaving = order[-max(1, len(order) // 4) :]
+        for tenant in leaving:
+            tenant.left_at = self.pack.group(tenant.slot).state(tenant.slot)
+            self.let_go(tenant)
+        self.waiting[:0] = leaving
+        print(f"out of memory: {len(leaving)} trials wait, {len(self.tenants)} go on", flush=True)
+
+    def let_go(self, tenant: ClaimedTrial) -> None:
+        """Take a trial out of the pack, or of those that wait."""
+        self._shares.share(self.tenants)
+        if tenant in self.tenants:
+            self.tenants.remove(tenant)
+            self.pack.leave(tenant.slot)
+        elif tenant in self.waiting:
+            self.waiting.remove(tenant)
+
+    @contextlib.contextmanager
+    def contained(self, tenant: ClaimedTrial) -> Iterator[None]:
+        """What one trial's knobs, data, size or files are to blame for ends that trial, and no other."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - data can raise anything, and the others train on
+            self.let_go(tenant)
+            self.unrecorded |= not tenant.fail(error)
