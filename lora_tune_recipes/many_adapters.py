@@ -15,12 +15,14 @@ The table is an .npz with one row a trial, in the grid's order (the last knob va
     samples    [trials, evals] training samples at each evaluation, filled up with NaN
     eval_loss  [trials, evals] float32; NaN where the training diverged, and behind its end
     meta       a JSON string: grid, task, device, precision, libraries, seconds, date, trials left out for want of time
+               or memory
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import itertools
 import json
 import math
@@ -40,6 +42,7 @@ from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune_recipes import settings as knobs
 from lora_tune_recipes.packed.base import OF_BASE, PackedBase, check_packable
 from lora_tune_recipes.packed.pack import Pack
+from lora_tune_recipes.packed.scheduler import attempted
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.ranks import precision
 from lora_tune_recipes.settings import Settings
@@ -117,7 +120,10 @@ def run(grid: Mapping[str, object], tokens: int, seconds: float = math.inf) -> d
         together = [trials[i] for i in numbers]
         if _values(together[0], OF_BASE) != _values(base.settings, OF_BASE):
             base = PackedBase(together[0])
-        curves = train(base, together)
+        curves = attempted(functools.partial(train, base, together))
+        if curves is None:
+            print(f"{len(numbers)} trials left out: no memory for a pass of them; --tokens takes fewer", flush=True)
+            continue
         losses[numbers, : curves.shape[1]] = curves
         for i in numbers:
             samples[i, : len(evaluations[i])] = np.asarray(evaluations[i]) * trials[i].minibs

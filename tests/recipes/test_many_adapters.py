@@ -12,6 +12,7 @@ import torch
 from lora_tune.base.errors import InputError
 from lora_tune_recipes import many_adapters, text
 from lora_tune_recipes import settings as knobs
+from lora_tune_recipes.packed.pack import Pack
 from lora_tune_recipes.ranks import connect
 from lora_tune_recipes.schedule import learning_rate
 from lora_tune_recipes.settings import Settings
@@ -85,6 +86,20 @@ def test_out_of_time_leaves_whole_trials_out() -> None:
     table = many_adapters.run({**FIXED, "MAX_STEPS": [2, 3]}, tokens=1, seconds=0.0)
     assert table["MAX_STEPS"].tolist() == []
     assert json.loads(table["meta"])["left_out"] == 2
+
+
+def test_what_does_not_fit_the_memory_leaves_the_rest_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Pack.round
+
+    def short_at_rank_16(pack: Pack) -> object:
+        if pack.slots[0].settings.adapters.rank == 16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rounds(pack)
+
+    monkeypatch.setattr(Pack, "round", short_at_rank_16)
+    table = many_adapters.run({**FIXED, "MAX_STEPS": 2, "LORA_RANK": [16, 4]}, tokens=2**18)
+    assert table["LORA_RANK"].tolist() == [4]
+    assert json.loads(table["meta"])["left_out"] == 1
 
 
 def test_every_trial_is_in_one_pass_of_its_own_kind() -> None:
