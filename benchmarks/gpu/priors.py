@@ -21,7 +21,7 @@ RULES = {"2e-4 (QLoRA; 10 times full fine-tuning at 2e-5)": 2e-4, "1e-3": 1e-3, 
 
 
 def cells(table: Any) -> dict[tuple[int, int, int, str], tuple[np.ndarray, np.ndarray]]:
-    """Log rates and mean losses of the seeds, by (rank, alpha, batch, targets); a loss that is no number is the worst."""
+    """Log rates and mean losses of the seeds, by (rank, alpha, batch, targets); what is no number counts worst."""
     last = np.array([row[~np.isnan(s)][-1] for row, s in zip(table["eval_loss"], table["samples"], strict=True)])
     keys = list(zip(*(table[n].tolist() for n in ("LORA_RANK", "LORA_ALPHA", "MINIBS", "LORA_TARGETS")), strict=True))
     found = {}
