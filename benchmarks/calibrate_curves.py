@@ -22,7 +22,7 @@ from lora_tune.curves.family import HUBER, Z90, Family, Offset, estimate, fit_of
 from lora_tune.curves.forecast import expected_stop, forecast
 from lora_tune.curves.phases import recognised
 from lora_tune.curves.points import first_reached, points
-from lora_tune.curves.stall import highest_pair
+from lora_tune.curves.published import highest_pair
 from lora_tune.curves.timing import Schedule
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf.benchmark import LORA, find_benchmark
@@ -71,7 +71,7 @@ def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
 
 
 def worst_pair(evals: Sequence[Eval], target: float, family: Family) -> float:
-    """The largest excess that two evals in a row both show before the target: see ``curves.stall.highest_pair``."""
+    """The largest excess that two evals in a row both show before the target: see ``curves.published.highest_pair``."""
     stop = first_reached(evals, target)
     return highest_pair(points([e for e in evals if stop is None or e.samples < stop.samples]), family)
 

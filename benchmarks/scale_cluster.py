@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lora_tune.curves.stall import IN_A_ROW
+from lora_tune.curves.comparison import IN_A_ROW
 from lora_tune.launchers.slurm.parse import _SQUEUE
 
 EVAL_SECONDS, TRAIN_SECONDS, RUN_SECONDS = 210.0, 36.0, 1800.0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.laboratory.problem import Problem
 from lora_tune.curves import Timing
-from lora_tune.curves.credibility import contradicts
-from lora_tune.curves.overlay import ComparedRun
+from lora_tune.curves.comparison import ComparedRun
 from lora_tune.curves.points import usable
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.curves.published import contradicts
+from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
@@ -20,8 +19,6 @@ from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH
 
 RISK = 0.01
 """False-prune rate of the stall test and risk of the cap: the defaults of a study."""
-NEWEST = 40
-"""Finished runs that the stall test compares with."""
 
 
 class Stopper:
@@ -29,7 +26,7 @@ class Stopper:
 
     def __init__(self, problem: Problem, *, published: bool) -> None:
         self._problem, self._published = problem, published
-        self._good: list[ComparedRun] = []
+        self._whole: list[tuple[float, ComparedRun]] = []
         self._best: tuple[float, list[float], tuple[Any, ...]] = (math.inf, [], ())
 
     def stop(self, tuned: Mapping[str, Any], evals: list[Eval], timing: Timing, *, start: bool) -> str:
@@ -39,9 +36,10 @@ class Stopper:
         """
         batch = self._problem.coordinates.batch(tuned)
         envelope = convergence.published(batch) if self._published else None
-        evidence = Evidence(references=self._good[-NEWEST:], rate=RISK, published=None if start else envelope)
+        finished = [run for _, run in sorted(self._whole, key=lambda one: one[0])]
+        evidence = Evidence(finished=finished, rate=RISK, published=None if start else envelope)
         length = self._length(tuned)
-        if verdict(evals, self._problem.target, evidence, length=length, kind=batch).stop:
+        if verdict(evals, self._problem.target, evidence, length=length, task=batch).stop:
             return "pruned"
         family = envelope.family if envelope else None
         incumbent = Incumbent("the best", tuple(self._best[1]), width=KNOWN_WIDTH if family else UNKNOWN_WIDTH)
@@ -57,12 +55,11 @@ class Stopper:
     def finished(self, tuned: Mapping[str, Any], evals: list[Eval], seconds: float) -> None:
         """A run reached the target."""
         batch, length = self._problem.coordinates.batch(tuned), self._length(tuned)
-        run = ComparedRun(curve=usable(evals), length=length, kind=batch)
+        run = ComparedRun(curve=usable(evals), length=length, task=batch)
         envelope = convergence.published(batch) if self._published else None
         if envelope is not None and contradicts(run, self._problem.target, envelope, RISK):
             self._published = False
-            self._good = [replace(c, free=False) for c in self._good]
-        self._good.append(replace(run, free=sum(c.free for c in self._good) < FEWEST))
+        self._whole.append((seconds, run))
         key = tuple(sorted(tuned.items()))
         if key == self._best[2]:
             self._best[1].append(seconds)

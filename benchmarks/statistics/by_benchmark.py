@@ -1,9 +1,7 @@
-"""The stopping rule and the crossing estimate on the public runs of every benchmark but llama2_70b_lora.
+"""The crossing estimate on the public runs of every benchmark but llama2_70b_lora.
 
-``python -m benchmarks.statistics.by_benchmark``: each submission in turn is a sweep's good trials; the runs of the
-others at its batch size are the references: as if they were trials of one kind, and as kinds of their own, which they
-are. Every run read here reached its target, so every stop is a false one. Beside them stands the rate that the
-references support, the mean over the runs. No reference of another batch size or benchmark is believed at all.
+``python -m benchmarks.statistics.by_benchmark``: how far the crossings of a submission's runs scatter beside their raw
+stops, the mean over the submissions of a benchmark and batch size.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +18,9 @@ import numpy as np
 from benchmarks.public_runs import folder
 from lora_tune import curves
 from lora_tune.base.errors import InputError
-from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import ComparedRun
-from lora_tune.curves.points import Points, usable
-from lora_tune.curves.stopping import FEWEST
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf.benchmark import LORA, Benchmark, find_benchmark
-
-RATE = 0.01
-MOST = 60
-"""References of one run: a sweep seldom has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +52,6 @@ def read(path: Path) -> tuple[Benchmark, int, PublicRun] | None:
     return benchmark, batch, PublicRun(str(path.parent), run, target)
 
 
-def judged(run: PublicRun, references: Sequence[ComparedRun], kind: Hashable) -> tuple[bool, float]:
-    """Whether the run is outside before its target, and the rate that the references support (0: none compares)."""
-    curve = usable(run.run.evals)
-    seen = Points(*(v[: int((curve.loss > run.target).cumprod().sum())] for v in curve))
-    found = compare(ComparedRun(curve=seen, kind=kind), references, target=run.target, rate=RATE)
-    return found.outside, found.supported if found.references else 0.0
-
-
 def scatter(values: Sequence[float]) -> float:
     """Relative standard deviation."""
     return float(np.std(values, ddof=1) / np.mean(values))
@@ -82,7 +64,6 @@ def main() -> None:
         found = read(path) if path.parent.name != LORA else None
         if found is not None:
             groups[found[0].name, found[1]].append(found[2])
-    print(f"stated rate {RATE:.0%}; needs {FEWEST} references of other submissions")
     for (name, batch), runs in sorted(groups.items()):
         by_submission: dict[str, list[PublicRun]] = defaultdict(list)
         for run in runs:
@@ -93,29 +74,16 @@ def main() -> None:
 
 
 def row(groups: dict[str, list[PublicRun]]) -> str:
-    """False stops and crossings of one batch size, or why nothing can be said."""
-    counted, wrong, said = 0, [0, 0], [0.0, 0.0]
+    """Evals and crossings of one batch size."""
     raw, estimated, evals = [], [], []
-    for name, own in groups.items():
-        others = [(other, r) for other, runs in groups.items() if other != name for r in runs][:MOST]
-        if len(others) >= FEWEST:
-            counted += len(own)
-            for i, told in enumerate((False, True)):
-                courses = [ComparedRun(curve=usable(r.run.evals), kind=other if told else ()) for other, r in others]
-                found = [judged(run, courses, name if told else ()) for run in own]
-                wrong[i] += sum(outside for outside, _ in found)
-                said[i] += sum(rate for _, rate in found)
+    for own in groups.values():
         stops = [hit.samples for r in own if (hit := r.run.reached(r.target)) is not None]
         evals += [len(r.run.evals) for r in own]
         crossings = [curves.estimate(r.run, r.target).samples for r in own]
         if len(stops) >= 5 and all(math.isfinite(c) for c in crossings) and min(np.std(stops), np.std(crossings)) > 0:
             raw.append(scatter(stops))
             estimated.append(scatter(crossings))
-    words = "too few references to stop anything"
-    if counted:
-        rates = [f"{w} ({s / counted:.1%} supported)" for w, s in zip(wrong, said, strict=True)]
-        words = f"of {counted:4} stopped as one kind {rates[0]}, as kinds {rates[1]}"
-    words += f", {np.median(evals):.0f} evals a run"
+    words = f"{np.median(evals):.0f} evals a run"
     if raw:
         words += f"; scatter of stops {100 * np.mean(raw):.1f}%, of crossings {100 * np.mean(estimated):.1f}%"
     return words

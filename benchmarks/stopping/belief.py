@@ -22,9 +22,8 @@ from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
 from benchmarks.stopping.envelope import HEALING
 from lora_tune.config.study import Study, parse_study
-from lora_tune.controller.evidence import evidence
+from lora_tune.controller.evidence import applicable, contradiction, public_envelope
 from lora_tune.controller.pruning import judge_curve
-from lora_tune.controller.public_runs import contradiction, public_envelope
 from lora_tune.curves.stopping import verdict
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf.convergence import published
@@ -157,7 +156,7 @@ def as_shipped(study: Study, sweep: StudyRecords, trial: Trial, log: RunLog) -> 
 def to_the_end(study: Study, sweep: StudyRecords, trial: Trial, log: RunLog) -> bool:
     """The rule without a doubt of the public runs, and without a start that goes free."""
     public = public_envelope(study, trial)
-    known = replace(evidence(study, sweep, trial, log), published=public, published_from=0.0, shown=())
+    known = replace(applicable(study, sweep, trial, log).evidence, published=public, published_from=0.0, shown=())
     return verdict(log.evals, TARGET, known, length=perturbed.MAX_SAMPLES).stop
 
 

@@ -9,7 +9,6 @@ runs that never do. Never healing: FP4 runs with the level of their last eval be
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,11 +17,9 @@ from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import TARGET, PublicRun, by_submission, is_test, load
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
-from lora_tune.controller.public_runs import EVALS_TO_HEAL, HEALED
-from lora_tune.curves.conformal import supported
-from lora_tune.curves.credibility import PUBLISHED_STEP
-from lora_tune.curves.overlay import course
-from lora_tune.curves.stopping import FEWEST, Evidence, verdict
+from lora_tune.controller.evidence import EVALS_TO_HEAL, HEALED
+from lora_tune.curves.published import PUBLISHED_STEP
+from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf.convergence import published
 
@@ -34,8 +31,6 @@ HEALING_STEPS = 350
 HEALING_SAMPLES = HEALING_STEPS * 8.0
 Height = Callable[[PublicRun], float]
 """How bad a run looks by its first eval after the change."""
-OWN_DRAWS = 10
-"""Draws of a sweep's own references."""
 NEVER = 60
 """Simulated runs of each shape that never reaches the target."""
 
@@ -67,8 +62,6 @@ def main() -> None:
     _never_reach()
     _never_heal([r for r in load() if r.submission in HEALING])
     _by_one_eval([r for r in load() if r.submission in HEALING])
-    for name in HEALING:
-        _by_own_references(name, [r for r in load() if r.submission == name])
 
 
 def _never_reach() -> None:
@@ -118,20 +111,6 @@ def _by_one_eval(runs: Sequence[PublicRun]) -> None:
             f"never healing caught; good stopped of each submission by the limit of the others | {words} | "
             f"{caught:.0%}; {', '.join(map(str, stopped_of))} | | |"
         )
-
-
-def _by_own_references(name: str, runs: Sequence[PublicRun]) -> None:
-    """What a sweep's own good FP4 runs tell: each run, and it without its fall, beside others of its submission."""
-    good, never = [], []
-    for seed, (i, run) in itertools.product(range(OWN_DRAWS), enumerate(runs)):
-        others = np.random.default_rng(seed).permutation([j for j in range(len(runs)) if j != i])[:FEWEST]
-        evidence = Evidence(references=[course(runs[j].run.evals, length=_end(runs[j])) for j in others], rate=0.01)
-        good.append(_stop(run.run.evals, evidence, _end(run)) is not None)
-        never.append((_stop(never_healing(run), evidence, _end(run)) or np.inf) <= EARLY * _end(run))
-    print(
-        f"| {FEWEST} good ones of a sweep of its own ({supported(0.01, FEWEST):.1%} supported), {name}: never healing "
-        f"stopped by {EARLY:.0%} of the end; good stopped | any | {np.mean(never):.0%}; {np.mean(good):.0%} | | |"
-    )
 
 
 def _before(run: PublicRun) -> float:

@@ -22,14 +22,13 @@ from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import healing
 from lora_tune.controller.policy import Stop
 from lora_tune.controller.pruning import judge_curve
-from lora_tune.curves.conformal import supported
-from lora_tune.curves.stopping import FEWEST
+from lora_tune.curves.comparison import FEWEST, supported
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StopKind, StudyRecords, Trial
 
-MANY = 20
-"""Good runs of a longer sweep: they support 4.8%."""
+FEW, MANY = 8, 20
+"""Good runs of a sweep, and of a longer one."""
 SAID: Mapping[str, tuple[TrialMetrics, TrialMetrics]] = {
     "nothing": (TrialMetrics(), TrialMetrics()),
     "FP4 and the step": (TrialMetrics(precision="fp4", healing_steps=HEALING_STEPS), TrialMetrics(precision="fp8")),
@@ -57,8 +56,7 @@ def main() -> None:
     for words in SAID:
         capped = [_capped(words, run, i, others) for i, run in enumerate(winners)]
         print(f"| {words} | {sum(capped)} of {len(capped)} |", flush=True)
-    for count in (FEWEST, MANY):
-        print(f"{count} references of its own support {', '.join(f'{supported(r, count):.1%}' for r in RATES)}")
+    print(f"{FEWEST} references of its own support {', '.join(f'{supported(r, FEWEST):.1%}' for r in RATES)}")
 
 
 def _study(curves: str, rate: float) -> Study:
@@ -67,8 +65,8 @@ def _study(curves: str, rate: float) -> Study:
 
 
 HISTORIES: Mapping[str, tuple[int, int]] = {
-    "three bad": (0, 0), f"{FEWEST} good in FP8": (FEWEST, 0), f"{MANY} good in FP8": (MANY, 0),
-    f"{FEWEST} good in FP8, one like it": (FEWEST, 1), f"{FEWEST} good like it": (0, FEWEST),
+    "three bad": (0, 0), f"{FEW} good in FP8": (FEW, 0), f"{MANY} good in FP8": (MANY, 0),
+    f"{FEW} good in FP8, one like it": (FEW, 1), f"{FEW} good like it": (0, FEW),
 }  # fmt: skip
 """Good runs that ended before: in FP8, and of the same submission as the one that is judged."""
 
@@ -108,7 +106,7 @@ def _capped(said: str, run: PublicRun, seed: int, others: Sequence[PublicRun]) -
     known, of_others = SAID[said]
     stop = next(e for e in run.run.evals if e.loss <= study.target)
     sweep = StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
-    for place, i in enumerate(np.random.default_rng(seed).permutation(len(others))[:FEWEST]):
+    for place, i in enumerate(np.random.default_rng(seed).permutation(len(others))[:FEW]):
         sweep = _after(sweep, others[i].run.evals, run.max_steps, of_others)
         leader = sweep.trials[len(sweep.trials) - 1]
         seconds = stop.seconds * (1 + 0.002 * place)

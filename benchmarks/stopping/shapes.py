@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.stopping.tables import Table, table
-from lora_tune.curves.overlay import ComparedRun
+from lora_tune.curves.comparison import ComparedRun
 from lora_tune.curves.points import Points
 
 RUNS = 400

@@ -21,7 +21,7 @@ from scipy.special import betaincinv
 
 import lora_tune.studies
 from lora_tune.config.study import Study, load_study
-from lora_tune.controller.evidence import evidence
+from lora_tune.controller.evidence import courses
 from lora_tune.controller.pruning import judge_curve
 from lora_tune.launchers.simulated.tabular import TABLES, Table, read_table
 from lora_tune.logs.run import Eval, RunLog
@@ -36,7 +36,7 @@ SLOTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One trial that ran to its end. compared: with eight good runs or more, at some eval. used: share of its training
+    """One trial that ran to its end. compared: with finished runs, at some eval. used: share of its training
     at which the rule would have stopped it; None: nowhere."""
 
     good: bool
@@ -73,7 +73,7 @@ def play(table: Table, seed: int, trials: int) -> tuple[Study, StudyRecords]:
     """A whole sweep in which nothing is stopped."""
     path = Path(lora_tune.studies.__path__[0]) / "tiny.toml"
     study = load_study(path).with_options(
-        {"search": {"seed": seed}, "budget": {"trials": trials}, "pruning": {"cap": False, "references": 8}}
+        {"search": {"seed": seed}, "budget": {"trials": trials}, "pruning": {"cap": False}}
     )
     known = optuna.create_study(sampler=make_sampler(study))
     sweep = StudyRecords(name=study.name, digest=study.digest, study_toml="", began_at=0.0)
@@ -133,8 +133,7 @@ def judge(study: Study, sweep: StudyRecords) -> Iterator[Judged]:
             now = trial.proposed_at + e.seconds
             then = as_of(sweep, trial, now)
             run = RunLog(run_start_ms=0, evals=curve[: i + 1])
-            asked = evidence(study, then, then.trials[trial.number], run)
-            compared |= sum(r.free for r in asked.references) >= asked.fewest and e.loss > study.target
+            compared |= len(courses(study, then)) > study.pruning.references and e.loss > study.target
             if judge_curve(study, then, then.trials[trial.number], run) is not None:
                 used = e.samples / (float(str(trial.parameters["MAX_STEPS"])) * float(str(trial.parameters["GBS"])))
                 stopped = replace(trial, seconds=None, samples=None).finished(Verdict.PRUNED, "", now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,7 @@ import numpy as np
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import by_submission, load
 from benchmarks.statistics import perturbed
-from lora_tune.curves.overlay import ComparedRun, broke_off, course
-from lora_tune.curves.points import Points
+from lora_tune.curves.comparison import ComparedRun, course
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 
@@ -25,13 +24,6 @@ RECORDED = {
 }
 """Tables of real trials with the targets that they are judged by: between a tenth and a half of the runs reach them."""
 WHOLE_CURVES = ROOT / "benchmarks/statistics/tiny_curves.npz"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole(ComparedRun):
-    """A run that was never stopped. diverged: samples at which its evals were numbers no more, as the rule says it."""
-
-    diverged: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -55,13 +47,6 @@ def table(name: str, target: float, runs: Sequence[ComparedRun]) -> Table:
     )
 
 
-def seen(run: ComparedRun, target: float) -> ComparedRun:
-    """What a verdict may look at: the evals before the target and before the end of training."""
-    samples, loss = run.curve
-    kept = samples < min(run.stop(target), (run.length or math.inf) * (1 - 1e-9))
-    return replace(run, curve=Points(samples[kept], loss[kept]))
-
-
 def recorded() -> list[Table]:
     """The 2,552 recorded trials and the 21 whole curves of the PEFT recipe."""
     found = [
@@ -72,27 +57,20 @@ def recorded() -> list[Table]:
 
 def _runs(path: Path) -> list[ComparedRun]:
     data = np.load(path)
-    warmup = data["WARMUP_STEPS"] if "WARMUP_STEPS" in data else np.zeros(len(data["batch"]))
-    rows = zip(data["samples"], data["eval_loss"], data["MAX_STEPS"], data["batch"], warmup, strict=True)
+    rows = zip(data["samples"], data["eval_loss"], data["MAX_STEPS"], data["batch"], strict=True)
     return [_recorded(*row) for row in rows]
 
 
-def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float, warmup: float) -> Whole:
+def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float) -> ComparedRun:
     made = np.isfinite(samples) & (samples > 0)
-    length, kind = float(steps * batch), round(8 * warmup / steps)
-    return whole(samples[made].astype(float), loss[made].astype(float), length, task=int(batch), kind=kind)
+    length = float(steps * batch)
+    return whole(samples[made].astype(float), loss[made].astype(float), length, task=int(batch))
 
 
-def whole(samples: np.ndarray, loss: np.ndarray, length: float, task: Hashable = (), kind: Hashable = ()) -> Whole:
+def whole(samples: np.ndarray, loss: np.ndarray, length: float, task: Hashable = ()) -> ComparedRun:
     """A run by its evals, finite or not."""
     evals = [Eval(float(s), float(v), math.nan) for s, v in zip(samples, loss, strict=True)]
-    run = course(evals, length=length, task=task, kind=kind)
-    holes = np.flatnonzero(~np.isfinite(loss))
-    gone = (float(samples[i]) for i in holes if broke_off(evals[: i + 1], course(evals[: i + 1]).hole))
-    return Whole(
-        curve=run.curve, length=length, task=task, kind=kind, blank=run.blank, hole=run.hole,
-        diverged=next(gone, math.inf),
-    )  # fmt: skip
+    return course(evals, length=length, task=task)
 
 
 def published() -> Table:
@@ -111,7 +89,7 @@ def published() -> Table:
     return Table("published, GBS 8", 0.925, [g for g in good if math.isfinite(g.stop(0.925))], bad)
 
 
-def _public(evals: Sequence[tuple[float, float, float]], length: float) -> Whole:
+def _public(evals: Sequence[tuple[float, float, float]], length: float) -> ComparedRun:
     rows = np.array([(e[0], e[1]) for e in evals], dtype=float).reshape(-1, 2)
     return whole(rows[:, 0], rows[:, 1], length)
 

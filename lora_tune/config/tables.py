@@ -83,10 +83,14 @@ class Pruning(Section):
         0.01,
         gt=0,
         lt=0.5,
-        description="share of good runs that may be stopped by error; n references support no less than 1/(n+1)",
+        description="share of runs that would have become the best that may be stopped; n references support no less "
+        "than 1/(n+1)",
     )
     references: int = Field(
-        8, ge=3, description="good runs that end before others are compared with them; more support a smaller rate"
+        3,
+        ge=3,
+        description="best finished runs that others are compared with, once one more has ended; more support a "
+        "smaller rate, fewer stop more",
     )
     audit: float | None = Field(
         None,

@@ -1,31 +1,73 @@
-"""What a running trial is judged by: the sweep's finished good runs as references, and which trials are audits."""
+"""Which curves apply to a running trial: one answer for the stall rule, the cap, the figure and replay alike.
+
+These are the sweep's own finished runs of its batch and precision, or the published ones where the study says that its
+curves are like those. Its own machine may say otherwise: no trial is stopped by them before good runs of the sweep at
+its global batch size have lain among them, the one that the sweep begins with never is, and one good run that lay
+outside of them ends the belief for the whole sweep.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
-from lora_tune.controller.public_runs import (
-    begins_at,
-    confirmed_at,
-    contradiction,
-    ended_at,
-    judging_envelope,
-    shown,
-    start_of,
-)
-from lora_tune.curves.overlay import ComparedRun, comparable, course
+from lora_tune.curves import Envelope, Family
+from lora_tune.curves.comparison import ComparedRun, comparable, course
+from lora_tune.curves.published import PUBLISHED_STEP, BesideEnvelope, credibility
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
+from lora_tune.mlperf import convergence
 from lora_tune.mlperf.gate import FP4
 from lora_tune.search.objectives import objective_of
-from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
+from lora_tune.store.records import StudyRecords, Trial, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applicable:
+    """What applies to a run. evidence: by which the stall rule judges it. change: samples at which it changes its
+    precision, 0: never. published: the envelope that is believed of it, which may not stop it yet; family: its shape,
+    where that says how the run's curve goes on from here. task: what runs must share with it."""
+
+    evidence: Evidence
+    change: float
+    published: Envelope | None
+    family: Family | None
+    task: Hashable
+
+
+def applicable(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Applicable:
+    """Which curves apply to a trial. run: its log, as far as it goes."""
+    change = healing.healing_samples(trial, run, sweep)
+    known, stated = believed(study, sweep, trial), bool(healing.precision(trial, run).lowest)
+    of_workload = public_envelope(study, trial)
+    begin = _begins_at(trial, run, sweep, of_workload) if of_workload else 0.0
+    judges = (
+        known is not None
+        and math.isfinite(begin)
+        and _confirmed(study, sweep, trial)
+        and trial.number != start_of(sweep)
+    )
+    like = known is not None and not healing.own_shape(trial, run)
+    follows = like and bool(run.evals) and run.evals[-1].samples >= begin
+    evidence = Evidence(
+        finished=courses(study, sweep),
+        count=study.pruning.references, rate=study.pruning.false_prune_rate,
+        published=known if judges else None, published_from=begin,
+        shown=_credibility(study, sweep).shown.get(trial.parameters.get("GBS"), ()) if judges else (),
+        no_verdict_before=max(study.pruning.no_verdict_before, 0.0 if stated else begin),
+        unit=study.progress_unit,
+    )  # fmt: skip
+    return Applicable(
+        evidence=evidence, change=change, published=known if like else None,
+        family=known.family if known and follows else None, task=task(trial, change, run),
+    )  # fmt: skip
 
 
 def is_audit(study: Study, trial: Trial) -> bool:
@@ -34,55 +76,30 @@ def is_audit(study: Study, trial: Trial) -> bool:
     return draw < study.audit_share
 
 
-def evidence(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Evidence:
-    """What the trial is judged by: this sweep's good runs, and the public ones where they apply and are believed."""
-    published = judging_envelope(study, sweep, trial)
-    begin = begins_at(trial, run, sweep, published) if published else math.inf
-    known = math.isfinite(level(study, sweep))
-    return Evidence(
-        references=courses(study, sweep) if known else (),
-        fewest=study.pruning.references, rate=study.pruning.false_prune_rate,
-        published=published if math.isfinite(begin) else None, published_from=begin,
-        shown=shown(study, sweep, trial) if published else (),
-        no_verdict_before=study.pruning.no_verdict_before, unit=study.progress_unit,
-    )  # fmt: skip
+# The sweep's own runs.
 
 
-def courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
-    """The trials that reached the target, in the order in which they ended, as references: the newest of them.
-
-    All but the free ones were let through by the rule, and how bad a good run may look cannot be learned from them.
-    """
-    return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
+def level(study: Study) -> float:
+    """What runs come down to, as evals are kept: the target; minus infinity where the study has none."""
+    return study.target if objective_of(study).has_target else -math.inf
 
 
-def level(study: Study, sweep: StudyRecords) -> float:
-    """What a good run comes down to, as evals are kept: the target; without one, what half of the free trials did.
-
-    Free trials are those that no rule could stop. Until there are enough of them nothing is known: -inf.
-    """
-    if objective_of(study).has_target:
-        return study.target
-    return sweep.once(("level", study.digest), lambda: _half_came_to(study, sweep))
+def whole_runs(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
+    """Trials that ran to their ends, the best first: by the objective, those that missed the target by their lowest
+    eval. Stopped ones are none of them."""
+    return sweep.once(("whole runs", study.digest), lambda: _whole_runs(study, sweep))
 
 
-def _half_came_to(study: Study, sweep: StudyRecords) -> float:
-    free = free_trials(study, sweep)
-    if len(free) < fewest_free(study):
-        return -math.inf
-    return float(np.median([_lowest(sweep, number) for number in free]))
+def _whole_runs(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
+    sign = -1.0 if objective_of(study).maximise else 1.0
 
+    def place(trial: Trial) -> tuple[bool, float, float]:
+        value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
+        value = trial.seconds if value is None and trial.verdict is Verdict.REACHED else value
+        return value is None, 0.0 if value is None else sign * value, _lowest(sweep, trial.number)
 
-def fewest_free(study: Study) -> int:
-    """Good trials that go free before any is compared: where no target tells good ones, half of those that ended."""
-    return study.pruning.references * (1 if objective_of(study).has_target else 2)
-
-
-def is_good(study: Study, sweep: StudyRecords, trial: Trial) -> bool:
-    """Whether an ended trial is a good run: one that came to the target, or without one to :func:`level`."""
-    if trial.verdict is not Verdict.REACHED or objective_of(study).has_target:
-        return trial.verdict is Verdict.REACHED
-    return _lowest(sweep, trial.number) <= level(study, sweep)
+    ended = (t for t in sweep.trials.values() if t.verdict in (Verdict.REACHED, Verdict.CENSORED) and not t.probe)
+    return sorted((t for t in ended if sweep.last_evals(t.number)), key=place)
 
 
 def _lowest(sweep: StudyRecords, number: int) -> float:
@@ -90,80 +107,27 @@ def _lowest(sweep: StudyRecords, number: int) -> float:
     return float(comparable(sweep.last_evals(number)).loss.min(initial=math.inf))
 
 
-MOST_REFERENCES = 200
-"""References that a run is compared with at most; free ones are kept before others, newer ones before older."""
+def courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
+    """The whole runs as they are compared, the best first: of each task as many as anybody asks for."""
+    return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
 
 
 def _courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
-    done = sorted(sweep.reached(), key=lambda t: t.finished_at or 0.0)
-    numbers = free_trials(study, sweep)
-    free = [t for t in done if t.number in numbers]
-    others = [t for t in done if t.number not in numbers]
-    room = max(0, MOST_REFERENCES - len(free))
-    kept = [*free[-MOST_REFERENCES:], *(others[-room:] if room else [])]
-    return [
-        course(
-            sweep.last_evals(t.number),
-            length=max_samples(t),
-            task=task(t),
-            kind=kind(t, _change(t)),
-            free=i < len(free),
-        )
-        for i, t in enumerate(kept)
-    ]
+    kept, tasks = [], Counter[Hashable]()
+    for trial in whole_runs(study, sweep):
+        kind = task(trial, _change(trial))
+        tasks[kind] += 1
+        if tasks[kind] <= study.pruning.references + 1:
+            kept.append(course(sweep.last_evals(trial.number), length=max_samples(trial), task=kind))
+    return kept
 
 
-def free_trials(study: Study, sweep: StudyRecords) -> set[int]:
-    """Numbers of the good trials that nothing selected, not even by how soon they ended.
+def task(trial: Trial, change: float = 0.0, run: RunLog | None = None) -> Hashable:
+    """What runs must share for one to say anything of the other: the batch size, FP4, and a change of precision.
 
-    The first good ones of the sweep in the order in which they began, up to the first that has not ended: no run is
-    compared before these have. Of those that begin together, the first to end are the fastest, and beside them alone
-    every slower one would look bad. Then the first of each batch size (without one no run of it is compared), and the
-    audits, each again up to the first that has not ended. Where the public runs were believed and are no more, those
-    that ran in the meantime were selected by them: only the start, and what came before or afterwards, is free.
+    change: samples at which the run changes it, 0: never. run: its log, as far as it goes.
     """
-    begun = sorted((t for t in sweep.trials.values() if not t.probe), key=lambda t: t.number)
-    unselected = _unselected(study, sweep, begun)
-    first = _first_good(unselected, fewest_free(study))
-    if len(first) < fewest_free(study):
-        return first
-    of_tasks = (_first_good([t for t in unselected if task(t) == some], 1) for some in {task(t) for t in unselected})
-    audits = _first_good([t for t in begun if is_audit(study, t)], len(begun))
-    return first.union(audits, *of_tasks)
-
-
-def _unselected(study: Study, sweep: StudyRecords, begun: Sequence[Trial]) -> Sequence[Trial]:
-    """Those of the trials that public runs, once they are no longer believed, had no part in stopping."""
-    against = contradiction(study, sweep)
-    if against is None:
-        return begun
-    start, since, until = start_of(sweep), confirmed_at(study, sweep), ended_at(against)
-    if since is None or since >= until:
-        return begun
-    ran_before = {t.number for t in begun if t.finished_at is not None and t.finished_at <= since}
-    return [t for t in begun if t.number == start or t.number in ran_before or t.proposed_at >= until]
-
-
-def _first_good(begun: Sequence[Trial], most: int) -> set[int]:
-    ended = itertools.takewhile(lambda t: t.state is TrialState.FINISHED, begun)
-    good = (t.number for t in ended if t.verdict is Verdict.REACHED)
-    return set(itertools.islice(good, most))
-
-
-def task(trial: Trial) -> object:
-    """What a run must share with a reference for anything to be said of it: the global batch size."""
-    return trial.parameters.get("GBS")
-
-
-def kind(trial: Trial, change: float, run: RunLog | None = None) -> tuple[object, ...]:
-    """What the shape of a trial's curve depends on beside batch and length: warm-up, change of precision, and FP4.
-
-    The first two, the change at ``change`` samples (0: none), count as alike within an eighth of the length. run: the
-    trial's log, as far as it goes.
-    """
-    end, in_fp4 = max_samples(trial), healing.precision(trial, run).lowest == FP4
-    parts = (_product(trial, "WARMUP_STEPS", "GBS"), change)
-    return (in_fp4, *(round(8 * part / end) if part and end and math.isfinite(part) else 0 for part in parts))
+    return trial.parameters.get("GBS"), healing.precision(trial, run).lowest == FP4, change > 0
 
 
 def _change(trial: Trial) -> float:
@@ -186,3 +150,102 @@ def _product(trial: Trial, *names: str) -> float | None:
     values = [trial.parameters.get(name) for name in names]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     return math.prod(numbers) if len(numbers) == len(names) else None
+
+
+# The published runs.
+
+
+def public_envelope(study: Study, trial: Trial) -> Envelope | None:
+    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
+    batch = trial.parameters.get("GBS")
+    if study.objective.curves == "own" or not isinstance(batch, int | float):
+        return None
+    return convergence.published(batch)
+
+
+def believed(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:
+    """:func:`public_envelope`, until a good run of the sweep has contradicted it."""
+    return public_envelope(study, trial) if contradiction(study, sweep) is None else None
+
+
+def contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
+    """The first trial to end that reached the target although it had lain outside of the public runs' envelope."""
+    return _credibility(study, sweep).contradiction
+
+
+def is_confirmed(study: Study, sweep: StudyRecords) -> bool:
+    """Whether good trials lay among the public runs, at any batch."""
+    return bool(_credibility(study, sweep).confirmed)
+
+
+def _confirmed(study: Study, sweep: StudyRecords, trial: Trial) -> bool:
+    """The same at the trial's batch: one public code needs the usual samples at GBS 8 and a third more at 32."""
+    return trial.parameters.get("GBS") in _credibility(study, sweep).confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class _SweepCredibility:
+    """What :class:`~lora_tune.curves.published.Credibility` says, of trials."""
+
+    shown: Mapping[Hashable, Sequence[float]]
+    confirmed: frozenset[Hashable]
+    contradiction: Trial | None
+
+
+def _credibility(study: Study, sweep: StudyRecords) -> _SweepCredibility:
+    if study.objective.curves == "own" or not objective_of(study).has_target:
+        return _SweepCredibility({}, frozenset(), None)
+    return sweep.once(("credibility", study.digest), lambda: _believe(study, sweep))
+
+
+def _believe(study: Study, sweep: StudyRecords) -> _SweepCredibility:
+    good = list(_good(study, sweep))
+    belief = credibility((run for _, run in good), study.target, study.pruning.false_prune_rate)
+    against = None if belief.contradicted is None else good[belief.contradicted][0]
+    return _SweepCredibility(belief.shown, frozenset(belief.confirmed), against)
+
+
+def _good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, BesideEnvelope]]:
+    """Trials that reached the target in the order in which they ended, of which the public runs say anything."""
+    for trial in sorted(sweep.reached(), key=lambda t: t.finished_at or 0.0):
+        envelope = None if trial.probe else public_envelope(study, trial)
+        # Later trials change nothing of this one.
+        begin = _begins_at(trial, None, None, envelope) if envelope else math.inf
+        if envelope is not None and math.isfinite(begin):
+            run = course(sweep.last_evals(trial.number), task=trial.parameters.get("GBS"))
+            yield trial, BesideEnvelope(run, envelope, begin)
+
+
+NEVER_TRAINED = (Verdict.INFEASIBLE, Verdict.FAILED, Verdict.CANCELLED)
+
+
+def start_of(sweep: StudyRecords) -> int | None:
+    """Number of the trial that the sweep begins with: the first one that trains, which no probe does; None before it.
+
+    It is what was there before, where the study says what that is: that is measured first.
+    """
+    begun = (t.number for t in sweep.trials.values() if not t.probe and t.verdict not in NEVER_TRAINED)
+    return min(begun, default=None)
+
+
+HEALED = 1.07
+"""Of the median samples to target: from here on public FP4 runs have changed their precision and come down."""
+
+EVALS_TO_HEAL = 1
+"""Evals that an FP4 curve takes to come down after its healing step: public ones are within 0.006 of the target by the
+first, and two more in a row must lie outside before a run is stopped."""
+
+
+def _begins_at(trial: Trial, run: RunLog | None, sweep: StudyRecords | None, published: Envelope) -> float:
+    """Samples before which runs in other precisions say nothing of the trial, because it may train in FP4 until then.
+
+    0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.
+    run: its log, as far as it goes; sweep: whose trials alike may tell. None: only what is kept of the trial counts.
+    """
+    change = healing.healing_samples(trial, run or RunLog(), sweep)
+    if change > 0:
+        return change + EVALS_TO_HEAL * PUBLISHED_STEP
+    stated = healing.precision(trial, run).lowest
+    if stated:
+        return math.inf if stated == FP4 else 0.0
+    return HEALED * float(np.exp(published.family.log_samples[-1]))

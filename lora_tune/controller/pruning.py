@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,21 +10,10 @@ import numpy as np
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
-from lora_tune.controller.evidence import (
-    courses,
-    evidence,
-    is_audit,
-    kind,
-    level,
-    max_samples,
-    task,
-)
+from lora_tune.controller.evidence import Applicable, applicable, is_audit, level, max_samples, public_envelope
 from lora_tune.controller.policy import Stop
-from lora_tune.controller.public_runs import begins_at, believed, judging_envelope, public_envelope, shown
-from lora_tune.curves.conformal import compare
-from lora_tune.curves.overlay import course
-from lora_tune.curves.stall import IN_A_ROW
-from lora_tune.curves.stopping import in_rising_words, verdict
+from lora_tune.curves.comparison import IN_A_ROW, compare, course
+from lora_tune.curves.stopping import Evidence, in_rising_words, verdict
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.search.capping import Incumbent, cap, squares_within
@@ -43,7 +31,7 @@ class Audited:
 
 
 def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | Audited | None:
-    """Whether the eval curve says to stop: divergence, a comparison with good runs, or no chance to win.
+    """Whether the eval curve says to stop: divergence, a comparison with the best runs, or no chance to win.
 
     An audit trial that the comparison condemns is not stopped, then or later.
     """
@@ -56,19 +44,17 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
     if len(lately) == IN_A_ROW and not any(math.isfinite(t.loss) for t in lately) and not objective.stop(run):
         last = run.train[-1]
         return Stop(StopKind.PRUNED, f"diverged: train loss is {last.loss} at {study.counted(last.samples)}")
-    judgement = verdict(
-        run.evals, level(study, sweep), evidence(study, sweep, trial, run),
-        length=max_samples(trial), task=task(trial), kind=kind(trial, healing.healing_samples(trial, run, sweep), run),
-    )  # fmt: skip
+    known = applicable(study, sweep, trial, run)
+    judgement = verdict(run.evals, level(study), known.evidence, length=max_samples(trial), task=known.task)
     if study.rising:
-        kept = level(study, sweep)
+        kept = level(study)
         judgement = replace(judgement, sentence=in_rising_words(judgement.sentence, kept, study.shown(kept)))
     audit = is_audit(study, trial)
     if judgement.stop and not (audit and judgement.reason == "stalled"):
         return Stop(StopKind.PRUNED, judgement.sentence)
     if audit and (judgement.stop or trial.metrics.audited):
         return Audited(judgement.sentence)
-    return _capped(study, sweep, trial, run)
+    return _capped(study, sweep, trial, run, known)
 
 
 SLOWER = 1.03
@@ -100,7 +86,7 @@ def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> S
     return Stop(StopKind.CAPPED, sentence)
 
 
-def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
+def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, known: Applicable) -> Stop | None:
     """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock.
 
     Where the machine is slower than at the reference pace, the best one is as slow, too.
@@ -115,17 +101,15 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Sto
         or run.run_start_ms is None
     ):
         return None
-    change = healing.healing_samples(trial, run, sweep)
-    known = None if healing.own_shape(trial, run) else believed(study, sweep, trial)
     verdict = cap(
         run.evals,
-        curves.timing(run, change),
-        _incumbent(sweep, best, slowdown(study, sweep, trial, run), calibrated=known is not None),
+        curves.timing(run, known.change),
+        _incumbent(sweep, best, slowdown(study, sweep, trial, run), calibrated=known.published is not None),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
         target=study.target,
-        family=known.family if known and _says_how_it_goes_on(known, sweep, trial, run) else None,
-        healing=change,
+        family=known.family,
+        healing=known.change,
     )
     return Stop(StopKind.CAPPED, verdict.sentence.removeprefix("capped: ")) if verdict.stop else None
 
@@ -173,46 +157,35 @@ def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
     return None if healing.own_shape(trial) else public_envelope(study, trial)
 
 
-def _says_how_it_goes_on(published: curves.Envelope, sweep: StudyRecords, trial: Trial, run: RunLog) -> bool:
-    """Whether the public runs say how the run's curve goes on: not while it may still train in FP4.
-
-    Asked where the stall rule asks, so that no run is capped by curves that may not stop it.
-    """
-    return bool(run.evals) and run.evals[-1].samples >= begins_at(trial, run, sweep, published)
-
-
 def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, float, float]]:
     """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
-    published = None if healing.own_shape(trial) else judging_envelope(study, sweep, trial)
-    if published is not None:
-        return _published_band(study, shown(study, sweep, trial), published)
     evals = sweep.last_evals(trial.number)
-    references = courses(study, sweep)
-    if sum(r.free for r in references) < study.pruning.references:
-        return []
-    change = trial.metrics.healing_samples or 0.0
-    run = course(evals, length=max_samples(trial), task=task(trial), kind=kind(trial, change))
-    rate = study.pruning.false_prune_rate
-    comparison = compare(run, references, target=level(study, sweep), rate=rate)
-    rows = zip(comparison.limit.samples, comparison.usual, comparison.limit.loss, strict=True)
+    known = applicable(study, sweep, trial, RunLog(evals=tuple(evals)))
+    if known.evidence.published is not None:
+        return _published_band(known.evidence, known.evidence.published)
+    run = course(evals, length=max_samples(trial), task=known.task)
+    evidence = known.evidence
+    found = compare(run, evidence.finished, target=level(study), rate=evidence.rate, count=evidence.count)
+    rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
 
 def alone(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """Why a trial is compared with no other although others are; "" where it is compared."""
-    references = courses(study, sweep)
-    if judging_envelope(study, sweep, trial) or sum(r.free for r in references) < study.pruning.references:
+    known = applicable(study, sweep, trial, RunLog(evals=tuple(sweep.last_evals(trial.number))))
+    finished = known.evidence.finished
+    if known.evidence.published or len(finished) <= known.evidence.count:
         return ""
-    if any(r.free and r.task == task(trial) for r in references):
+    if any(r.task == known.task for r in finished):
         return ""
-    return f"no like references: none of {len(references)} good runs has its batch size, so it is not compared"
+    return f"no like runs: none of {len(finished)} finished ones has its batch size and precision; it is not compared"
 
 
-def _published_band(study: Study, own: Sequence[float], published: curves.Envelope) -> list[tuple[float, float, float]]:
+def _published_band(evidence: Evidence, published: curves.Envelope) -> list[tuple[float, float, float]]:
     family = published.family
     grid = np.exp(np.linspace(family.log_samples[0], family.log_samples[-1] + BEYOND, 40))
     middle, unit = family.loss_at(grid), np.hypot(family.noise_at(grid), family.spread)
-    limit = middle + published.limit(study.pruning.false_prune_rate, own) * unit
+    limit = middle + published.limit(evidence.rate, evidence.shown) * unit
     return [(float(s), float(m), float(x)) for s, m, x in zip(grid, middle, limit, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The stopping rule: diverged, out of reach by arithmetic, or worse than the references allow. Pure functions.
+"""The stopping rule: diverged, out of reach by arithmetic, or worse than runs that become the best. Pure functions.
 
 What stops a run is evidence from other runs, never an extrapolation of its own curve: loss curves with a step decay,
 a plateau or a second descent look lost until they are not. docs/statistics.md states what is promised and measured.
@@ -14,16 +14,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lora_tune.base.text import counted
-from lora_tune.curves.conformal import FEWEST as FEWEST_ALIKE
-from lora_tune.curves.conformal import compare
-from lora_tune.curves.credibility import PUBLISHED_STEP, every
-from lora_tune.curves.overlay import LATELY, ComparedRun, broke_off, course
+from lora_tune.curves.comparison import (
+    FEWEST,
+    IN_A_ROW,
+    LATELY,
+    ComparedRun,
+    Comparison,
+    allowed,
+    broke_off,
+    compare,
+    course,
+)
 from lora_tune.curves.points import Points, first_reached, usable_samples
-from lora_tune.curves.stall import GO_ON, IN_A_ROW, Envelope, StallVerdict, outside
+from lora_tune.curves.published import GO_ON, PUBLISHED_STEP, Envelope, StallVerdict, every, outside
 from lora_tune.logs.run import Eval
-
-FEWEST = 8
-"""Good runs that go free before any is compared: they support 11%."""
 
 BLOW_UP = 10.0
 """A loss this many times the way from the first evals to the target above them is a blow-up."""
@@ -49,17 +53,17 @@ Runs unlike the references may fall further than they: public FP4 runs, when the
 class Evidence:
     """What a run is judged by, and how strictly.
 
-    references: finished runs that reached the target (others are passed over), in the order in which they ended.
-    fewest: free references before a run is compared with them. rate: share of good runs that may be stopped over their
-    whole life; where the references support no such rate, the one that they do support is kept.
-    published: a calibrated envelope that applies to the run; None: there is none. published_from: samples before which
-    it says nothing (a run that may yet change its precision). shown: of each good run of the study, what
-    :func:`~lora_tune.curves.credibility.shown_by` says. no_verdict_before: samples before which only divergence stops
-    a run. unit: what the runs count in place of samples, for people.
+    finished: runs that nothing stopped, the best first, of any task. count: the best of them that a run is compared
+    with. rate: share of the runs that come among the best that may be stopped over their whole life; where so many
+    support no such rate, the one that they do support is kept.
+    published: a calibrated envelope that applies to the run in their place; None: there is none. published_from:
+    samples before which it says nothing (a run that may yet change its precision). shown: of each good run of the
+    study, what :func:`~lora_tune.curves.published.shown_by` says. no_verdict_before: samples before which only
+    divergence stops a run. unit: what the runs count in place of samples, for people.
     """
 
-    references: Sequence[ComparedRun] = ()
-    fewest: int = FEWEST
+    finished: Sequence[ComparedRun] = ()
+    count: int = FEWEST
     rate: float = 0.01
     published: Envelope | None = None
     published_from: float = 0.0
@@ -69,27 +73,24 @@ class Evidence:
 
 
 def verdict(
-    evals: Sequence[Eval],
-    target: float,
-    evidence: Evidence,
-    *,
-    length: float | None = None,
-    task: Hashable = (),
-    kind: Hashable = (),
+    evals: Sequence[Eval], target: float, evidence: Evidence, *, length: float | None = None, task: Hashable = ()
 ) -> StallVerdict:
     """Whether to stop the run whose evals so far are ``evals`` (lower is better; turn rising metrics round).
 
-    length: samples after which its training ends by itself. task, kind: see
-    :class:`~lora_tune.curves.overlay.ComparedRun`; with no reference of its task a run is compared with none.
-    Takes any evals and never raises. A run that has reached the target or its own end is never stopped.
+    target: what runs are to come to; minus infinity for none. length: samples after which its training ends by
+    itself. task: runs of another one say nothing of it. Takes any evals and never raises. A run that has reached the
+    target or its own end is never stopped.
     """
     if not evals or first_reached(evals, target) is not None:
         return GO_ON
-    run = course(evals, length=length, task=task, kind=kind)
+    run = course(evals, length=length, task=task)
     at = max((e.samples for e in evals if usable_samples(e.samples)), default=0.0)
     if not at or (length is not None and at >= length * (1 - 1e-9)):
         return GO_ON
-    if why := _diverged(evals, run, target, [r for r in evidence.references if r.task == task], evidence.unit):
+    alike = [r for r in evidence.finished if r.task == task]
+    level = target if math.isfinite(target) else min((r.lowest for r in alike), default=target)
+    reached = [r for r in alike if math.isfinite(r.stop(level))]
+    if why := _diverged(evals, run, level, reached, evidence.unit):
         return StallVerdict(True, f"diverged: {why}", "diverged")
     if at < evidence.no_verdict_before:
         return GO_ON
@@ -97,9 +98,22 @@ def verdict(
     run = replace(run, curve=Points(run.curve.samples[late], run.curve.loss[late]))
     if evidence.published is not None:
         return _outside_published(run, target, evidence.published, evidence)
-    if sum(r.free for r in evidence.references) >= evidence.fewest:
-        return _worse_than_references(run, target, evidence)
-    return _out_of_reach(run, target, evidence.references, evidence.unit)
+    compared = compare(run, alike, target=target, rate=evidence.rate, count=evidence.count)
+    if compared.outside:
+        return _worse_than_the_best(compared, evidence)
+    return _out_of_reach(run, target, reached, evidence.unit) if math.isfinite(target) else GO_ON
+
+
+def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdict:
+    count, rank = compared.references, allowed(evidence.rate, compared.references)
+    most = f"all but {rank - 1}" if rank > 1 else "any"
+    return StallVerdict(
+        True,
+        f"stalled: further above the best {count} of {compared.finished} finished runs at "
+        f"{counted(compared.at, evidence.unit)} than {most} of them above the others; of the runs that come among the "
+        f"best {count + 1}, at most {100 * rank / (count + 1):.1f}% look like this",
+        "stalled",
+    )
 
 
 def _diverged(evals: Sequence[Eval], run: ComparedRun, target: float, good: Sequence[ComparedRun], unit: str) -> str:
@@ -139,7 +153,7 @@ def came_back(good: ComparedRun, target: float) -> bool:
 
 def _outside_published(run: ComparedRun, target: float, envelope: Envelope, evidence: Evidence) -> StallVerdict:
     """Against the public runs, from where good runs of this study lie beside them."""
-    known = any(r.blank for r in evidence.references if r.task == run.task)
+    known = any(r.blank for r in evidence.finished if r.task == run.task)
     if run.blank >= _two_evals_in(envelope, evidence.published_from) and not len(run.curve.samples) and not known:
         blank = counted(run.blank, evidence.unit)
         return StallVerdict(True, f"stalled: no number by {blank} ({envelope.family.name})", "stalled")
@@ -152,19 +166,6 @@ def _two_evals_in(envelope: Envelope, begin: float) -> float:
     return max(begin, math.exp(envelope.family.log_samples[0])) + (IN_A_ROW - 1) * PUBLISHED_STEP
 
 
-def _worse_than_references(run: ComparedRun, target: float, evidence: Evidence) -> StallVerdict:
-    comparison = compare(run, evidence.references, target=target, rate=evidence.rate)
-    if not comparison.outside:
-        return GO_ON
-    them, share = _WITH[comparison.way].format(comparison.references), f"{100 * comparison.supported:.1f}%"
-    return StallVerdict(
-        True,
-        f"stalled: further above {them} at {counted(comparison.at, evidence.unit)}; more than any of them above "
-        f"the others, and at most {share} of good runs look like this",
-        "stalled",
-    )
-
-
 def in_rising_words(sentence: str, kept: float, shown: float) -> str:
     """A verdict on a metric that rises, which is compared turned round: what lies above there lies below here.
 
@@ -174,24 +175,14 @@ def in_rising_words(sentence: str, kept: float, shown: float) -> str:
     return re.sub(r"\babove\b", "below", text).replace(" fell more ", " rose more ")
 
 
-_WITH = {
-    "like": "{} good runs like it",
-    "pooled": "{} good runs",
-    "unlike": "{} good runs, none of which is like it,",
-}
-
-
 def _out_of_reach(run: ComparedRun, target: float, references: Sequence[ComparedRun], unit: str) -> StallVerdict:
     """Arithmetic, while references are too few to compare with: no run like it fell so far in so little training."""
     if run.length is None or not len(run.curve.samples):
         return GO_ON
     now = float(run.curve.samples[-1])
     left, needed = run.length - now, float(run.curve.loss.min()) - target
-    references = [
-        r for r in references
-        if r.alike == run.alike and math.isfinite(r.stop(target)) and r.curve.samples[0] <= now
-    ]  # fmt: skip
-    if len(references) < FEWEST_ALIKE or left > now:
+    references = [r for r in references if _alike(r, run) and r.curve.samples[0] <= now]
+    if len(references) < FEWEST or left > now:
         return GO_ON
     fall = max(furthest_fall(r.curve, left) for r in (run, *references))
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
@@ -199,6 +190,11 @@ def _out_of_reach(run: ComparedRun, target: float, references: Sequence[Compared
     to_go = counted(left, unit)
     why = f"{needed:.4g} above {target:g} with {to_go} to go, in which no good run fell more than {fall:.4g}"
     return StallVerdict(True, f"stalled: {why}", "stalled")
+
+
+def _alike(one: ComparedRun, other: ComparedRun) -> bool:
+    """Whether two runs have about one length, within a factor of 1.4."""
+    return bool(one.length and other.length and abs(math.log2(one.length / other.length)) <= 0.5)
 
 
 def furthest_fall(curve: Points, stretch: float) -> float:

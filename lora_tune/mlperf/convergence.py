@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lora_tune.curves.family import Family
-from lora_tune.curves.stall import Envelope
+from lora_tune.curves.published import Envelope
 from lora_tune.mlperf.log_check import heard
 from lora_tune.mlperf.rulesets import convergence_file, known_to_checkers
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_tune.config.spent import counts_node_hours, spent_words
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import courses, fewest_free, is_good, level
-from lora_tune.controller.public_runs import believed, confirmed_at, contradiction
-from lora_tune.curves.conformal import needed, supported
+from lora_tune.controller.evidence import believed, contradiction, courses, is_confirmed, whole_runs
+from lora_tune.curves.comparison import needed, supported
 from lora_tune.search.comparison import RunSummary
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import TIMES, RaceScale
@@ -22,18 +22,14 @@ CONFIDENCE = 0.9
 ENDED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED)
 """Ends that say how good a run was."""
 
-BETTER_HALF = "the level of the first runs' better half"
-"""What good runs come to where no target says it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingAccount:
     """The stopping rule's state in a sweep.
 
-    goal: what good runs came to, in words. stated: false-prune rate that the study asks for; kept: the rate that its
-    evidence supports now, None while no run is compared. references: good runs that nothing could have stopped, which
-    are what supports it, of all ``good`` ones; wanted: runs that must end so before others are compared; full: as many
-    references as support the stated rate. published:
+    goal: what good runs came to, in words. stated: the risk that the study asks for; kept: the one that its evidence
+    supports now, None while no run is compared. finished: runs that nothing stopped; references: the best of them that
+    others are compared with, once one more has ended; full: as many references as support the stated risk. published:
     the rate rests on public runs; unconfirmed: it will, once a good run has lain among them. contradicted_by: the good
     trial by which they are no longer believed. stopped, missed: runs that the comparison stopped, and all that ended
     and were not good. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
@@ -46,8 +42,7 @@ class StoppingAccount:
     stated: float
     kept: float | None
     references: int
-    good: int
-    wanted: int
+    finished: int
     full: int
     published: bool
     unconfirmed: bool
@@ -67,24 +62,24 @@ def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingA
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return None
     trials, objective, rate = sweep.trials.values(), objective_of(study), study.pruning.false_prune_rate
-    level_known, ended = math.isfinite(level(study, sweep)), [t for t in trials if t.verdict in ENDED]
-    good = {t.number for t in ended if is_good(study, sweep, t)}
-    free = [c for c in courses(study, sweep) if c.free]
-    references = [c for c in free if math.isfinite(c.stop(level(study, sweep)))] if level_known else free
-    compared = supported(rate, len(references)) if level_known and len(free) >= fewest_free(study) else None
+    ended, count = [t for t in trials if t.verdict in ENDED], study.pruning.references
+    whole, tasks = whole_runs(study, sweep), Counter(run.task for run in courses(study, sweep))
+    compared = supported(rate, count) if max(tasks.values(), default=0) > count else None
+    good = {t.number for t in ended if t.verdict is Verdict.REACHED}
+    if not objective.has_target:
+        good = {t.number for t in whole[: count + 1]}
     envelope = next((e for t in trials if (e := believed(study, sweep, t)) is not None), None)
-    against, confirmed = contradiction(study, sweep), confirmed_at(study, sweep) is not None
+    against, confirmed = contradiction(study, sweep), is_confirmed(study, sweep)
     stopped = [t for t in ended if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
     audits = [t for t in ended if t.metrics.audited and t.verdict is not Verdict.PRUNED]
     erred, spent = sum(t.number in good for t in audits), sweep.node_hours(now)
     others = sum(not sweep.trials[number].metrics.audited for number in good)
     return StoppingAccount(
-        goal="the target" if objective.has_target else BETTER_HALF,
+        goal="the target" if objective.has_target else f"the best {count + 1}",
         stated=rate,
         kept=envelope.supported(rate) if envelope and confirmed else compared,
-        references=len(references),
-        good=len(good) if level_known else len(references),
-        wanted=fewest_free(study),
+        references=count,
+        finished=len(whole),
         full=needed(rate),
         published=envelope is not None and confirmed,
         unconfirmed=envelope is not None and not confirmed,
@@ -134,12 +129,13 @@ def promise_words(study: Study) -> str:
     if study.objective.curves != "own":
         once = "by published curves once a good run has been like them"
         return f"stopping: {_percent(rate)} of good runs by error, {once}{audits}"
-    kept, free = _percent(supported(rate, first)), fewest_free(study)
-    terms = f"the first {free} good runs are let through; judged by these"
-    if not objective_of(study).has_target:
-        terms = f"the first {free} runs are let through; judged by the {first} of their better half"
+    kept = _percent(supported(rate, first))
+    terms = (
+        f"the first {first + 1} runs go to their ends; then each is compared with the best {first} of those that "
+        f"ended: of runs that would have become the best, at most {kept} are stopped"
+    )
     short = f"; the stated {_percent(rate)} needs {needed(rate)}" if needed(rate) > first else ""
-    return f"stopping: {terms}, at most {kept} of good runs are stopped by error{short}{audits}"
+    return f"stopping: {terms}{short}{audits}"
 
 
 def account_words(account: StoppingAccount) -> str:
@@ -170,17 +166,12 @@ def account_words(account: StoppingAccount) -> str:
 def _support_words(account: StoppingAccount) -> str:
     if account.published and account.kept is not None:
         return f"judged by published runs, at most {_percent(account.kept)} of good runs are stopped by error"
-    rest = account.good - account.references
-    others = f" (not by {rest} more, which the rule itself let through)" if rest > 0 else ""
+    ended = f"{account.finished} finished run{'s' if account.finished != 1 else ''}"
     if account.kept is None:
-        return f"{_good_runs(account.references)} so far; runs are compared from {account.wanted} on"
-    more = f"; {_percent(account.stated)} from {account.full} on" if account.kept > account.stated else ""
-    judged = f"judged by {_good_runs(account.references)}{others}"
-    return f"{judged}, at most {_percent(account.kept)} of good runs are stopped by error{more}"
-
-
-def _good_runs(count: int) -> str:
-    return "1 good run" if count == 1 else f"{count} good runs"
+        return f"{ended} so far; runs are compared from {account.references + 1} on"
+    more = f"; {_percent(account.stated)} from {account.full} references on" if account.kept > account.stated else ""
+    judged = f"judged by the best {account.references} of {ended}"
+    return f"{judged}, at most {_percent(account.kept)} of runs that would have become the best are stopped{more}"
 
 
 def _percent(share: float) -> str:

@@ -17,7 +17,7 @@ from lora_tune.curves.family import LARGEST_EXPONENT, Family
 from lora_tune.curves.forecast import Forecast, chance_words, forecast
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import first_reached, usable_loss, usable_samples
-from lora_tune.curves.stall import GO_ON, StallVerdict
+from lora_tune.curves.published import GO_ON, StallVerdict
 from lora_tune.curves.timing import Timing
 from lora_tune.logs.run import Eval
 from lora_tune.search.race_scale import RAW_SD

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import math
 import numbers
 import warnings
@@ -15,10 +14,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
-from lora_tune.curves.conformal import needed, supported
-from lora_tune.curves.credibility import BesideEnvelope, credibility
-from lora_tune.curves.overlay import ComparedRun, course
-from lora_tune.curves.stopping import FEWEST, Evidence, in_rising_words, verdict
+from lora_tune.curves.comparison import FEWEST, ComparedRun, course, needed, supported
+from lora_tune.curves.published import BesideEnvelope, credibility
+from lora_tune.curves.stopping import Evidence, in_rising_words, verdict
 from lora_tune.logs.follower import EACH, due
 from lora_tune.logs.run import Eval
 
@@ -31,11 +29,11 @@ SENTENCE = "stall_verdict"
 """User attribute of a pruned trial that holds the verdict's sentence."""
 
 KIND, LENGTH = "stall_kind", "stall_length"
-"""User attributes that a trial may set: what its curve's shape depends on, and the step at which it ends anyway."""
+"""User attributes that a trial may set: what it shares with those it is compared with, and where it ends anyway."""
 
 
 class StallPruner(BasePruner):
-    """Prunes trials that are worse than trials that got there, at a false-prune rate that the finished ones support.
+    """Prunes trials that would not have become the best, at a risk that the finished trials support.
 
     Report each eval as ``trial.report(value, step)`` with ``step`` in samples, steps or seconds, not a running index:
     curves are compared at equal shares of training, whatever the eval schedule of each trial. A trial with more than a
@@ -44,25 +42,22 @@ class StallPruner(BasePruner):
     Parameters
     ----------
     target
-        The value to reach.
+        The value to reach. A trial that has is not pruned, and divergence is measured by the way to it.
     false_prune_rate
-        Share of good trials (that would have reached the target) that may be pruned over their whole lives. With n
-        finished good trials to compare with, no rate under 1/(n + 1) can be kept, and that rate is used.
+        Share of the trials that would have become one of the best that may be pruned over their whole lives. With n
+        references no rate under 1/(n + 1) can be kept, and that rate is used.
     references
-        Good trials, in the order in which they began, that run to their ends before any is compared; at least 3. They
-        alone support the rate, so ask for 19 to be held to 5%; of fewer a warning states what they support.
-        A trial that has not ended holds up those after it: of
-        trials that begin together the first to end may be the best. One whose worker died does so until it is failed,
-        as Optuna does itself where its storage has a heartbeat.
+        The best finished trials, by the study's value, that another one is compared with; at least 3. One more ends
+        before any is compared. Ask for 19 to be held to 5%; of fewer a warning states what they support.
     max_steps
         Step at which a trial ends anyway; None when unknown. Before it reports, a trial whose length differs sets its
-        user attribute ``stall_length``, one whose curve has another shape (batch, schedule, warm-up) ``stall_kind``.
+        user attribute ``stall_length``. Trials with another ``stall_kind`` (batch, precision) are not compared.
     no_verdict_before
         Step before which only divergence prunes.
     envelope
         A calibrated envelope, e.g. ``curves.published(8)``, by which trials are judged instead of by finished ones.
         The first trial is not, none is before a good one has lain within it, and none once a good one had lain
-        outside: from there on finished ones count.
+        outside: then finished ones count.
 
     Raises
     ------
@@ -84,18 +79,18 @@ class StallPruner(BasePruner):
             raise ValueError(f"false_prune_rate is a share between 0 and 1, not {false_prune_rate}")
         if not math.isfinite(target):
             raise ValueError(f"target is a finite number, not {target}")
-        if references < 3 or references % 1:
+        if references < FEWEST or references % 1:
             raise ValueError(f"references is a count of 3 or more, not {references}: two others are compared with each")
         if not no_verdict_before >= 0:
             raise ValueError(f"no_verdict_before is a step of 0 or more, not {no_verdict_before}")
         if max_steps is not None and not 0 < max_steps < math.inf:
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
-        self._target, self._max_steps, self._fewest = target, max_steps, int(references)
+        self._target, self._max_steps, self._count = target, max_steps, int(references)
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
         self._doubted = False
-        if envelope is None and (kept := supported(false_prune_rate, self._fewest)) > false_prune_rate:
+        if envelope is None and (kept := supported(false_prune_rate, self._count)) > false_prune_rate:
             warnings.warn(
-                f"StallPruner: {self._fewest} references support a false-prune rate of {100 * kept:.1f}%, not "
+                f"StallPruner: {self._count} references support a false-prune rate of {100 * kept:.1f}%, not "
                 f"{100 * false_prune_rate:g}%; references={needed(false_prune_rate)} support it",
                 stacklevel=2,
             )
@@ -116,12 +111,12 @@ class StallPruner(BasePruner):
         finished = self._finished(study, sign)
         free = not finished.believed or trial.number == _first(study.get_trials(deepcopy=False))
         evidence = Evidence(
-            references=finished.good, fewest=self._fewest, rate=self._rate, shown=finished.shown,
+            finished=finished.best_first, count=self._count, rate=self._rate, shown=finished.shown,
             published=None if free else self._envelope, no_verdict_before=self._silent,
             unit="steps",
         )  # fmt: skip
         stall = verdict(
-            _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), kind=_kind(trial)
+            _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), task=_kind(trial)
         )
         if stall.stop:
             kept = sign * self._target
@@ -170,40 +165,16 @@ class StallPruner(BasePruner):
         return learned[1]
 
     def _learn(self, trials: Sequence[FrozenTrial], sign: float) -> _Finished:
-        """Good trials as references; free are the first that began, up to the first that has not ended.
-
-        Trials that ran while an envelope was believed that is so no more were selected by it, all but the first.
-        """
-        begun = sorted((t for t in trials if t.state != TrialState.WAITING), key=_beginning)
-        good = {t.number: c for t in begun if t.state == TrialState.COMPLETE and (c := self._good(t, sign)) is not None}
-        since, until, shown = self._told([(_end(t), good[t.number]) for t in begun if t.number in good], sign)
-        first = _first(trials)
-        fair = [
-            t for t in begun
-            if until == NEVER or since >= until or t.number == first or _end(t) <= since or _beginning(t)[0] >= until
-        ]  # fmt: skip
-        settled = itertools.takewhile(lambda t: t.state.is_finished(), fair)
-        free = set(itertools.islice((t.number for t in settled if t.number in good), self._fewest))
-        references = [replace(run, free=number in free) for number, run in good.items()]
-        return _Finished(references, since < NEVER and until == NEVER, shown)
-
-    def _good(self, trial: FrozenTrial, sign: float) -> ComparedRun | None:
-        """The trial as a reference; None where it did not reach the target."""
-        run = course(_evals(trial, sign), length=self._length(trial), kind=_kind(trial))
-        return run if math.isfinite(run.stop(sign * self._target)) else None
-
-    def _told(
-        self, good: Sequence[tuple[datetime.datetime, ComparedRun]], sign: float
-    ) -> tuple[datetime.datetime, datetime.datetime, Sequence[float]]:
-        """When good trials first confirmed the envelope, when one contradicted it, and how far each lay outside."""
+        """Finished trials, the best first, and what they say of the envelope."""
+        done = [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None and t.intermediate_values]
+        runs = {t.number: course(_evals(t, sign), length=self._length(t), task=_kind(t)) for t in done}
+        ranked = [runs[t.number] for t in sorted(done, key=lambda t: sign * (t.value or 0.0))]
         if self._envelope is None:
-            return NEVER, NEVER, ()
-        ended = sorted(good, key=lambda one: one[0])
-        told = credibility((BesideEnvelope(run, self._envelope) for _, run in ended), sign * self._target, self._rate)
-        since, until = (
-            ended[index][0] if index is not None else NEVER for index in (told.confirmed.get(()), told.contradicted)
-        )
-        return since, until, told.shown.get((), ())
+            return _Finished(ranked, believed=False, shown=())
+        ended = sorted((t for t in done if math.isfinite(runs[t.number].stop(sign * self._target))), key=_end)
+        beside = (BesideEnvelope(replace(runs[t.number], task=()), self._envelope) for t in ended)
+        found = credibility(beside, sign * self._target, self._rate)
+        return _Finished(ranked, () in found.confirmed and found.contradicted is None, found.shown.get((), ()))
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length = trial.user_attrs.get(LENGTH, self._max_steps)
@@ -219,16 +190,12 @@ class StallPruner(BasePruner):
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """What a study's finished trials say: good ones as references, whether they speak for the envelope, and how far
-    outside of it each lay."""
+    """What a study's finished trials say: their curves, the best first, whether they speak for the envelope, and how
+    far outside of it each good one lay."""
 
-    good: Sequence[ComparedRun]
+    best_first: Sequence[ComparedRun]
     believed: bool
     shown: Sequence[float]
-
-
-NEVER = datetime.datetime.max
-"""When something ended that has not."""
 
 
 def _first(trials: Sequence[FrozenTrial]) -> int | None:
@@ -242,7 +209,7 @@ def _beginning(trial: FrozenTrial) -> tuple[datetime.datetime, int]:
 
 
 def _end(trial: FrozenTrial) -> datetime.datetime:
-    return trial.datetime_complete or NEVER
+    return trial.datetime_complete or datetime.datetime.max
 
 
 def _kind(trial: FrozenTrial) -> Hashable:

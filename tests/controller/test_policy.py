@@ -11,7 +11,6 @@ import pytest
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller import conclusion, evidence, limits, policy, pruning
-from lora_tune.curves.overlay import ComparedRun, comparable
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -390,11 +389,32 @@ def finished_well(count: int, **change: Any) -> StudyRecords:
 FLAT = [2.0] * 4
 
 
-def test_a_run_is_compared_with_good_runs_once_there_are_enough() -> None:
-    assert pruning.judge_curve(study(), finished_well(7), trial(), run(*FLAT)) is None
-    found = pruning.judge_curve(study(), finished_well(8), trial(), run(*FLAT))
+def test_a_run_is_compared_with_the_best_runs_once_enough_have_ended() -> None:
+    assert pruning.judge_curve(study(), finished_well(3), trial(), run(*FLAT)) is None
+    found = pruning.judge_curve(study(), finished_well(4), trial(), run(*FLAT))
     assert isinstance(found, policy.Stop)
-    assert "further above 8 good runs" in found.sentence
+    assert "further above the best 3 of 4 finished runs" in found.sentence
+    assert "of the runs that come among the best 4, at most 25.0% look like this" in found.sentence
+
+
+def test_in_a_first_sweep_without_a_good_run_bad_ones_are_stopped_and_the_best_goes_on() -> None:
+    """No run has come to the target 0: those that came closest are what others are compared with."""
+    numbers = range(1, 9)
+    missed = replace(
+        finished_well(8, verdict=Verdict.CENSORED),
+        evals={(n, 0): run(*(2.0 - 0.2 * k + 0.02 * n for k in range(6))).evals for n in numbers},
+    )
+    assert evidence.whole_runs(study(), missed)[0].number == 1
+    found = pruning.judge_curve(study(), missed, trial(), run(*FLAT, *FLAT[:2]))
+    assert isinstance(found, policy.Stop)
+    assert pruning.judge_curve(study(), missed, trial(), run(2.0, 1.75, 1.5, 1.2)) is None
+
+
+def test_stopped_runs_are_no_references_and_the_fastest_are_the_best() -> None:
+    seconds = {n: replace(t, seconds=100.0 - n) for n, t in finished_well(8).trials.items()}
+    stopped = {8: replace(seconds[8], verdict=Verdict.PRUNED)}
+    whole = evidence.whole_runs(study(), replace(finished_well(8), trials={**seconds, **stopped}))
+    assert [t.number for t in whole] == [7, 6, 5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(("spread", "capped"), [(0.001, True), (0.3, False)])
@@ -407,8 +427,8 @@ def test_the_cap_counts_how_far_equal_settings_of_the_sweep_differ(spread: float
         for (n, t), s in zip(well.trials.items(), seconds, strict=True)
     }
     slow = replace(run(*FLAT[:1]), run_start_ms=0, last_ms=200_000)
-    free = study().with_options({"pruning": {"references": 99}})
-    found = pruning.judge_curve(free, replace(well, trials=repeats), trial(), slow)
+    apart = study().with_options({"pruning": {"references": 99}})
+    found = pruning.judge_curve(apart, replace(well, trials=repeats), trial(), slow)
     assert (isinstance(found, policy.Stop) and found.kind is StopKind.CAPPED) == capped
 
 
@@ -431,31 +451,8 @@ def test_a_run_of_a_batch_size_without_references_goes_on() -> None:
     wide = trial(parameters={"GBS": 16})
     sweep = finished_well(12, parameters={"GBS": 8})
     assert pruning.judge_curve(study(), sweep, wide, run(*FLAT)) is None
-    assert pruning.alone(study(), sweep, wide).startswith("no like references: none of 12 good runs")
+    assert pruning.alone(study(), sweep, wide).startswith("no like runs: none of 4 finished ones")
     assert pruning.alone(study(), sweep, trial(parameters={"GBS": 8})) == ""
-
-
-def test_good_runs_are_references_in_the_order_in_which_they_began_not_ended() -> None:
-    well = finished_well(12)
-    open_third = replace(
-        well, trials={**well.trials, 3: replace(well.trials[3], state=TrialState.RUNNING, verdict=None)}
-    )
-    assert evidence.free_trials(study(), well) == set(range(1, 9))
-    assert evidence.free_trials(study(), open_third) == {1, 2}
-    assert pruning.judge_curve(study(), open_third, trial(), run(*FLAT)) is None
-
-
-def test_the_first_good_run_of_each_batch_size_is_a_reference() -> None:
-    well = finished_well(12, parameters={"GBS": 8})
-    late = {n: replace(well.trials[n], parameters={"GBS": 16}) for n in (11, 12)}
-    assert evidence.free_trials(study(), replace(well, trials={**well.trials, **late})) == {*range(1, 9), 11}
-
-
-def test_only_runs_that_nothing_could_have_stopped_support_a_rate() -> None:
-    found = evidence.courses(study(), finished_well(20))
-    assert [c.free for c in found] == [True] * 8 + [False] * 12
-    all_audits = study().with_options({"pruning": {"audit": 1.0}})
-    assert all(c.free for c in evidence.courses(all_audits, finished_well(20)))
 
 
 def test_an_audit_goes_on_though_the_rule_would_stop_it_and_divergence_stops_it_all_the_same() -> None:
@@ -469,19 +466,12 @@ def test_a_run_that_has_ended_by_itself_is_not_stopped() -> None:
     assert pruning.judge_curve(study(), finished_well(8), trial(), replace(run(*FLAT), run_stop_ms=9)) is None
 
 
-def test_runs_of_another_batch_warm_up_or_precision_are_of_another_kind() -> None:
-    def kind(change: float = 0.0, **parameters: float) -> object:
-        one = trial(parameters={"GBS": 8, "MAX_STEPS": 1000, **parameters})
-        return ComparedRun(
-            curve=comparable([]),
-            length=evidence.max_samples(one),
-            task=evidence.task(one),
-            kind=evidence.kind(one, change),
-        ).alike
+def test_runs_of_another_batch_or_precision_are_not_compared() -> None:
+    def task(change: float = 0.0, **parameters: object) -> object:
+        return evidence.task(trial(parameters={"GBS": 8, "MAX_STEPS": 1000, **parameters}), change)
 
-    assert kind() == kind(LR=1e-3, MAX_STEPS=1020, WARMUP_STEPS=30)
-    others = [kind(GBS=16), kind(MAX_STEPS=500), kind(WARMUP_STEPS=300), kind(change=2800.0)]
-    assert len({kind(), *others}) == 5
+    assert task() == task(LR=1e-3, MAX_STEPS=500, WARMUP_STEPS=30, FP8=True)
+    assert len({task(), task(GBS=16), task(FP4=True), task(change=2800.0)}) == 4
 
 
 def test_audits_are_a_share_of_the_trials_settled_by_their_seeds() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lora_tune.config.study import Study
-from lora_tune.controller import evidence, policy, pruning, public_runs
+from lora_tune.controller import evidence, policy, pruning
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf import convergence
 from lora_tune.review.stopping import account_words, stopping_account
@@ -134,8 +134,8 @@ def test_a_good_run_at_the_edge_of_the_public_ones_neither_begins_nor_ends_the_b
     excess = (found.threshold(0.1) + found.threshold(0.01)) / 2
     edge = [float(found.family.loss_at(np.array(1536 + 384.0 * i))) + excess * unit for i in range(3)]
     sweep = sweep_of((running(0), (*edge, 0.924)))
-    assert public_runs.contradiction(study(), sweep) is None
-    assert public_runs.confirmed_at(study(), sweep) is None
+    assert evidence.contradiction(study(), sweep) is None
+    assert not evidence.is_confirmed(study(), sweep)
 
 
 def lying(excess: float, evals: int = 4) -> list[float]:
@@ -165,11 +165,9 @@ def test_a_study_that_needs_more_samples_moves_the_public_runs_limit() -> None:
 
 def test_good_runs_that_lie_as_high_as_those_before_do_not_end_the_belief() -> None:
     before = [(running(n, BEGAN + 100 * n), (*lying(height), 0.924)) for n, height in enumerate((1.2, 2.9))]
-    assert (
-        public_runs.contradiction(study(), sweep_of(*before, (running(2, BEGAN + 300), (*lying(4.0), 0.924)))) is None
-    )
+    assert evidence.contradiction(study(), sweep_of(*before, (running(2, BEGAN + 300), (*lying(4.0), 0.924)))) is None
     alone = sweep_of((running(0), (*lying(4.0), 0.924)))
-    assert public_runs.contradiction(study(), alone) is not None
+    assert evidence.contradiction(study(), alone) is not None
 
 
 def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_whole_sweep() -> None:
@@ -188,21 +186,3 @@ def test_a_good_run_among_the_public_ones_and_one_that_never_got_there_leave_the
     bad = [0.99] * 5
     assert judged(sweep_of((running(0), USUAL)), running(1), *bad) != ""
     assert judged(sweep_of((running(0), USUAL), (running(1), LEVEL)), running(2), *bad) != ""
-
-
-def test_own_references_are_those_that_the_public_runs_did_not_select() -> None:
-    """Of the trials that ran while they were believed, only good ones that they let through are there."""
-    before = (running(1, BEGAN), USUAL)
-    meantime = [(running(n, BEGAN + 10 + 10 * n), USUAL) for n in range(2, 9)]
-    afterwards = [(running(n, BEGAN + 100 * n), (*DROP[: 3 + n % 5], 0.94, 0.924)) for n in range(9, 17)]
-    late_start = (running(0, BEGAN + 200), DROP)
-    few = sweep_of(late_start, before, *meantime, *afterwards[:5])
-    assert evidence.free_trials(study(), few) == {0, 1, *range(9, 14)}
-    enough = sweep_of(late_start, before, *meantime, *afterwards)
-    assert evidence.free_trials(study(), enough) == {0, 1, *range(9, 15)}
-    assert "good runs" in judged(enough, running(17, BEGAN + 1800), *[1.2] * 8)
-
-
-def test_where_no_good_run_ever_lay_among_the_public_ones_they_selected_none() -> None:
-    sweep = sweep_of(*((running(n, BEGAN + 100 * n), DROP) for n in range(8)))
-    assert evidence.free_trials(study(), sweep) == set(range(8))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.credibility import confirms, contradicts, shown_by
-from lora_tune.curves.overlay import ComparedRun, course
+from lora_tune.curves.comparison import ComparedRun, course
 from lora_tune.curves.points import usable
+from lora_tune.curves.published import confirms, contradicts, shown_by
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
@@ -54,8 +54,8 @@ def test_a_metric_that_was_a_number_again_means_nothing_when_it_is_none() -> Non
     assert not verdict(now_and_then, TARGET, NOTHING).stop
     good = course(run_of(0.99, math.nan, math.nan, 0.92), length=END)
     gone = run_of(0.99, 0.98, math.nan, math.nan)
-    assert not verdict(gone, TARGET, Evidence(references=[good])).stop
-    assert verdict(gone, TARGET, Evidence(references=[replace(good, task="another batch")])).reason == "diverged"
+    assert not verdict(gone, TARGET, Evidence(finished=[good])).stop
+    assert verdict(gone, TARGET, Evidence(finished=[replace(good, task="another batch")])).reason == "diverged"
 
 
 @pytest.mark.parametrize("lost", ["none", "of a good run", "of the run"])
@@ -68,7 +68,7 @@ def test_one_eval_that_is_no_number_hides_no_divergence(lost: str) -> None:
         references[7] = course(run_of(*numbers[:3], math.nan, *numbers[4:], step=50.0), length=1000.0)
     if lost == "of the run":
         gone[0] = math.nan
-    evidence = Evidence(references=references, rate=0.05)
+    evidence = Evidence(finished=references, rate=0.05)
     found = (verdict(run_of(*gone[:n], step=50.0), TARGET, evidence, length=1000.0) for n in range(1, 20))
     stops = [(50.0 * n, v.reason) for n, v in enumerate(found, 1) if v.stop]
     assert stops[0] == (350.0 if lost == "none" else 500.0, "diverged")
@@ -85,11 +85,11 @@ def test_a_run_that_is_no_number_for_longer_than_good_ones_were_is_stopped_at_th
     late = [course(run_of(*[math.nan] * (2 + i % 3), *(0.92 + 0.06 * 0.8**j for j in range(18))), length=END)
             for i in range(12)]  # fmt: skip
     never = run_of(*[math.nan] * 12)
-    found = [verdict(never[:n], TARGET, Evidence(references=late), length=END) for n in range(1, 13)]
+    found = [verdict(never[:n], TARGET, Evidence(finished=late), length=END) for n in range(1, 13)]
     assert [v.stop for v in found[:4]] == [False] * 4
     assert found[-1].reason == "stalled"
-    assert "12 good runs" in found[-1].sentence
-    soon = Evidence(references=GOOD)
+    assert "the best 3 of 12 finished runs" in found[-1].sentence
+    soon = Evidence(finished=GOOD)
     assert next(n for n in range(1, 13) if verdict(never[:n], TARGET, soon, length=END).stop) <= 4
     assert not verdict([*never, Eval(END, math.nan, 0)], TARGET, soon, length=END).stop, "it has come to its end"
 
@@ -97,7 +97,7 @@ def test_a_run_that_is_no_number_for_longer_than_good_ones_were_is_stopped_at_th
 def test_arithmetic_knows_nothing_of_a_fall_before_the_first_evals_of_good_runs() -> None:
     sparse = reference([Eval(7000.0, 0.94, 0), Eval(7900.0, 0.92, 0)])
     high = [Eval(5000.0, 1.3, 0)]
-    few = Evidence(references=[sparse] * 3)
+    few = Evidence(finished=[sparse] * 3)
     assert not verdict(high, TARGET, few, length=END).stop
     assert verdict([*high, Eval(7100.0, 1.3, 0)], TARGET, few, length=END).stop
 
@@ -107,7 +107,7 @@ def test_public_runs_are_numbers_from_their_first_evals_on() -> None:
     never = [Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)]
     assert [verdict(never[:n], TARGET, published, length=END).stop for n in range(1, 4)] == [False, True, True]
     late = course([*never, Eval(3072.0, 0.924, 0)], length=END)
-    assert not verdict(never, TARGET, replace(published, references=[late]), length=END).stop
+    assert not verdict(never, TARGET, replace(published, finished=[late]), length=END).stop
     assert not verdict(never, TARGET, replace(published, published_from=3190.0), length=END).stop
 
 
@@ -132,10 +132,10 @@ def test_a_blow_up_is_no_divergence_where_a_good_run_came_back_from_one() -> Non
     peak = [1.0, 0.96, 0.95, 60.0, 80.0, 30.0, 1.0, 0.92]
     assert verdict(run_of(*peak[:5]), TARGET, NOTHING).reason == "diverged"
     for task, stopped in (((), False), ("another batch", True)):
-        known = Evidence(references=[ComparedRun(curve=usable(run_of(*peak)), length=END, task=task)])
+        known = Evidence(finished=[ComparedRun(curve=usable(run_of(*peak)), length=END, task=task)])
         assert verdict(run_of(*peak[:5]), TARGET, known, length=END).stop is stopped
     later = [Eval(8000.0 + i, 90.0, i) for i in range(3)]
-    steady = Evidence(references=[reference(good_run()), reference([*good_run(), *later])])
+    steady = Evidence(finished=[reference(good_run()), reference([*good_run(), *later])])
     assert verdict(run_of(*peak[:5]), TARGET, steady, length=END).stop, "what happens after the target proves nothing"
 
 
@@ -163,46 +163,46 @@ def test_without_references_no_shape_is_a_reason_to_stop(losses: list[float]) ->
 
 
 def test_arithmetic_stops_what_no_run_ever_made_good() -> None:
-    few = Evidence(references=GOOD[:3])
+    few = Evidence(finished=GOOD[:3])
     hopeless = run_of(*[1.6] * 11)
     assert not verdict(hopeless[:10], TARGET, few, length=END).stop, "a peak that others had none at"
     assert "in which no good run fell more than" in verdict(hopeless, TARGET, few, length=END).sentence
     assert not verdict(hopeless, TARGET, few, length=END, task="another batch").stop, "nothing is known of it"
-    assert not verdict(hopeless, TARGET, Evidence(references=GOOD[:2]), length=END).stop, "two runs are no range"
+    assert not verdict(hopeless, TARGET, Evidence(finished=GOOD[:2]), length=END).stop, "two runs are no range"
     assert not verdict(hopeless, TARGET, few).stop, "where its training ends is not known"
     assert not verdict(run_of(*[0.99] * 11), TARGET, few, length=END).stop, "an FP4 run before its change of precision"
 
 
 def test_finished_runs_are_what_a_run_is_compared_with() -> None:
-    stalled = verdict(run_of(*[0.97] * 9), TARGET, Evidence(references=GOOD), length=END)
+    stalled = verdict(run_of(*[0.97] * 9), TARGET, Evidence(finished=GOOD), length=END)
     assert stalled.reason == "stalled"
-    assert "12 good runs" in stalled.sentence
-    assert "at most 7.7% of good runs look like this" in stalled.sentence
-    assert not verdict(good_run(0.002)[:5], TARGET, Evidence(references=GOOD), length=END).stop
+    assert "further above the best 3 of 12 finished runs" in stalled.sentence
+    assert "of the runs that come among the best 4, at most 25.0% look like this" in stalled.sentence
+    assert not verdict(good_run(0.002)[:5], TARGET, Evidence(finished=GOOD), length=END).stop
 
 
 def test_sentences_count_in_what_the_log_counts_in() -> None:
     broken = verdict(run_of(0.94, math.nan, math.inf), TARGET, Evidence(unit="steps"))
     assert broken.sentence == "diverged: eval loss is not finite since 384 steps"
-    hopeless = verdict(run_of(*[1.6] * 11), TARGET, Evidence(references=GOOD[:3], unit="steps"), length=END)
+    hopeless = verdict(run_of(*[1.6] * 11), TARGET, Evidence(finished=GOOD[:3], unit="steps"), length=END)
     assert " steps to go, in which" in hopeless.sentence
-    stalled = verdict(run_of(*[0.97] * 9), TARGET, Evidence(references=GOOD, unit="epochs"), length=END)
-    assert " epochs; more than any of them" in stalled.sentence
+    stalled = verdict(run_of(*[0.97] * 9), TARGET, Evidence(finished=GOOD, unit="epochs"), length=END)
+    assert " epochs than any of them" in stalled.sentence
     published = Evidence(published=convergence.published(8), unit="steps")
     blank = verdict([Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)], TARGET, published, length=END)
     assert "no number by 2688 steps" in blank.sentence
 
 
-def test_the_first_good_runs_go_free() -> None:
-    few = Evidence(references=GOOD[:7])
+def test_the_first_runs_go_to_their_ends() -> None:
+    few = Evidence(finished=GOOD[:3])
     assert not verdict(run_of(*[0.99] * 8), TARGET, few, length=END).stop
 
 
 def test_a_run_at_its_target_or_its_end_is_never_stopped() -> None:
     reached = [*good_run(), Eval(9000.0, math.nan, 1), Eval(9400.0, math.nan, 1)]
-    assert not verdict(reached, TARGET, Evidence(references=GOOD), length=END).stop
+    assert not verdict(reached, TARGET, Evidence(finished=GOOD), length=END).stop
     ended = run_of(*[0.99] * 10)
-    assert not verdict(ended, TARGET, Evidence(references=GOOD), length=3840.0).stop
+    assert not verdict(ended, TARGET, Evidence(finished=GOOD), length=3840.0).stop
 
 
 def test_the_published_envelope_is_silent_while_the_precision_may_still_change() -> None:
@@ -282,8 +282,8 @@ anything = st.lists(st.builds(Eval, *(st.floats(allow_nan=True, allow_infinity=T
 def test_no_sequence_of_evals_breaks_the_rule(evals: list[Eval], others: list[list[Eval]], end: float | None) -> None:
     references = (*(ComparedRun(curve=usable(e), length=end) for e in others), *GOOD)
     for evidence in (
-        Evidence(references=references),
-        Evidence(published=convergence.published(8), references=references),
+        Evidence(finished=references),
+        Evidence(published=convergence.published(8), finished=references),
     ):
         found = verdict(evals, TARGET, evidence, length=end)
         assert found.stop == bool(found.sentence)
