@@ -32,7 +32,7 @@ from pathlib import Path
 from lora_tune.base.errors import LoraTuneError
 from lora_tune.base.host import MOST
 from lora_tune.config.study import parse_study
-from lora_tune.launchers.base import JobState
+from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.launchers.slurm import parse
 from lora_tune.logs.failures import FailureScanner, diagnose, redact
 from lora_tune.logs.lines import make_reader
@@ -223,7 +223,8 @@ def check_slurm(_: random.Random, answer: bytes) -> str:
         status = parse.status(row, NOW)
         if not isinstance(status.state, JobState) or len(status.nodes) > MOST:
             return f"slurm: {row}"
-        parse.find([row], parse.Sought(row.name, row.comment, NOW, row.job_id, Path(row.output)))
+        job = Ticket(name=row.name, folder=Path(row.output), token=row.comment, job_id=row.job_id, submitted_at=NOW)
+        parse.find([row], job)
     return ""
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.host import hostnames
-from lora_tune.launchers.base import JobState, Waits
+from lora_tune.launchers.base import JobState, Ticket, Waits
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask
 from lora_tune.launchers.slurm.parse import beyond_reservation
@@ -162,7 +162,8 @@ def job_id_of(
     text: str, *, token: str = "mine", submitted_at: float = 1000.0, job_id: str = "17", log: str = ""
 ) -> str:
     """The id of the row that is the job ``study-0001-0``, "" where none is."""
-    sought = parse.Sought("study-0001-0", token, submitted_at, job_id, Path(log or "/sweeps/mine/job.log"))
+    folder = Path(log or "/sweeps/mine/job.log").parent
+    sought = Ticket(name="study-0001-0", folder=folder, token=token, job_id=job_id, submitted_at=submitted_at)
     row = parse.find(parse.squeue_rows(text), sought)
     return row.job_id if row else ""
 
@@ -213,7 +214,7 @@ def test_a_renamed_or_commented_job_is_known_by_its_id_and_its_log(
     ids=["renamed and commented", "without its comment", "another id", "its id given out again", "another's token"],
 )
 def test_the_accounting_knows_a_renamed_and_commented_job_by_its_id_and_time(line: str, ours: bool) -> None:
-    sought = parse.Sought("study-0001-0", "mine", 1001.0, "17", Path("/sweeps/mine/job.log"))
+    sought = Ticket(name="study-0001-0", folder=Path("/sweeps/mine"), token="mine", job_id="17", submitted_at=1001.0)
     assert (parse.find(parse.sacct_rows(line + "\n"), sought) is not None) == ours
 
 

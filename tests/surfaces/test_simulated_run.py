@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
 from lora_tune.launchers.simulated import SHIPPED, load
-from lora_tune.launchers.simulated.gb200 import function as gb200
 from lora_tune.launchers.simulated.h100 import function as h100
+from lora_tune.launchers.simulated.h100 import gb200x72 as gb200
 from lora_tune.launchers.simulated.h100 import sixty_four_nodes, time_to_target
 from lora_tune.launchers.simulated.machine import Recipe, ln_samples
 from lora_tune.launchers.simulated.simulated_run import eval_samples, rcp_samples

@@ -28,7 +28,7 @@ SHIPPED = {
     "h100_time": "h100.py:time_to_target",
     "h100_switches": "h100.py:with_switches",
     "h100x64": "h100.py:sixty_four_nodes",
-    "gb200x72": "gb200.py:function",
+    "gb200x72": "h100.py:gb200x72",
     "lora_tiny": "lora_tables.py:tiny",
     "lora_small": "lora_tables.py:small",
 }

@@ -319,8 +319,7 @@ def _only_these_nodes(site: Site, every: set[str]) -> Site:
 
 def _row(rows: Sequence[parse.JobRow], ticket: Ticket) -> parse.JobRow | None:
     """The row of a ticket's job."""
-    job = parse.Sought(ticket.name, _token(ticket), ticket.submitted_at, ticket.job_id, AttemptPaths(ticket.folder).log)
-    return parse.find(rows, job)
+    return parse.find(rows, replace(ticket, token=_token(ticket)))
 
 
 def _not_begun(status: JobStatus) -> JobStatus:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from lora_tune.base.errors import LauncherError, RefusedError
 from lora_tune.base.host import NOTHING, hostnames
+from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.tables import Site
-from lora_tune.launchers.base import JobState, JobStatus, Waits
+from lora_tune.launchers.base import JobState, JobStatus, Ticket, Waits
 from lora_tune.workloads.walltime import minutes_of
 
 # What sbatch says when it takes no job: which answers last, and what fixes them. Pure functions.
@@ -469,23 +470,12 @@ def _requeued(row: JobRow, state: JobState, submitted_at: float) -> JobStatus:
     return JobStatus(state=JobState.PREEMPTED, job_id=row.job_id, ended_at=ended, reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Sought:
-    """What is known of a job of ours: as in Ticket, and the file that it writes to. token: in its comment."""
-
-    name: str
-    token: str
-    submitted_at: float
-    job_id: str
-    log: Path
-
-
-def find(rows: Iterable[JobRow], job: Sought) -> JobRow | None:
-    """The row of ``job``: the one with its id; the newest if there are several. Without a token none was submitted.
+def find(rows: Iterable[JobRow], job: Ticket) -> JobRow | None:
+    """The row of ``job``, whose token stands in its comment: the one with its id; the newest if there are several.
 
     Only where no row has its id is it looked for by what a site or a person can change: an answer of sbatch that never
     came left no id, and a wrapper's words may have been taken for one. What sbatch refused for its constraints stays in
-    the controller's memory as a job that failed, and is none.
+    the controller's memory as a job that failed, and is none. Without a token nothing was submitted.
     """
     if not job.token:
         return None
@@ -494,7 +484,7 @@ def find(rows: Iterable[JobRow], job: Sought) -> JobRow | None:
     return max(ours or [r for r in known if _is_without_id(r, job)], key=lambda r: r.submitted or 0.0, default=None)
 
 
-def _has_not_its_id_alone(row: JobRow, job: Sought) -> bool:
+def _has_not_its_id_alone(row: JobRow, job: Ticket) -> bool:
     """Whether the row with the id of ``job`` is the job: a controller that crashes gives ids out again.
 
     Nobody else's job writes to its log or has its token. Accounting may show neither: then the time of submission says
@@ -504,25 +494,26 @@ def _has_not_its_id_alone(row: JobRow, job: Sought) -> bool:
     if row.comment == job.token:
         return True
     if row.output:
-        return _writes_to(row, job.log) and submitted >= job.submitted_at - _CLOCKS_SECONDS
+        return _writes_to(row, job) and submitted >= job.submitted_at - _CLOCKS_SECONDS
     others = re.fullmatch(r"[0-9a-f]{32}", row.comment) is not None
     return not others and job.submitted_at > 0 and abs(submitted - job.submitted_at) <= _ANSWERED_SECONDS
 
 
-def _is_without_id(row: JobRow, job: Sought) -> bool:
+def _is_without_id(row: JobRow, job: Ticket) -> bool:
     """Whether a row is a ``job`` whose id nobody knows: by its token, else by its log, else by its name."""
     submitted = row.submitted or job.submitted_at
     if row.comment == job.token:
-        return row.name == job.name or _writes_to(row, job.log)
+        return row.name == job.name or _writes_to(row, job)
     if job.job_id:
         return False
-    if _writes_to(row, job.log):
+    if _writes_to(row, job):
         return 0 < job.submitted_at <= submitted + WHOLE_SECONDS
     unmarked = not row.comment and not row.output  # where the cluster shows neither, a name and its time are all
     return unmarked and row.name == job.name and submitted >= job.submitted_at - _CLOCKS_SECONDS
 
 
-def _writes_to(row: JobRow, log: Path) -> bool:
+def _writes_to(row: JobRow, job: Ticket) -> bool:
+    log = AttemptPaths(job.folder).log
     return row.output in (str(log), str(log).replace("%", "%%"))  # Slurm expands a %
 
 
