@@ -175,9 +175,14 @@ def _reproduce(submission: Submission, configs: Sequence[Path]) -> str:
 
 
 def _write(out: Path, files: Mapping[str, bytes]) -> None:
-    """All files at once: what is killed half way leaves nothing at ``out``. Raises InputError where that exists."""
+    """All files at once: what is killed half way leaves nothing at ``out``, and is run again.
+
+    Raises InputError where something else is at ``out``.
+    """
     if out.exists():
-        raise InputError(f"{out}: exists; name another --out, or remove it")
+        if out.is_dir() and _code(out) == files:
+            return  # written by one that was killed before the checkers had looked at it
+        raise InputError(f"{out}: exists, and holds something else; name another --out, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         for name, data in files.items():

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -76,9 +77,27 @@ def test_mlperfs_checkers_accept_the_package_of_ten_good_runs(place: Path) -> No
         assert copy.read_text() == (place / "results" / f"result_{i}.txt").read_text()
     code = top / "benchmarks" / "llama2_70b_lora" / "implementations" / "code"
     assert {p.name for p in code.iterdir()} == {"run.sub", "config_DGXH100.sh", "REPRODUCE.md"}
+    (place / "code" / "run.sub").write_text("#!/bin/bash\n# changed since\n")
     again = package(place)
     assert again.exit_code == 2
-    assert "out: exists; name another --out" in again.output
+    assert "out: exists, and holds something else; name another --out" in again.output
+
+
+def test_a_package_that_was_killed_on_the_way_is_made_by_the_same_command(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the tree is moved to its place there is nothing, after that the whole; either way it is run again."""
+    monkeypatch.setattr("lora_tune.cli.package.CHECKERS", ())
+    with monkeypatch.context() as killed:
+        killed.setattr("shutil.move", Mock(side_effect=KeyboardInterrupt))
+        assert package(place).exit_code != 0
+    assert not (place / "out").exists()
+    with monkeypatch.context() as killed:
+        killed.setattr("lora_tune.cli.package._judge", Mock(side_effect=KeyboardInterrupt))
+        assert package(place).exit_code != 0
+    made = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*")}
+    assert package(place).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*")} == made
 
 
 def test_a_gzipped_log_is_unpacked_and_nothing_else(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
