@@ -44,7 +44,7 @@ from tests.cluster import Cluster, Shape
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHAPE = re.compile(r"config_(?P<system>.+?)_(?P<nodes>\d+)x(?P<gpus>\d+)x")
-MISSING = re.compile(r"needs (\w+), which nothing sets")
+MISSING = re.compile(r"needs (\w+), which nothing sets|^([A-Z_]+) is not set$")
 MODE = re.compile(r"starts (?:\./)?(\S+), which may not be executed")
 SECONDS = 300
 """For one command."""
@@ -55,6 +55,9 @@ STUDIES = {
     ("llama2_70b", "(?<!G)B200|NBRT|TNBR|G893"): "mlperf/b200_lora_fp8",
     ("llama2_70b", "(?<!G)B300|NB3RT"): "mlperf/b300_lora_fp8",
     ("llama2_70b", "MI3[02]"): "mlperf/mi325x_lora_fp8",
+    ("llama31_8b", "GB300.*fp4"): "mlperf/gb300_llama31_8b_fp4",
+    ("llama31_8b", "(?<!G)B200_1x"): "mlperf/b200_llama31_8b",
+    ("llama31_8b", "(?<!G)B300_1x"): "mlperf/b300_llama31_8b",
 }
 """Which shipped study is for a benchmark's folder and for a system's name, the last that fits."""
 
@@ -87,6 +90,7 @@ class Tree:
         kind = {"kind": "mlperf" if self.slurm else "mlperf_docker", "implementation": str(laid_out)}
         base = str(self.config.relative_to(self.folder))
         workload = {**tomllib.loads(shipped)["workload"], **kind, "script": self.script, "base": base}
+        workload.pop("common", None)  # the base sources what it needs by itself
         site = {
             "launcher": "slurm" if self.slurm else "local",
             "system": shape["system"],
@@ -237,7 +241,7 @@ def prepared(tree: Tree, scratch: Path, cluster: Cluster, jobs: Mapping[str, str
     file.write_text(tree.study_text(copy, scratch, variables, trials))
     printed = walk.command("doctor").stdout
     found = problems(printed)
-    needed = {match[1] for text in found if (match := MISSING.search(text))}
+    needed = {match[1] or match[2] for text in found if (match := MISSING.search(text))}
     variables |= {name: str(copy) for name in needed}
     modes = {match[1] for text in found if (match := MODE.search(text))}
     for name in modes:
@@ -295,7 +299,9 @@ def by_hand(walk: Walk, exported: Mapping[str, object]) -> str:
     results, number = walk.scratch / "by_hand", exported["trial"]
     results.mkdir()
     scratch, records = walk.scratch, walk.records()
-    shell = {"CONT": str(scratch / "image.sqsh"), "DATADIR": str(scratch / "data"), "MODEL": str(scratch / "model")}
+    data, model = str(scratch / "data"), str(scratch / "model")
+    shell = {"CONT": str(scratch / "image.sqsh"), "DATADIR": data, "MODEL": model}
+    shell |= {"PREPROC_DATA": data, "LOAD_CHECKPOINTS_PATH": model}  # as Llama 3.1's trees call them
     if not isinstance(number, int):
         return "no trial is exported"
     seed = records.trials[number].seed
@@ -342,6 +348,19 @@ def walked(walk: Walk, doctor: str, kill_after: int) -> list[str]:
     return [doctor, dry, sweep, *trials, confirm, check, hand, ", ".join(changed) or "unchanged"]
 
 
+@contextlib.contextmanager
+def mounted_results() -> Iterator[None]:
+    """``/results``, where containers mount LOGDIR and v5.1's run_and_time.sh writes; gone afterwards if it was new."""
+    folder = Path("/results")
+    there = folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        if not there:
+            shutil.rmtree(folder)
+
+
 HEAD = (
     "tree", "config", "study", "doctor", "dry run", "sweep", "trials", "probes counted", "lost, twice", "confirm",
     "export --check", "by hand", "its files",
@@ -369,7 +388,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trees") as folder:
         scratch = Path(folder)
         jobs = prepare(scratch)
-        with Cluster(scratch / "c") as cluster:
+        with mounted_results(), Cluster(scratch / "c") as cluster:
             for tree in chosen.values():
                 walk, doctor = prepared(tree, scratch, cluster, jobs, arguments.trials)
                 row = walked(walk, doctor, arguments.kill_after)

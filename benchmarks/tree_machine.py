@@ -48,52 +48,71 @@ def digest():
     files = [*Path().glob("conf/**/*.yaml"), *Path().rglob("config_*.sh")]
     texts = (f.read_text(errors="replace") for f in files)
     names = {n for text in texts for n in re.findall(r"(?<=oc.env:)\\w+|(?<=export )\\w+(?==)", text)}
-    apart = re.compile("SEED|DIR|PATH|LOG|MODEL|CONT|NEXP|WALLTIME|DATE|SLURM|SBATCH|LORA_TUNE|MLPERF_")
+    apart = re.compile("SEED|DIR|PATH|LOG|MODEL|CONT|NEXP|WALLTIME|DATE|SLURM|SBATCH|LORA_TUNE|MLPERF_"
+                       "|DGXSYSTEM|EXTRA_ARGS|COMPLIANCE|EXP_NAME")
     kept = sorted((n, os.environ[n]) for n in names if n in os.environ and not apart.search(n))
     return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:12]
 nodes = number("DGXNNODES", default=1)
 gpus = number("DGXNGPU", default=8) * nodes
-tp, pp, cp = (number(name, default=1) for name in ("TP", "PP", "CP"))
-batch = int(number("MINIBS", default=1) * (gpus // (tp * pp)) // cp) or 1
-rate, steps, seed = number("LR", default=4e-4), int(number("MAX_STEPS", default=800)), int(os.environ["SEED"])
+# Of each benchmark: its target, samples to it, and whether the interval between evals is in steps.
+BENCHMARKS = {
+    "llama2_70b_lora": (0.925, 3000, False), "llama31_8b": (3.3, 172032, True), "llama31_405b": (5.6, 322560, True),
+    "flux1": (0.586, 3407872, False),
+}
+benchmark = "llama31_" + os.environ["MODEL_SIZE"] if "MODEL_SIZE" in os.environ else "llama2_70b_lora"
+benchmark = "flux1" if "BATCHSIZE" in os.environ else benchmark
+target, usual, in_steps = BENCHMARKS[benchmark]
+tp, pp, cp = (number(*names, default=1) for names in (
+    ("TP", "TENSOR_MODEL_PARALLEL"), ("PP", "PIPELINE_MODEL_PARALLEL"), ("CP", "CONTEXT_PARALLEL")))
+follows = int(number("MINIBS", default=1) * (gpus // (tp * pp)) // cp) or 1
+batch = int(number("BATCHSIZE", default=follows))
+rate, seed = number("LR", "LEARNING_RATE", default=4e-4), int(os.environ["SEED"])
+steps = int(number("MAX_STEPS", default=800))
+steps = 3 * usual // batch if steps < 1 or steps * batch > 3 * usual else steps
 every, skipped = int(number("VAL_CHECK_INTERVAL", default=384)), int(number("SKIP_EVALS", "SKIP_EVAL", default=3))
+if in_steps:
+    every, skipped = every * batch, int(number("SKIP_EVALS", "SKIP_EVAL", default=0))
+if benchmark == "flux1":
+    skipped = 0
+scale = usual / 3000
 chance = random.Random(digest())
 speed = FASTER * 2.1 * gpus / 8 / (1 + 0.1 * abs(math.log2(tp) - 2) + 0.06 * (cp - 1) + 0.1 * (pp - 1))
 speed *= math.exp(sum(share for name, value, share in (
     ("VBOOST_VALUE", 1, 0.03), ("TP_COMM_OVERLAP", 1, 0.02), ("NCCL_MIN_CTAS", 32, 0.01), ("FP8_DPA", 1, 0.03),
     ("LAYER_CUDA_GRAPH", 1, 0.02), ("MC_TP_OVERLAP_RS_DGRAD", 0, 0.005)) if number(name, default=0) == value))
-speed *= math.exp(chance.gauss(0, 0.0014))
-for key, value in {"cache_clear": True, "submission_benchmark": "llama2_70b_lora", "seed": seed,
+speed *= scale * math.exp(chance.gauss(0, 0.0014))
+for key, value in {"cache_clear": True, "submission_benchmark": benchmark, "seed": seed,
                    "global_batch_size": batch,
                    "gradient_accumulation_steps": int(number("MINIBS", default=1) // number("MBS", default=1)),
-                   "opt_base_learning_rate": rate, "opt_learning_rate_training_steps": steps, "lora_rank": 16,
-                   "lora_alpha": 32, "configuration": digest(), "clock": "virtual"}.items():
+                   "opt_base_learning_rate": rate, "configuration": digest(), "clock": "virtual",
+                   **({"opt_learning_rate_training_steps": steps, "lora_rank": 16, "lora_alpha": 32}
+                      if benchmark == "llama2_70b_lora" else {})}.items():
     emit(key, value)
 emit("init_start", kind="INTERVAL_START")
 emit("init_stop", kind="INTERVAL_END")
-if (skipped + 1) * every > max(1, math.ceil(steps * batch / 3901)) * 3901:
+if benchmark == "llama2_70b_lora" and (skipped + 1) * every > max(1, math.ceil(steps * batch / 3901)) * 3901:
     raise SystemExit(f"ValueError: val_check_interval ({every}) must be less than or equal to "
                      f"the number of the training batches ({steps})")
 emit("run_start", kind="INTERVAL_START")
 scatter = random.Random(f"{seed} {digest()}")
-needed = 3000 * (1 + 0.3 * math.log(rate / 4.5e-4) ** 2) * math.exp(scatter.gauss(0, 0.05))
+needed = usual * (1 + 0.3 * math.log(rate / 4.5e-4) ** 2) * math.exp(scatter.gauss(0, 0.05))
 loss, last, now = math.nan, 0, 0.0
 for samples in range((skipped + 1) * every, steps * batch + 1, every):
     emit("block_start", kind="INTERVAL_START", at=now, samples_count=last)
     for ten in range(last + 10 * batch, samples + 1, 10 * batch):
         emit("train_loss", 1.3, at=now + (ten - last) / speed, samples_count=ten, lr=rate)
     now += (samples - last) / speed
-    time.sleep(max(0.0, began + now + 75 / speed - time.time()))
+    time.sleep(max(0.0, began + now + 75 * scale / speed - time.time()))
     emit("tracked_stats", {"throughput": speed, "train_step_time": batch / speed}, at=now, step=samples)
     emit("block_stop", kind="INTERVAL_END", at=now, samples_count=samples)
     emit("eval_start", kind="INTERVAL_START", at=now, samples_count=samples)
-    now, last = now + 75 / speed, samples
-    loss = 0.92483 - 0.02244 * math.log(samples / needed) + scatter.gauss(0, 0.0006)
+    now, last = now + 75 * scale / speed, samples
+    loss = target / 0.925 * (0.92483 - 0.02244 * math.log(samples / needed) + scatter.gauss(0, 0.0006))
     emit("eval_accuracy", loss, at=now, samples_count=samples)
     emit("eval_stop", kind="INTERVAL_END", at=now, samples_count=samples)
-    if loss <= 0.925:
+    if loss <= target:
         break
-emit("run_stop", loss, "INTERVAL_END", at=now, samples_count=last, status="success" if loss <= 0.925 else "aborted")
+emit("run_stop", loss, "INTERVAL_END", at=now, samples_count=last, status="success" if loss <= target else "aborted")
 '''
 IMAGE = {"run_and_time.sh": "#!/bin/bash\nexec python -u train.py\n"}
 """Files that the container holds where the folder has none."""

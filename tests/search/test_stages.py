@@ -331,6 +331,20 @@ def test_arithmetic_is_recommended_only_once_a_whole_run_has_confirmed_it() -> N
     assert confirmed
 
 
+def test_once_each_level_was_in_a_probe_further_ones_are_weighed_against_whole_runs_by_the_node_hour() -> None:
+    study = switched()
+    made = search(study)
+    sampler, further = made.sampler, 0
+    assert isinstance(sampler, StagesSampler)
+    for _ in range(24):
+        gain = sampler.expected_gain(made)
+        if "may be faster yet" in run(made, study).user_attrs.get("why", ""):
+            further += 1
+            assert gain is not None
+            assert 0.0019 < gain < 1
+    assert further
+
+
 def test_what_is_handed_over_has_run_as_a_whole_and_is_faster_than_the_base() -> None:
     study = switched(("node_hours = 8", "node_hours = 8\nstop_below = 0.002"))
     made = search(study)

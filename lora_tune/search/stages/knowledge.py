@@ -392,9 +392,9 @@ class StageKnowledge:
 
     def next_step(self, rng: np.random.Generator) -> StageStep:
         """The step that is worth most a node-hour, once the switches are screened."""
-        if (step := self._screen(rng)) is not None:
+        if (step := self._screen(rng)) is not None and math.isinf(step.rate):
             return step
-        whole, steps = self._hours(probe=False), []
+        whole, steps = self._hours(probe=False), [] if step is None else [step]
         option, gain = self.arithmetic.next_run()
         if len(self.options) > 1:
             setting = self.options[option.changes]
@@ -408,7 +408,7 @@ class StageKnowledge:
         return max(steps, key=lambda s: s.rate)
 
     def _screen(self, rng: np.random.Generator) -> StageStep | None:
-        """A probe of the switches; None where none is worth its node-hours."""
+        """A probe of the switches, at an infinite rate until each level was in one; None where none is worth it."""
         s, probe = self.screening, self._hours(probe=True)
         of_base = sum(r.setting == s.base and not r.whole and not r.dead for r in s.readings)
         if any(r.dead and r.setting == s.base for r in s.readings) and not s.measured:
@@ -427,7 +427,7 @@ class StageKnowledge:
         if gain / probe < self.worth:
             return None
         why = f"switches, {count}: {self._words(setting)} may be faster yet, by {100 * gain:.2g}% as expected"
-        return StageStep(self.values(setting), PROBE, math.inf, why)
+        return StageStep(self.values(setting), PROBE, gain / probe, why)
 
     def _words(self, setting: Setting) -> str:
         changed = [f"{self.switches[at].name}={self.switches[at].levels[setting[at]]}" for at in _on(setting)]
