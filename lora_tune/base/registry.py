@@ -225,16 +225,16 @@ OBJECTIVES = Registry(
     "lora_tune.objectives",
     "objective",
     {
-        "time_to_target": "lora_tune.search.objectives.time_to_target:TimeToTarget",
-        "mlperf_score": "lora_tune.search.objectives.time_to_target:MlperfScore",
-        "throughput": "lora_tune.search.objectives.metric_value:Throughput",
-        "best_value": "lora_tune.search.objectives.metric_value:BestValue",
-        "final_value": "lora_tune.search.objectives.metric_value:FinalValue",
-        "node_hours": "lora_tune.search.objectives.time_to_target:NodeHours",
+        "time_to_target": "lora_tune.search.objectives:TimeToTarget",
+        "mlperf_score": "lora_tune.search.objectives:MlperfScore",
+        "throughput": "lora_tune.search.objectives:Throughput",
+        "best_value": "lora_tune.search.objectives:BestValue",
+        "final_value": "lora_tune.search.objectives:FinalValue",
+        "node_hours": "lora_tune.search.objectives:NodeHours",
     },
     needs=("stop", "value", "ranked"),
 )
-"""``objective.score`` and ``second``: a class made of a study, see ``lora_tune.search.objectives.base.Objective``."""
+"""``objective.score`` and ``second``: a class made of a study, see ``lora_tune.search.objectives.Objective``."""
 
 
 def fault(error: BaseException) -> str:

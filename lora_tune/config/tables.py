@@ -55,11 +55,12 @@ class Search(Section):
 
     sampler: Annotated[str, AfterValidator(_sampler_of_today)] = Field(
         "auto",
-        description="who proposes: auto (grey_box where there are layouts, published or ingested runs, else tpe), tpe, "
-        "random, requests (only what is asked for), gp, cmaes, grey_box, or one that was added",
+        description="who proposes: auto (grey_box where there are layouts, published or ingested runs, gp for the "
+        "lowest loss, else tpe), tpe, random, requests (only what is asked for), gp, cmaes, grey_box, or one that was "
+        "added",
     )
     seed: int = Field(0, ge=0, description="seed of the sampler and, with the trial number, of each trial")
-    startup_trials: int = Field(5, ge=0, description="random proposals before TPE's model is used")
+    startup_trials: int = Field(5, ge=0, description="random proposals before a model is used")
     full_fine_tuning_lr: float | None = Field(
         None,
         gt=0,

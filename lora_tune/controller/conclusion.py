@@ -14,8 +14,7 @@ from lora_tune.launchers.base import JobState, JobStatus, launcher_kind
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog, as_number
 from lora_tune.mlperf import convergence
-from lora_tune.search.objectives import objective_of, objectives_of
-from lora_tune.search.objectives.base import Finished
+from lora_tune.search.objectives import Finished, objective_of, objectives_of
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 

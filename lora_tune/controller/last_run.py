@@ -102,10 +102,10 @@ class LastRun:
         """The leader again, of a sampler whose proposals do not repeat what is in doubt themselves."""
         if not repeats_leader(study) or not self._records().reached() or self._search.points_wait():
             return None
-        from lora_tune.search.repeats import WHY as AGAIN
-        from lora_tune.search.repeats import wanted
+        from lora_tune.search.scatter import WHY as AGAIN
+        from lora_tune.search.scatter import next_repeat
 
-        tuned = wanted(study, self._records())
+        tuned = next_repeat(study, self._records())
         return None if tuned is None else self._search.propose(study.search_space.conditions.complete(tuned), AGAIN)
 
     def _unrun(self) -> Asked | None:

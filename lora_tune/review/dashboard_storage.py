@@ -31,9 +31,8 @@ from lora_tune.review.figures import charts
 from lora_tune.review.plotly import figure
 from lora_tune.review.summary import overview_without_belief
 from lora_tune.search.objectives import objectives_of
-from lora_tune.search.optuna_trials import curve_of
 from lora_tune.search.recommendation import Recommended, best_run, is_worked_out, recommend
-from lora_tune.search.recorded import space_of, trial_at
+from lora_tune.search.recorded import curve_of, space_of, trial_at
 from lora_tune.store.port import SWEEP
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState

@@ -8,7 +8,7 @@ stand beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,13 @@ from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.samplers import sampler_kind, sampler_of
+from lora_tune.search.samplers import Recommends, sampler_kind, sampler_of
 from lora_tune.store.metrics import ConfirmedChoice
-from lora_tune.store.records import StudyRecords, Trial, Value
+from lora_tune.store.records import StudyRecords, Trial
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.score import Prediction
+    from lora_tune.search.shrinkage import Belief
 
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
@@ -32,28 +33,12 @@ _MADE = "recommended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
-    """What a search believes of a configuration.
-
-    tuned: its values. objective: the mean of further runs of it, in the objective's unit. low, high: 90% interval of
-    that mean. trial: one that ran it as a whole, None where none did. why: on what that rests, a clause.
-    """
-
-    tuned: Mapping[str, Value]
-    objective: float
-    low: float
-    high: float
-    trial: int | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
     """The configuration that is handed over.
 
     trial: a run of it that reached the target; with number ``UNRUN`` and no results where no trial has run it as a
-    whole. runs: how many did. objective, low, high: as of :class:`Belief`. why: in one sentence, what was compared.
-    best_run: the best single run. confirmed: further seeds of ``confirm`` have chosen it.
+    whole. runs: how many did. objective, low, high: as of :class:`~lora_tune.search.shrinkage.Belief`. why: in one
+    sentence, what was compared. best_run: the best single run. confirmed: further seeds of ``confirm`` have chosen it.
     """
 
     trial: Trial
@@ -139,7 +124,7 @@ def _recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
     idle = no_effect(study, sweep)
     if luckiest is None or (idle is not None and idle.misleads):
         return None
-    belief = _belief(study, sweep)
+    belief = _belief(study, sweep, luckiest)
     chosen = _chosen(sweep, luckiest)
     if chosen is not None and (belief.trial == chosen.trial.number or not _beats(study, belief, chosen)):
         return chosen
@@ -151,18 +136,22 @@ def _recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
     )  # fmt: skip
 
 
-def _belief(study: Study, sweep: StudyRecords) -> Belief:
+def _belief(study: Study, sweep: StudyRecords, luckiest: Trial) -> Belief:
     """The configuration that is believed best: by the sampler's model of seconds where it has one, else by the results.
 
-    What nobody can run any more is not handed over: the best of what has run is.
+    What nobody can run any more is not handed over: the best of what has run is. A time or a speed that is not
+    positive has no place among the others: of such alone the best run is.
     """
     from lora_tune.search import shrinkage
 
     modelled = sampler_kind(study).recommends_unrun and objective_of(study).timed and study.objective.second is None
     belief = _by_model(study, sweep) if modelled else None
     if belief is None or (belief.trial is None and _over(study, sweep)):
-        return shrinkage.believes(study, sweep)
-    return belief
+        belief = shrinkage.believes(study, sweep)
+    value = luckiest.objective
+    return belief or shrinkage.Belief(
+        tuned=luckiest.tuned, objective=value, low=value, high=value, trial=luckiest.number
+    )  # fmt: skip
 
 
 def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
@@ -173,7 +162,6 @@ def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
     from lora_tune.search import shrinkage
     from lora_tune.search.race_scale import bounded_exp
     from lora_tune.search.recorded import fitting, in_memory
-    from lora_tune.search.samplers import Recommends
 
     sampler, fits = sampler_of(study, sweep), fitting(study)
     if not isinstance(sampler, Recommends):
@@ -188,10 +176,10 @@ def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
     trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
     if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
         by_results = shrinkage.believes(study, sweep)
-        if not by_results.tuned and by_results.objective < score:
+        if by_results is not None and not by_results.tuned and by_results.objective < score:
             return by_results
     half = shrinkage.half_width(study, sweep, tuned)
-    return Belief(
+    return shrinkage.Belief(
         tuned=tuned, objective=score, low=score * bounded_exp(-half), high=score * bounded_exp(half),
         trial=None if trial is None else trial.number, why=f"the search's model of all trials: {sentence}",
     )  # fmt: skip

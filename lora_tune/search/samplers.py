@@ -194,6 +194,25 @@ def takes_old_runs(study: Study) -> bool:
     return kind.takes_old_runs and (kind.recommends_unrun or not objective_of(study).timed)
 
 
+def _lowest(study: Study, old_runs: OldRuns) -> BaseSampler:
+    """The lowest loss of a study of one objective: Optuna's Gaussian process where torch is installed and trials are
+    few, TPE after that and elsewhere."""
+    objective = objective_of(study)
+    modelled = objective.judges_evals and not objective.has_target and study.objective.second is None
+    if not modelled or importlib.util.find_spec("torch") is None:
+        return _tpe(study, old_runs)
+    return _ordered_gp(study, old_runs, later=_windowed_tpe(study, old_runs))
+
+
+def _ordered_gp(study: Study, old_runs: OldRuns, later: BaseSampler | None = None) -> BaseSampler:
+    from lora_tune.search.gp import OrderedGPSampler
+
+    return OrderedGPSampler(
+        seed=study.search.seed, n_startup_trials=study.search.startup_trials, later=later,
+        old_trials=partial(_old_trials, study, old_runs),
+    )  # fmt: skip
+
+
 def _random(study: Study, old_runs: OldRuns) -> BaseSampler:
     from optuna.samplers import RandomSampler
 
@@ -203,6 +222,8 @@ def _random(study: Study, old_runs: OldRuns) -> BaseSampler:
 def _gp(study: Study, old_runs: OldRuns) -> BaseSampler:
     if importlib.util.find_spec("torch") is None:
         raise SetupError('search.sampler = "gp" needs torch, which is not installed here: pip install "lora-tune[gp]"')
+    if study.objective.second is None:
+        return _ordered_gp(study, tuple)
     from optuna.samplers import GPSampler
 
     return GPSampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials)
@@ -272,12 +293,13 @@ def published_about(study: Study) -> tuple[Observation, ...]:
 def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
     """The grey box for seconds to the target, where layouts or published results give it something to believe in.
 
-    By throughput where that is wanted; TPE for every other objective, for trials of several sizes, and for scripts of
-    which nothing is known, unless ``budget.stop_below`` needs an expected gain, which TPE cannot state.
+    By throughput where that is wanted; a Gaussian process for the lowest loss; TPE for all other objectives, for trials
+    of several sizes, and for scripts of which nothing is known, unless ``budget.stop_below`` needs an expected gain,
+    which TPE cannot state.
     """
     if not objective_of(study).timed or study.objective.second is not None:
         alone = study.objective.score == "throughput" and study.objective.second is None
-        return _throughput(study) if alone else _tpe(study, old_runs)
+        return _throughput(study) if alone else _lowest(study, old_runs)
     if not _believes_something(study, old_runs):
         return _windowed_tpe(study, old_runs)
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
@@ -325,7 +347,7 @@ def _believes_something(study: Study, old_runs: OldRuns) -> bool:
 
 
 def repeats_leader(study: Study) -> bool:
-    """Whether the leader is run again (``search.repeats``): where a search models configurations and not what runs of
+    """Whether the leader is run again (``search.scatter``): where a search models configurations and not what runs of
     them scatter by. The grey box repeats what is in doubt itself; what is drawn at random is drawn as the study asks.
     A warm block measures a speed to a fraction of a percent."""
     kind = sampler_kind(study)

@@ -3,7 +3,7 @@
 A Gaussian process over the space's parameters, on ln(objective), or on the objective itself where results have either
 sign, one row a run. A configuration that did well while its neighbours did not was lucky, mostly. Two things keep luck
 out of what is said of the best: the run for which a leader was run again is left out, since it was picked for being
-fast (``search.repeats``), and what a best of so many would gain by luck alone is taken back, by simulation. Noise and
+fast (``search.scatter``), and what a best of so many would gain by luck alone is taken back, by simulation. Noise and
 the differences between configurations are not known but believed on a grid, each point by its evidence. No sampler is
 asked, so it serves each of them.
 """
@@ -33,11 +33,9 @@ from lora_tune.search.grey_box.gaussian import (
 )
 from lora_tune.search.grey_box.model import thinned
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
-from lora_tune.search.recommendation import Belief, best_run
+from lora_tune.search.race_scale import RaceScale, scale_of
 from lora_tune.search.recorded import fitting
-from lora_tune.search.repeats import WHY
-from lora_tune.search.scatter import pooled, width_of, within
+from lora_tune.search.scatter import WHY, pooled, scatter_of, usual, within
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
 FITTED, LEARNED = 120, 400
@@ -70,6 +68,22 @@ MISSED = (Verdict.CENSORED, Verdict.PRUNED, Verdict.INFEASIBLE)
 """Ends that speak against a configuration that reached the target at another time."""
 
 Key = tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What a search believes of a configuration.
+
+    tuned: its values. objective: the mean of further runs of it, in the objective's unit. low, high: 90% interval of
+    that mean. trial: one that ran it as a whole, None where none did. why: on what that rests, a clause.
+    """
+
+    tuned: Mapping[str, Value]
+    objective: float
+    low: float
+    high: float
+    trial: int | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +140,16 @@ class _Runs:
         return len(self.all_places)
 
 
-def believes(study: Study, sweep: StudyRecords) -> Belief:
-    """The configuration of the lowest expected objective among those that ran; one run at least must have reached.
+def believes(study: Study, sweep: StudyRecords) -> Belief | None:
+    """The configuration of the lowest expected objective among those that ran; None where no result can be compared.
 
     One that missed the target as often as it reached it is left out while there is another. One that ran once takes
     the place of one that was run again only where it is better by more than the doubt in it.
     """
     axis = _axis(study, sweep)
     configs = _configurations(axis, sweep)
-    if not configs:  # a time or a speed that is not positive has no place among the others
-        luckiest = best_run(study, sweep)
-        assert luckiest is not None, "asked before a trial reached the target"
-        value = luckiest.objective
-        return Belief(tuned=luckiest.tuned, objective=value, low=value, high=value, trial=luckiest.number)
+    if not configs:
+        return None
     fits = fitting(study)
     inside = [c for c in configs if fits(c.trial)]
     outside = [c for c in configs if not fits(c.trial)]
@@ -179,11 +190,7 @@ def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
 
 def _usual(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> tuple[float, float, float, int]:
     """The scatter that is usual, the sd of its logarithm, and squares and degrees of freedom of all repeats."""
-    squares, freedom = within(c.all_places for c in configs)
-    if axis.scale.prior_sd:
-        return seed_spread(study), width_of(study), squares, freedom
-    means = [c.mean for c in configs]
-    return max(float(np.std(means)) / 3, axis.scale.least_sd(means)), 1.5, squares, freedom
+    return *usual(study, axis.scale, [c.mean for c in configs]), *within(c.all_places for c in configs)
 
 
 def _configurations(axis: _Axis, sweep: StudyRecords) -> list[_Runs]:
@@ -225,7 +232,7 @@ def half_width(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) ->
     fits, axis = fitting(study), _axis(study, sweep)
     inside = [c for c in _configurations(axis, sweep) if fits(c.trial)]
     if not inside:
-        return WIDER * Z90 * seed_spread(study)
+        return WIDER * Z90 * scatter_of(study, sweep).sd
     learned = _learned(study, inside, _usual(study, axis, inside))
     _, variance = learned.predicted(np.array([learned.coordinates.speed_features(tuned)]))
     return WIDER * Z90 * math.sqrt(float(variance[0]))

@@ -30,8 +30,8 @@ from lora_tune.search.grey_box.gaussian import Array, Prior, condition
 from lora_tune.search.grey_box.model import SPEED_NOISE, GreyBoxScales, SearchModel, learn, speed_data
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
-from lora_tune.search.optuna_trials import annotate, of_trial
 from lora_tune.search.physics import StudyPhysics
+from lora_tune.search.recorded import annotate, of_trial
 
 CANDIDATES = 600
 """Points that a proposal chooses from, beside the neighbours of the fastest known."""

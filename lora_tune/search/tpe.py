@@ -60,7 +60,7 @@ class WindowedTPESampler(BaseSampler):
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
         """A value for each parameter of ``search_space``; none before the start-up trials are over."""
-        if (best := self._untried(study)) is not None:
+        if (best := untried(self._old(), study)) is not None:
             return {name: best[name] for name in search_space}
         shown = self._windowed(study)
         if shown is study:
@@ -79,21 +79,6 @@ class WindowedTPESampler(BaseSampler):
         drawn = self._tpe.sample_independent(shown, trial, param_name, as_range(param_distribution))
         return nearest(drawn, param_distribution)
 
-    def _untried(self, study: optuna.Study) -> dict[str, Any] | None:
-        """The values of the best old trial, while it is better than all of the study and none has them.
-
-        What was best elsewhere is measured here first. Of few old trials in a part of the space TPE itself would begin
-        at its edges, where it has seen none.
-        """
-        best = min(self._old(), key=lambda t: _rank(t, study.direction), default=None)
-        if best is None:
-            return None
-        own = study.get_trials(deepcopy=False)
-        tried = any(t.params == best.params for t in own)
-        behind = any(t.state is TrialState.COMPLETE and _rank(t, study.direction) < _rank(best, study.direction)
-                     for t in own)  # fmt: skip
-        return None if tried or behind else best.params
-
     def _windowed(self, study: optuna.Study) -> optuna.Study:
         """The study as TPE is shown it; itself while it is short."""
         trials = study.get_trials(deepcopy=False)
@@ -101,7 +86,22 @@ class WindowedTPESampler(BaseSampler):
         old = self._old()
         if len(shown) == len(trials) and not old:
             return study
-        return optuna.load_study(study_name="window", storage=_Window([*old, *shown], study.direction))
+        return optuna.load_study(study_name="window", storage=Window([*old, *shown], study.direction))
+
+
+def untried(old: Sequence[FrozenTrial], study: optuna.Study) -> dict[str, Any] | None:
+    """The values of the best old trial, while it is better than all of the study and none has them.
+
+    What was best elsewhere is measured here first. Of few old trials in a part of the space TPE itself would begin
+    at its edges, where it has seen none.
+    """
+    best = min(old, key=lambda t: _rank(t, study.direction), default=None)
+    if best is None:
+        return None
+    own, place = study.get_trials(deepcopy=False), _rank(best, study.direction)
+    tried = any(t.params == best.params for t in own)
+    behind = any(t.state is TrialState.COMPLETE and _rank(t, study.direction) < place for t in own)
+    return None if tried or behind else best.params
 
 
 def as_range(distribution: BaseDistribution) -> BaseDistribution:
@@ -185,7 +185,7 @@ def _low(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-class _Window(InMemoryStorage):
+class Window(InMemoryStorage):
     """The storage of one study, of which only some trials are read, under their own numbers."""
 
     def __init__(self, trials: list[FrozenTrial], direction: StudyDirection) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lora_tune.search.grey_box.acquisition import value_actions
-from lora_tune.search.grey_box.candidates import WALKS, candidates
+from lora_tune.search.grey_box.acquisition import WALKS, candidates, value_actions
 from lora_tune.search.grey_box.features import Coordinates, unit
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
@@ -51,7 +50,7 @@ def believed(model: SearchModel) -> float:
 def test_the_grey_box_considers_what_its_model_believes_best(monkeypatch: pytest.MonkeyPatch) -> None:
     model = learn(COORDINATES, Goal(schedule=closed_schedule), runs(25))
     walked = believed(model)
-    monkeypatch.setattr("lora_tune.search.grey_box.candidates.WALKS", ())
+    monkeypatch.setattr("lora_tune.search.grey_box.acquisition.WALKS", ())
     assert walked < believed(model) - 0.02
 
 
@@ -64,7 +63,7 @@ def test_each_batch_size_is_walked_at_as_the_layout_says_it(monkeypatch: pytest.
         walked.append(both.batch(values))
         return {name: values[name] for name in both.convergence_names}
 
-    monkeypatch.setattr("lora_tune.search.grey_box.candidates._downhill", walk)
+    monkeypatch.setattr("lora_tune.search.grey_box.acquisition._downhill", walk)
     groups = candidates(learn(both, Goal(schedule=closed_schedule), runs(25)), np.random.default_rng(1))
     assert [g.batch for g in groups] == [8, 32]
     assert walked == [g.batch for g in groups for _ in WALKS]

@@ -32,7 +32,7 @@ from lora_tune.search.grey_box.gaussian import (
 from lora_tune.search.grey_box.model import as_known, convergence_prior, learn, thinned
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, public_family, rcp_mean
 from lora_tune.search.observations import Observation, readings
-from lora_tune.search.optuna_trials import of_trial
+from lora_tune.search.recorded import of_trial
 
 LAYOUTS = (
     "tp1 pp1 cp1 minibs1 mbs1",

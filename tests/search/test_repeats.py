@@ -6,9 +6,18 @@ import pytest
 
 from benchmarks.statistics.coverage import row, swept
 from lora_tune.search.recommendation import recommend
-from lora_tune.search.repeats import RUNS, SHARE, WHY, wanted
 from lora_tune.search.samplers import repeats_leader
-from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH, pooled, scatter_of, settings
+from lora_tune.search.scatter import (
+    KNOWN_WIDTH,
+    RUNS,
+    SHARE,
+    UNKNOWN_WIDTH,
+    WHY,
+    next_repeat,
+    pooled,
+    scatter_of,
+    settings,
+)
 from lora_tune.store.records import StudyRecords
 from tests.search.test_recommendation import STUDY, ended, study_of, sweep_of
 
@@ -25,18 +34,18 @@ def five(*more: tuple[int, float], budget: str = "") -> tuple:
 
 
 def test_the_leader_runs_a_second_and_a_third_time_and_then_no_more() -> None:
-    assert wanted(*five()) == POINTS[1]
-    assert wanted(*five((1, 95.0))) == POINTS[1]
-    assert wanted(*five((1, 95.0), (1, 91.0))) is None
+    assert next_repeat(*five()) == POINTS[1]
+    assert next_repeat(*five((1, 95.0))) == POINTS[1]
+    assert next_repeat(*five((1, 95.0), (1, 91.0))) is None
 
 
 def test_a_leader_whose_second_run_was_bad_makes_room_for_the_next() -> None:
-    assert wanted(*five((1, 118.0), (1, 122.0))) in (None, POINTS[0])
+    assert next_repeat(*five((1, 118.0), (1, 122.0))) in (None, POINTS[0])
     assert recommend(*five((1, 112.0), (1, 116.0), (0, 99.0))).trial.tuned != POINTS[1]
 
 
 def test_a_script_that_measures_the_same_each_time_is_not_asked_again() -> None:
-    assert wanted(*five((1, 90.0))) is None
+    assert next_repeat(*five((1, 90.0))) is None
 
 
 def test_at_most_a_quarter_of_a_sweep_goes_into_repeats() -> None:
@@ -45,7 +54,7 @@ def test_at_most_a_quarter_of_a_sweep_goes_into_repeats() -> None:
     assert 2 <= sum(t.why == WHY for t in sweep.trials.values()) <= SHARE * 60
     assert max(sum(settings(t) == settings(u) for u in sweep.trials.values()) for t in sweep.trials.values()) <= RUNS
     few = study.model_copy(update={"budget": study.budget.model_copy(update={"trials": 3})})
-    assert wanted(few, five()[1]) is None, "a fourth of three trials is none"
+    assert next_repeat(few, five()[1]) is None, "a fourth of three trials is none"
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutPara
 from lora_tune.config.space import Space
 from lora_tune.launchers.simulated.h100 import time_to_target
 from lora_tune.logs.run import Eval
-from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, value_actions
-from lora_tune.search.grey_box.candidates import Beliefs
+from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, Beliefs, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import Joint, Prior
 from lora_tune.search.grey_box.model import SearchModel, learn

@@ -15,8 +15,7 @@ from optuna.trial import FrozenTrial
 from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.run import Eval
-from lora_tune.search.optuna_trials import of_trial
-from lora_tune.search.recorded import recorded_trials
+from lora_tune.search.recorded import of_trial, recorded_trials
 from lora_tune.search.session import Asked, Session, unproposed
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict

@@ -16,14 +16,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
-from lora_tune.search.grey_box.acquisition import Action, Values, value_actions
-from lora_tune.search.grey_box.candidates import Beliefs, believe, candidates
+from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, believe, candidates, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory import Needs, death_logs
 from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import SEED_SD, UNIFORM_SD, Observation
-from lora_tune.search.optuna_trials import TrialReader, annotate, filled_in
+from lora_tune.search.recorded import TrialReader, annotate, filled_in
 
 # What to hand over: the configuration of lowest expected score on a layout that has run, and what is at stake.
 

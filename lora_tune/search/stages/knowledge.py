@@ -20,8 +20,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler, Proposed, compared
 from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
-from lora_tune.search.optuna_trials import of_trial
-from lora_tune.search.recorded import PROBE
+from lora_tune.search.recorded import PROBE, of_trial
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
 from lora_tune.search.stages.screening import EFFECTS, Screening, Setting, Switch, SwitchReading
 

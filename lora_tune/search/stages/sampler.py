@@ -24,8 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.config.study import Study
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
-from lora_tune.search.optuna_trials import annotate
-from lora_tune.search.recorded import FIXED
+from lora_tune.search.recorded import FIXED, annotate
 from lora_tune.search.stages.knowledge import PROBE_SHARE, USUAL_START, WORTH, RunCosts, StageKnowledge, StageStep
 from lora_tune.search.stages.screening import Screening, Switch
 

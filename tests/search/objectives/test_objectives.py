@@ -21,8 +21,7 @@ from lora_tune.cli import commands
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.controller import pruning
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
-from lora_tune.search.objectives import Objective, objective_of, objectives_of
-from lora_tune.search.objectives.base import Finished
+from lora_tune.search.objectives import Finished, Objective, objective_of, objectives_of
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
