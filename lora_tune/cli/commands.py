@@ -280,6 +280,7 @@ def export(**options: Any) -> None:
 )
 @click.option("--png", type=click.Path(path_type=Path), help="the same as PNG, for slides")
 @click.option("--pdf", type=click.Path(path_type=Path), help="the same as PDF")
+@click.option("--json", "json_", is_flag=True, help="one JSON object: the files that were written")
 @guarded
 def report(**options: Any) -> None:
     """Write the sweep's report: one HTML file that needs no network.
@@ -312,6 +313,7 @@ def dashboard(**options: Any) -> None:
 @click.command()
 @named_study_option
 @click.option("--all", "every", is_flag=True, help="also print the lines that say nothing")
+@click.option("--json", "json_", is_flag=True, help="one JSON object a log, one a line")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @guarded
 def logs(**options: Any) -> None:
@@ -404,6 +406,7 @@ def package(**options: Any) -> None:
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="a parameter that the runs do not state")
 @click.option("--map", "maps", multiple=True, metavar="NAME=COLUMN", help="another program's name of it; eval=COLUMN")
 @click.option("--yes", is_flag=True, help="take the columns that were shown")
+@click.option("--json", "json_", is_flag=True, help="one JSON object; columns are shown on standard error")
 @click.argument("sources", nargs=-1, required=True)
 @guarded
 def ingest(**options: Any) -> None:

@@ -8,6 +8,7 @@ Logs in the study's own form (files, folders, .gz, tar), and what other programs
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -148,12 +149,12 @@ def _stated(pairs: Sequence[str]) -> dict[str, Value]:
 
 def run(
     study_name: str, output: Path | None, source: str, pairs: tuple[str, ...], maps: tuple[str, ...], yes: bool,
-    sources: tuple[str, ...],
+    json_: bool, sources: tuple[str, ...],
 ) -> None:  # fmt: skip
     """What ``ingest`` does; see cli/commands.py for its options."""
     study = load_study(find_study(study_name))
     path = sweep_paths(study.name, output).priors
-    known, stated, gathered = priors.read(path), _stated(pairs), Gathered()
+    known, stated, gathered = priors.read(path), _stated(pairs), Gathered(quiet=json_)
     logs: list[Path] = []
     for name in sources:
         runs = tracked_runs(name)
@@ -166,11 +167,16 @@ def run(
     fresh = gathered.without(known)
     if fresh:
         priors.write(path, [*known, *fresh])
-    _say(study, fresh, len(gathered.taken) - len(fresh), gathered.left_out)
+    if json_:
+        click.echo(json.dumps(_as_json(gathered, len(fresh), path)))
+    else:
+        _say(study, fresh, len(gathered.taken) - len(fresh), gathered.left_out)
     if gathered.shown:
-        click.echo("nothing of these is taken yet: look at the columns, correct them with --map, and add --yes")
+        click.echo(
+            "nothing of these is taken yet: look at the columns, correct them with --map, and add --yes", err=json_
+        )
     everything = priors.words([*known, *fresh])
-    click.echo(f"{study.name} starts from {everything or 'no old run'}: {path}")
+    click.echo(f"{study.name} starts from {everything or 'no old run'}: {path}", err=json_)
     if not takes_old_runs(study):
         click.echo(f"search.sampler is {study.search.sampler}, which uses no old runs here", err=True)
     if not gathered.taken and not gathered.shown:
@@ -180,7 +186,9 @@ def run(
 class Gathered:
     """What the sources gave: runs that teach the study something, and of the others why they do not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        """quiet: columns are shown on standard error."""
+        self.quiet = quiet
         self.taken: list[PriorRun] = []
         self.left_out: Counter[str] = Counter()
         self.shown = False
@@ -203,7 +211,7 @@ class Gathered:
         names = learnt_names(study)
         columns = priors.columns_of(study, names, runs, mapped, stated)
         for line in priors.described(study, columns, runs, stated):
-            click.echo(line)
+            click.echo(line, err=self.quiet)
         if columns.lacking or not columns.metric:
             lacking = [*columns.lacking, *([] if columns.metric else [priors.EVAL])]
             raise InputError(f"{runs[0].source}: no column for {', '.join(lacking)}: see --map and --set")
@@ -235,6 +243,16 @@ def _usable(prior: PriorRun | str, study: Study, names: Sequence[str]) -> PriorR
     if isinstance(prior, str) or not (bad := _unusable(prior.values, study, names)):
         return prior
     return f"its {bad} is not a value on this study's scale"
+
+
+def _as_json(gathered: Gathered, taken: int, file: Path) -> dict[str, object]:
+    return {
+        "taken": taken,
+        "known": len(gathered.taken) - taken,
+        "left_out": dict(gathered.left_out),
+        "only_shown": gathered.shown,
+        "file": str(file),
+    }
 
 
 def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,12 @@ class ReadLine:
     facts: tuple[str, ...]
 
 
-def run(study_name: str, every: bool, logs: tuple[Path, ...]) -> None:
+def run(study_name: str, every: bool, json_: bool, logs: tuple[Path, ...]) -> None:
     """What ``logs`` does; see cli/commands.py for its options."""
     file = find_study(study_name)
     study = load_study(file)
-    if not check_logs(study, load_workload(study, file), logs, every=every):
+    workload = load_workload(study, file)
+    if not (print_objects if json_ else check_logs)(study, workload, logs, every=every):
         raise SystemExit(EXIT_NOTHING_REACHED)
 
 
@@ -49,6 +51,23 @@ def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every:
         evals += show(log.name, read_lines(workload.reader, log.pieces(), study.counted), every=every)
         if log.problem:
             click.echo(log.problem, err=True)
+    return evals
+
+
+def print_objects(study: Study, workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
+    """The same, a JSON object a log; ``every``: with the lines that say nothing."""
+    evals = 0
+    for log in log_files(logs):
+        lines = list(read_lines(workload.reader, log.pieces(), study.counted))
+        found = sum(fact.startswith("eval:") for line in lines for fact in line.facts)
+        read = [
+            {"line": line.number, "text": visible(line.text), "facts": line.facts}
+            for line in lines
+            if line.facts or every
+        ]
+        problem = log.problem or None
+        click.echo(json.dumps({"log": log.name, "lines": len(lines), "evals": found, "read": read, "problem": problem}))
+        evals += found
     return evals
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import json
 import platform
 import time
 from collections.abc import Mapping
@@ -270,15 +271,17 @@ def run(
     svg_folder: Path | None,
     png: Path | None,
     pdf: Path | None,
+    json_: bool,
 ) -> None:
     """What ``report`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)
     if svg_folder or png or pdf:
-        for file in write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf}):
-            click.echo(file)
+        files = write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf})
+        names = [str(file) for file in files]
+        click.echo(json.dumps({"report": None, "figures": names}) if json_ else "\n".join(names))
         return
     path = path or review.paths.report
     with closing(watch_store(review.paths, storage)) as store:
         people = people_of(store, review.study.name)
     write_report(review.study, review.sweep, path, people, review.paths.root)
-    click.echo(path)
+    click.echo(json.dumps({"report": str(path), "figures": []}) if json_ else path)

@@ -70,3 +70,23 @@ def test_a_commit_is_that_of_the_tree_and_says_where_files_differ(tmp_path: Path
     assert len(clean) == 40
     (tmp_path / "mine.toml").write_text("b")
     assert commit_of(tmp_path) == f"{clean}+changes"
+
+
+def test_a_report_says_its_file_and_ingest_what_it_took(sweep: Sweep) -> None:
+    (report,) = printed("report")
+    assert Path(str(report["report"])).is_file()
+    (figures,) = printed("report", "--svg", "figures")
+    assert figures["report"] is None
+    assert all(Path(file).suffix == ".svg" for file in figures["figures"])
+    Path("runs.csv").write_text("LR,loss\n0.01,0.5\n")
+    (shown,) = printed("ingest", "--map", "eval=loss", "runs.csv")
+    (taken,) = printed("ingest", "--map", "eval=loss", "--yes", "runs.csv")
+    assert (shown["only_shown"], shown["taken"], taken["taken"], taken["known"]) == (True, 0, 1, 0)
+
+
+def test_a_log_is_an_object_with_what_its_lines_say(sweep: Sweep) -> None:
+    Path("run.log").write_text("nothing\n")
+    done = CliRunner().invoke(main, ["logs", "--study", "mine.toml", "--json", "run.log"])
+    assert done.exit_code == 4
+    (log,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert log == {"log": "run.log", "lines": 1, "evals": 0, "read": [], "problem": None}
