@@ -105,7 +105,7 @@ class Sweep:
         Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
         for what the machine lacks, StudyError for a mark EDIT, SweepBusyError while another driver is at work.
         """
-        from lora_tune.cli.options import people_if_known
+        from lora_tune.cli.options import feedback_if_known
         from lora_tune.cli.report import write_report
 
         plan, view = self._plan, Quiet() if self._quiet else Plain()
@@ -120,8 +120,8 @@ class Sweep:
                 outcome = driving.run()
                 store.finish(lease, outcome.reason)
             export.export_best(plan.study, driving.sweep, plan.workload, plan.paths.best)
-            people = people_if_known(store, plan.study.name)
-            write_report(plan.study, driving.sweep, plan.paths.report, people, storage=self._storage)
+            feedback = feedback_if_known(store, plan.study.name)
+            write_report(plan.study, driving.sweep, plan.paths.report, feedback, storage=self._storage)
         finally:
             store.close()
         return outcome.reason

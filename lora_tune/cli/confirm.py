@@ -32,9 +32,9 @@ from lora_tune.cli.confirm_outcome import (
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.cli.options import (
     Review,
-    again,
+    command_line,
+    feedback_if_known,
     load_review,
-    people_if_known,
     typed,
 )
 from lora_tune.config.study import Study
@@ -53,7 +53,7 @@ from lora_tune.controller.runtime import (
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.logs.run import Eval
 from lora_tune.review.stopping import Replicate, name_of, replicates, results
-from lora_tune.review.summary import parameters_text, race_words, ranked
+from lora_tune.review.summary import parameters_text, race_text, ranked
 from lora_tune.search.comparison import ComparisonPlan, ComparisonRules, plan
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale, scale_of
@@ -196,16 +196,16 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving, again("confirm", review.study.name, *typed(*_RACE)))
+                after_interrupt(driving, command_line("confirm", review.study.name, *typed(*_RACE)))
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
         runs = replicates(driving.sweep)
-        verdict = confirmation(review.study, driving.sweep, options.field, runs, race.standing())
+        verdict = confirmation(review.study, driving.sweep, options.field, runs, race.comparison())
         if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
-        with writing_results(again("confirm", review.study.name, *typed(*_RACE))):
+        with writing_results(command_line("confirm", review.study.name, *typed(*_RACE))):
             return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), say=say)
     finally:
         watcher.close()
@@ -237,7 +237,7 @@ def _hand_over(
     text = json.dumps(record, indent=1, default=str)
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
     written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)
-    report.write_report(review.study, sweep, review.paths.report, people_if_known(store, review.study.name))
+    report.write_report(review.study, sweep, review.paths.report, feedback_if_known(store, review.study.name))
     if say:
         click.echo("\n" + summary(review.study, sweep, verdict))
         say_checks(checks, folder)
@@ -286,15 +286,15 @@ def _dry_run(options: Options) -> None:
     workload = load_workload(options.study, options.review.file)
     for number, trial in enumerate(options.field):
         seed = options.study.trial_seed(number * options.settings.fewest)
-        again = Trial(
+        replicate = Trial(
             number=number,
             seed=seed,
             tuned=trial.tuned,
             parameters=trial.parameters,
             replicates=min(options.per_job, options.settings.most),
         )
-        job = workload.job(proposal(again, 0), options.paths.attempt(number, 0).folder)
-        seeds = " ".join(str(seed + i) for i in range(again.replicates))
+        job = workload.job(proposal(replicate, 0), options.paths.attempt(number, 0).folder)
+        seeds = " ".join(str(seed + i) for i in range(replicate.replicates))
         click.echo(f"\n# trial {trial.number} again, seeds {seeds}\n{redact(shlex.join(preview(options.study, job)))}")
 
 
@@ -336,8 +336,8 @@ def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
     Raises InputError where no trial reached the target.
     """
     leaders: list[Trial] = []
-    believed = recommend(study, sweep)
-    first = [believed.trial] if believed is not None and believed.ran else []
+    recommended = recommend(study, sweep)
+    first = [recommended.trial] if recommended is not None and recommended.ran else []
     for trial in [*first, *ranked(study, sweep)]:
         if all(trial.parameters != other.parameters for other in leaders):
             leaders.append(trial)
@@ -368,7 +368,7 @@ class Race:
         self._failed: Counter[int] = Counter()
         self._told = 0
 
-    def standing(self) -> ComparisonPlan:
+    def comparison(self) -> ComparisonPlan:
         """Where the race stands."""
         runs = results(replicates(self._records()), [t.number for t in self._field])
         return plan(runs, self._settings)
@@ -376,16 +376,16 @@ class Race:
     def ask(self) -> Asked | str:
         """The next job, or why there is none. Raises SetupError where the machine fails the same runs."""
         records = self._records()
-        done, stands = replicates(records), self.standing()
+        done, so_far = replicates(records), self.comparison()
         going = [t for t in records.trials.values() if t.state is not TrialState.FINISHED]
         for trial in self._field:
             known = len(done.get(trial.number, ())) + sum(t.replicates for t in going if t.replicate_of == trial.number)
-            short = stands.wanted.get(name_of(trial.number), 0) - known
+            short = so_far.wanted.get(name_of(trial.number), 0) - known
             if short > 0:
                 self._refuse_failing(trial)
                 return self._again(trial, known, min(short, self._per_job), records)
-        if stands.verdict:
-            return stands.verdict.sentence
+        if so_far.verdict:
+            return so_far.verdict.sentence
         return "1 run goes on" if len(going) == 1 else f"{len(going)} runs go on"
 
     def _again(self, trial: Trial, measured: int, count: int, records: StudyRecords) -> Asked:
@@ -417,7 +417,7 @@ class Race:
         rounds = sum(map(len, own.values())) // len(self._field)
         if rounds > self._told:
             self._told = rounds
-            self._say("so far: " + "; ".join(race_words(self._study, own)))
+            self._say("so far: " + "; ".join(race_text(self._study, own)))
 
 
 def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules) -> str:
@@ -433,4 +433,6 @@ def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules
 def with_seeds(study: Study, configurations: int, seeds: int) -> str:
     """The line that confirms so many configurations with ``seeds`` runs of each."""
     top = [] if configurations == TOP else ["--top", str(configurations)]
-    return again("confirm", study.name, *top, "--seeds", str(seeds), *typed("confidence", "parallel", "launcher"))
+    return command_line(
+        "confirm", study.name, *top, "--seeds", str(seeds), *typed("confidence", "parallel", "launcher")
+    )

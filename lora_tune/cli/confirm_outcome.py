@@ -18,7 +18,7 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.mlperf.benchmark import benchmark_names
 from lora_tune.mlperf.submission import passes, read_submission, sentences
 from lora_tune.review.stopping import Replicate, missed, name_of, results
-from lora_tune.review.summary import objective_words, parameters_text
+from lora_tune.review.summary import objective_text, parameters_text
 from lora_tune.search.comparison import CannotSeparate, ComparisonPlan, Decided, means
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
@@ -85,9 +85,13 @@ class Confirmation:
     seeds: int = 0
 
 
-def _identical(own: Sequence[Replicate]) -> float | None:
-    values = {r.objective for r in own}
-    return own[0].objective if len(own) > 1 and len(values) == 1 and math.isfinite(own[0].objective) else None
+def _identical(replicates: Sequence[Replicate]) -> float | None:
+    values = {r.objective for r in replicates}
+    return (
+        replicates[0].objective
+        if len(replicates) > 1 and len(values) == 1 and math.isfinite(replicates[0].objective)
+        else None
+    )
 
 
 def confirmation(
@@ -103,8 +107,8 @@ def confirmation(
     verdict = plan.verdict
     name = verdict.winner if isinstance(verdict, Decided) else verdict.recommended
     trial = next(t for t in field if name_of(t.number) == name)
-    own = runs.get(trial.number, ())
-    reached, timed = any(math.isfinite(r.objective) for r in own), objective_of(study).timed
+    replicates = runs.get(trial.number, ())
+    reached, timed = any(math.isfinite(r.objective) for r in replicates), objective_of(study).timed
     chosen = trial.number if reached else None
     scale = scale_of(study)
     mean = means(results(runs, [t.number for t in field]), scale)
@@ -114,8 +118,8 @@ def confirmation(
         decided=not isinstance(verdict, CannotSeparate) and reached,
         chosen=chosen,
         places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
-        scored=scored(study, trial, own, plan.wanted[name], mean[name]) if reached and timed else None,
-        identical=_identical(own),
+        scored=scored(study, trial, replicates, plan.wanted[name], mean[name]) if reached and timed else None,
+        identical=_identical(replicates),
         more_runs=verdict.more_runs if isinstance(verdict, CannotSeparate) else 0,
         seeds=verdict.seeds if isinstance(verdict, CannotSeparate) else 0,
         runs=sum(p.runs for p in places),
@@ -144,18 +148,18 @@ EPOCHS = "the reference convergence points count epochs: the checkers' word on t
 
 
 def scored(
-    study: Study, trial: Trial, own: Sequence[Replicate], counted: int, mean: tuple[float, float, float]
+    study: Study, trial: Trial, replicates: Sequence[Replicate], counted: int, mean: tuple[float, float, float]
 ) -> Scored | None:
     """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three.
 
-    counted: how many of its ``own`` runs a submission has; it is the first of them, since none may be picked out.
+    counted: how many of its ``replicates`` a submission has; it is the first of them, since none may be picked out.
     """
     from lora_tune.mlperf.score import olympic_mean, score
 
-    runs = own[:counted]
+    runs = replicates[:counted]
     if len(runs) < 3:
         return None
-    which = f"olympic mean of {f'the first {counted} of ' if counted < len(own) else ''}{len(own)} runs"
+    which = f"olympic mean of {f'the first {counted} of ' if counted < len(replicates) else ''}{len(replicates)} runs"
     minutes = [r.seconds / 60 if r.seconds is not None else math.inf for r in runs]
     batch = trial.parameters.get("GBS")
     olympic = olympic_mean(minutes)
@@ -171,7 +175,7 @@ def scored(
         )  # fmt: skip
     samples = [r.samples if r.samples is not None else math.inf for r in runs]
     mlperf = score(benchmark, minutes, samples, batch)
-    ahead = _ahead(benchmark, own, batch)
+    ahead = _ahead(benchmark, replicates, batch)
     sentence = f"{which} {mlperf.olympic_minutes:.2f} min x {mlperf.factor:.4f} = {mlperf.minutes:.2f} min"
     return Scored(
         runs=len(runs), olympic=mlperf.olympic_minutes, factor=mlperf.factor, minutes=mlperf.minutes, low=ahead.low,
@@ -180,13 +184,13 @@ def scored(
     )  # fmt: skip
 
 
-def _ahead(benchmark: Benchmark, own: Sequence[Replicate], batch: int) -> Prediction:
+def _ahead(benchmark: Benchmark, replicates: Sequence[Replicate], batch: int) -> Prediction:
     """What a new submission would score, by all runs there are."""
     from lora_tune.mlperf.score import predict
 
-    reached = [(r.seconds / 60, r.samples) for r in own if r.seconds is not None and r.samples is not None]
+    reached = [(r.seconds / 60, r.samples) for r in replicates if r.seconds is not None and r.samples is not None]
     minutes, samples = [m for m, _ in reached], [s for _, s in reached]
-    return predict(benchmark, minutes, samples, batch, unconverged=len(own) - len(reached))
+    return predict(benchmark, minutes, samples, batch, unconverged=len(replicates) - len(reached))
 
 
 def as_json(outcome: Confirmation) -> dict[str, Any]:
@@ -225,7 +229,7 @@ def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
 
 def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
     """The verdict, a table of the contenders, the score: what the command prints."""
-    lines = [outcome.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_words(study)}, mean and 90% interval"]
+    lines = [outcome.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_text(study)}, mean and 90% interval"]
     for place in outcome.places:
         lines.append(
             f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(study, place, sweep)}"
@@ -263,8 +267,8 @@ def run_text(job: Job, position: int) -> str:
 
     Raises SetupError where the log is gone.
     """
-    own = job.run_logs[position] if position < len(job.run_logs) else None
-    path = own if own is not None and own.is_file() else job.log
+    run_log = job.run_logs[position] if position < len(job.run_logs) else None
+    path = run_log if run_log is not None and run_log.is_file() else job.log
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -272,7 +276,7 @@ def run_text(job: Job, position: int) -> str:
             f"{path}: {error.strerror}: the result files are made of the logs; restore it, or start "
             "the confirmation anew with another --output"
         ) from error
-    return redact(text if path is own else split_runs(text)[position])
+    return redact(text if path is run_log else split_runs(text)[position])
 
 
 def split_runs(text: str) -> list[str]:

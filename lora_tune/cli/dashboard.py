@@ -22,7 +22,7 @@ from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.host import is_loopback
 from lora_tune.cli.options import (
     Review,
-    from_anywhere,
+    absolute_command_line,
     load_review,
     load_sweep,
     watch_store,
@@ -53,7 +53,7 @@ def application(review: Review, storage: str | None) -> Application:
     def load(known: StudyRecords | None) -> StudyRecords:
         return load_sweep(review.study.name, review.paths, storage, known)
 
-    line = from_anywhere("steer", study=review.study.name, folder=review.paths.root, storage=storage)
+    line = absolute_command_line("steer", study=review.study.name, folder=review.paths.root, storage=storage)
     snapshot = Snapshot(review.study, review.paths.root, load)
     try:
         inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))

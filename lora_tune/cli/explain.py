@@ -22,14 +22,14 @@ from lora_tune.logs.run import Eval, TrainPoint
 from lora_tune.review import importance
 from lora_tune.review.advice import Advice, advise
 from lora_tune.review.importance import FEWEST, Knob, cannot_tell, failing_values, knobs
-from lora_tune.review.stopping import account_words, stopping_account
+from lora_tune.review.stopping import account_text, stopping_account
 from lora_tune.review.summary import (
-    ending_word,
-    objective_words,
+    ending_label,
+    objective_text,
     parameters_text,
-    prior_words,
+    prior_text,
     ranked,
-    recommended_words,
+    recommended_text,
     trial_name,
 )
 from lora_tune.search import pace
@@ -85,7 +85,7 @@ def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
 def _recommended(study: Study, sweep: StudyRecords) -> str:
     if (config := recommend(study, sweep)) is None:
         return ""
-    return f"{trial_name(config.trial)}, {parameters_text(config.trial)}: {recommended_words(study, config)}"
+    return f"{trial_name(config.trial)}, {parameters_text(config.trial)}: {recommended_text(study, config)}"
 
 
 def why_proposed(study: Study, sweep: StudyRecords, trial: Trial) -> str:
@@ -157,8 +157,8 @@ def _place(study: Study, sweep: StudyRecords, trial: Trial) -> str:
         return ""
     best = order[0].objective
     ratio = trial.objective / best - 1 if best else 0.0
-    seeds = f"; {ending_word(study, trial)} with more seeds" if trial.metrics.confirmed else ""
-    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_words(study)}{seeds}"
+    seeds = f"; {ending_label(study, trial)} with more seeds" if trial.metrics.confirmed else ""
+    return f"number {at + 1} of {len(order)}, {ratio:+.1%} against the best in {objective_text(study)}{seeds}"
 
 
 def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
@@ -214,7 +214,7 @@ def _print_trial(review: Review, number: int, as_json: bool) -> None:
 
 
 def _print_importance(study: Study, sweep: StudyRecords, ranking: Sequence[Knob], unknown: str) -> None:
-    click.echo(f"What sets the better trials apart, in {objective_words(study)}")
+    click.echo(f"What sets the better trials apart, in {objective_text(study)}")
     for knob in ranking:
         bar = "█" * round(30 * knob.share)
         click.echo(f"  {knob.name:<20} {knob.share:>4.0%}  {bar:<30} best third: {knob.best}")
@@ -240,7 +240,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
         click.echo(visible(value.sentence(study)))
     _print_importance(study, sweep, ranking, unknown)
     if account := stopping_account(study, sweep, time.time()):
-        click.echo(f"\nStopping\n  {account_words(account)}")
+        click.echo(f"\nStopping\n  {account_text(account)}")
     best = best_run(study, sweep)
     for line in importance.told(study, sweep, best) if best is not None else ():
         click.echo(visible(f"\n{line}" if line.startswith("trial") else line, keep="\n"))
@@ -255,7 +255,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     if ahead.recommended:
         click.echo(f"\nRecommended now\n  {visible(ahead.recommended)}")
     click.echo("\nNext")
-    if starts := prior_words(study, sweep):
+    if starts := prior_text(study, sweep):
         click.echo(f"  the search starts from {starts}")
     if ahead.stop and not any(t.state is not TrialState.FINISHED for t in sweep.trials.values()):
         click.echo(f"  nothing: {ahead.stop}. With more budget it would be, for example:")

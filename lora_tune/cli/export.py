@@ -18,13 +18,13 @@ from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.host import installed
 from lora_tune.base.paths import near
 from lora_tune.base.text import visible
-from lora_tune.cli.options import again, load_review, python
+from lora_tune.cli.options import command_line, load_review, python
 from lora_tune.config.study import Study
 from lora_tune.controller.changed_study import base_trial, departed, refuse_departed
 from lora_tune.controller.conclusion import estimate_words
 from lora_tune.review import config_check, importance
-from lora_tune.review.stopping import runs_words
-from lora_tune.review.summary import best_run_words, objective_words, recommended_words, time_interval, trial_name
+from lora_tune.review.stopping import runs_text
+from lora_tune.review.summary import best_run_text, objective_text, recommended_text, time_interval, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_words
@@ -46,27 +46,27 @@ class Written:
 
 
 def provenance(
-    study: Study, trial: Trial, now: datetime.datetime, believed: Recommended | None = None
+    study: Study, trial: Trial, now: datetime.datetime, recommended: Recommended | None = None
 ) -> tuple[str, ...]:
     """Where an exported config comes from, one line each: the tool, the study, seeds, the score and its interval.
 
-    now: the time of the export. believed: what the sweep believes of it, where it is what it recommends.
+    now: the time of the export. recommended: what the sweep believes of it, where it is what it recommends.
     """
     ended = trial.finished_at
     measured = f", measured on {datetime.datetime.fromtimestamp(ended, datetime.UTC):%Y-%m-%d}" if ended else ""
     # torch of a container, or of trials that run elsewhere, is no package of this environment.
     versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
     recommendation: tuple[str, ...] = ()
-    if believed is not None:
+    if recommended is not None:
         recommendation = (
-            f"recommended: {recommended_words(study, believed)}",
-            f"best single run: {best_run_words(study, believed)}",
+            f"recommended: {recommended_text(study, recommended)}",
+            f"best single run: {best_run_text(study, recommended)}",
         )
     return (
         f"Exported by lora_tune {VERSION} on {now:%Y-%m-%d %H:%M} UTC",
         f"study {study.name}, hash {study.digest}, {trial_name(trial)}{measured}",
         *recommendation,
-        *(() if trial.verdict is None else _results(study, trial, selected=believed is not None)),
+        *(() if trial.verdict is None else _results(study, trial, selected=recommended is not None)),
         *_confirmed(study, trial),
         f"{versions}, Python {platform.python_version()}",
     )
@@ -98,7 +98,7 @@ def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
     if by_clock != trial.seconds:
         scale = by_clock / trial.seconds
         within = "" if selected else f", 90% interval {scale * low:.1f} to {scale * high:.1f} s"
-        yield f"score, {objective_words(study)}: {by_clock:.1f} s{within}"
+        yield f"score, {objective_text(study)}: {by_clock:.1f} s{within}"
     if machine := clock_words(study, trial):
         yield machine
 
@@ -108,7 +108,7 @@ def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
     race = trial.metrics.confirmed
     if race is None:
         return
-    sentence = runs_words(race.runs, race.missed, scale_of(study))
+    sentence = runs_text(race.runs, race.missed, scale_of(study))
     if race.seconds is not None and race.low is not None and race.high is not None:
         objective = objective_of(study)
         if objective.timed:
@@ -116,12 +116,12 @@ def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
         else:
             mean, low, high = (objective.text(value) for value in (race.seconds, race.low, race.high))
             sentence += f"; mean {mean}, 90% interval {low} to {high}"
-    yield f"{race.choice} with further seeds{seeds_words(race.seeds)}: {sentence}"
+    yield f"{race.choice} with further seeds{seeds_text(race.seeds)}: {sentence}"
     if race.score:
         yield race.score
 
 
-def seeds_words(seeds: Sequence[int]) -> str:
+def seeds_text(seeds: Sequence[int]) -> str:
     """Seeds of several runs for people, a blank first; "" where an earlier release kept none."""
     ordered = sorted(seeds)
     if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[0] + len(ordered))):
@@ -130,17 +130,17 @@ def seeds_words(seeds: Sequence[int]) -> str:
 
 
 def export_trial(
-    study: Study, trial: Trial, workload: Workload, folder: Path, believed: Recommended | None = None
+    study: Study, trial: Trial, workload: Workload, folder: Path, recommended: Recommended | None = None
 ) -> Written:
     """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs.
 
-    believed: what the sweep believes of its configuration, where that is what it recommends.
+    recommended: what the sweep believes of its configuration, where that is what it recommends.
     """
     proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
-    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), believed)
+    lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), recommended)
     exported = workload.export(proposal, lines)
     main_file = next(iter(exported.files))
-    data = config_check.sidecar(study, trial, main_file, exported.usage, lines, believed)
+    data = config_check.sidecar(study, trial, main_file, exported.usage, lines, recommended)
     stem = main_file.removesuffix(".sh")
     sidecars = {
         f"{stem}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n",
@@ -154,12 +154,12 @@ def export_trial(
 
 def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:
     """Replace what ``folder`` holds by the configuration that is believed best; None, and nothing written, without."""
-    believed = recommend(study, sweep)
-    if believed is None:
+    recommended = recommend(study, sweep)
+    if recommended is None:
         return None
     for old in folder.glob("config_*") if folder.is_dir() else ():
         old.unlink()
-    return export_trial(study, believed.trial, workload, folder, believed)
+    return export_trial(study, recommended.trial, workload, folder, recommended)
 
 
 def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
@@ -192,14 +192,14 @@ def chosen(
     if near_miss and number is None and closest is not None:
         return closest.trial, None
     if number is None:
-        if (believed := recommend(study, sweep)) is None:
+        if (recommended := recommend(study, sweep)) is None:
             if idle := no_effect(study, sweep):
                 raise NothingReachedError(f"{study.name}: {idle.sentence}")
             hint = ""
             if closest:
-                hint = f"; {nearest_words(closest)}; to export it: {again('export', study.name, '--nearest')}"
+                hint = f"; {nearest_words(closest)}; to export it: {command_line('export', study.name, '--nearest')}"
             raise NothingReachedError(f"{study.name}: {objective_of(study).nothing} yet{hint}")
-        return believed.trial, believed
+        return recommended.trial, recommended
     if number not in sweep.trials:
         raise InputError(f"--trial {number}: {study.name} has no such trial; there are {_ranges(list(sweep.trials))}")
     trial = sweep.trials[number]
@@ -225,17 +225,17 @@ def run(
 ) -> None:
     """What ``export`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
-    trial, believed = chosen(review.study, review.sweep, number, near_miss=near_miss)
+    trial, recommended = chosen(review.study, review.sweep, number, near_miss=near_miss)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)
-    written = export_trial(review.study, trial, workload, folder or review.paths.best, believed)
+    written = export_trial(review.study, trial, workload, folder or review.paths.best, recommended)
     if json_:
         if base is not None or check:
             raise InputError("--json says what was exported; take --diff and --check out, or --json")
-        click.echo(json.dumps(_as_json(review.study, trial, believed, written, typed(written, workload))))
+        click.echo(json.dumps(_as_json(review.study, trial, recommended, written, typed(written, workload))))
         return
-    if believed is not None:
-        click.echo(f"recommended: {recommended_words(review.study, believed)}, {trial_name(trial)}")
-        click.echo(f"best single run: {best_run_words(review.study, believed)}")
+    if recommended is not None:
+        click.echo(f"recommended: {recommended_text(review.study, recommended)}, {trial_name(trial)}")
+        click.echo(f"best single run: {best_run_text(review.study, recommended)}")
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
     if doubt := departed(review.sweep, workload):
         click.echo(f"warning: {doubt}; the export sources it: put it back before you run it", err=True)
@@ -251,15 +251,17 @@ def run(
         click.echo("\n" + _checked(written.path, trial, workload))
 
 
-def _as_json(study: Study, trial: Trial, believed: Recommended | None, written: Written, line: str) -> dict[str, Any]:
+def _as_json(
+    study: Study, trial: Trial, recommended: Recommended | None, written: Written, line: str
+) -> dict[str, Any]:
     """An export as plain data. line: what runs it."""
     return {
         "config": str(written.path),
         "run": line,
         "trial": trial.number if trial.verdict is not None else None,
         "parameters": dict(trial.parameters),
-        "recommended": None if believed is None else recommended_words(study, believed),
-        "best_run": None if believed is None else best_run_words(study, believed),
+        "recommended": None if recommended is None else recommended_text(study, recommended),
+        "best_run": None if recommended is None else best_run_text(study, recommended),
     }
 
 

@@ -255,7 +255,7 @@ def _as_json(gathered: Gathered, taken: int, file: Path) -> dict[str, object]:
     }
 
 
-def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[str, int]) -> None:
+def _say(study: Study, taken: Sequence[PriorRun], known: int, left_out: Mapping[str, int]) -> None:
     """What was taken from where, and what was not and why."""
     by_source: dict[str, list[PriorRun]] = {}
     for run in taken:
@@ -263,7 +263,7 @@ def _say(study: Study, taken: Sequence[PriorRun], again: int, left_out: Mapping[
     for source, runs in by_source.items():
         reached = sum(any(e.loss <= study.target for e in run.evals) for run in runs)
         click.echo(f"{len(runs):4} from {source}: {reached} reached {study.goal}")
-    if again:
-        click.echo(f"{again:4} known already")
+    if known:
+        click.echo(f"{known:4} known already")
     for why, count in left_out.items():
         click.echo(f"{count:4} left out: {why}", err=True)

@@ -27,7 +27,7 @@ from lora_tune.cli import ask_tell
 from lora_tune.cli.ask_tell import as_json as trial_json
 from lora_tune.cli.explain import trial_story
 from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
-from lora_tune.cli.status import Standing, SweepSnapshot
+from lora_tune.cli.status import SweepCondition, SweepSnapshot
 from lora_tune.cli.steer import this_person
 from lora_tune.cli.verdict import arm_verdict, shown
 from lora_tune.config.space import range_words
@@ -36,7 +36,7 @@ from lora_tune.controller.commits import resolve
 from lora_tune.controller.runtime import DrivePlan
 from lora_tune.controller.steering import apply_requests, refusal_of_values
 from lora_tune.review.advice import advise
-from lora_tune.review.summary import money, objective_words, overview, parameters_text, recommended_words
+from lora_tune.review.summary import money, objective_text, overview, parameters_text, recommended_text
 from lora_tune.search.campaign import campaign
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.usual_names import COMMIT
@@ -106,7 +106,7 @@ class AgentTools:
         space, objective, budget = known.search_space, objective_of(known), known.budget
         return {
             "study": known.name,
-            "objective": objective_words(known),
+            "objective": objective_text(known),
             "better_is": "larger" if objective.maximise else "smaller",
             "target": known.objective.target if objective.has_target else None,
             "parameters": {name: range_words(d) for name, d in list(space.distributions().items())[:ROWS]},
@@ -194,10 +194,12 @@ class AgentTools:
             snapshot = SweepSnapshot(review, store)
             ended = _ended(snapshot.sweep)
             while (
-                time.monotonic() < until and snapshot.standing == Standing.RUNNING and _ended(snapshot.sweep) == ended
+                time.monotonic() < until
+                and snapshot.condition == SweepCondition.RUNNING
+                and _ended(snapshot.sweep) == ended
             ):
                 time.sleep(0.25)
-                snapshot.again()
+                snapshot.refresh()
             return _status(snapshot)
         finally:
             store.close()
@@ -247,11 +249,13 @@ class AgentTools:
         review = self._review(study)
         where = ["--output", str(self._output)] if self._output else []
         printed = _run("export", "--study", str(review.file), *where, storage=self._storage)
-        believed = overview(review.study, review.sweep, time.time()).recommended
+        recommended = overview(review.study, review.sweep, time.time()).recommended
         return {
-            "recommended": None if believed is None else recommended_words(review.study, believed),
-            "parameters": None if believed is None else dict(believed.trial.parameters),
-            "verdict": None if believed is None or not believed.ran else _sentence(review, believed.trial.number),
+            "recommended": None if recommended is None else recommended_text(review.study, recommended),
+            "parameters": None if recommended is None else dict(recommended.trial.parameters),
+            "verdict": None
+            if recommended is None or not recommended.ran
+            else _sentence(review, recommended.trial.number),
             "printed": printed[:TEXT],
         }
 
@@ -392,29 +396,29 @@ def _row(study: Study, trial: Trial) -> dict[str, Any]:
 def _status(snapshot: SweepSnapshot) -> dict[str, Any]:
     """The sweep at one moment, short."""
     study, sweep = apply_requests(snapshot.study, snapshot.requests).study, snapshot.sweep
-    seen, budget = overview(study, sweep, snapshot.now), study.budget
+    totals, budget = overview(study, sweep, snapshot.now), study.budget
     open_ = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
     return {
         "study": study.name,
-        "state": snapshot.standing,
-        "trials": {"all": seen.trials, "allowed": budget.trials, "open": seen.open}
-        | {v.value: n for v, n in seen.verdicts.items()},
-        "node_hours": {"spent": round(seen.node_hours, 4), "allowed": budget.node_hours},
-        "money": money(study, seen.node_hours),
-        "recommended": None if seen.recommended is None else recommended_words(study, seen.recommended),
+        "state": snapshot.condition,
+        "trials": {"all": totals.trials, "allowed": budget.trials, "open": totals.open}
+        | {v.value: n for v, n in totals.verdicts.items()},
+        "node_hours": {"spent": round(totals.node_hours, 4), "allowed": budget.node_hours},
+        "money": money(study, totals.node_hours),
+        "recommended": None if totals.recommended is None else recommended_text(study, totals.recommended),
         "verdicts": campaign(study, sweep).words,
         "running": [_row(study, t) for t in open_[: ROWS // 2]],
-        "failures": [{"what": visible(f.line)[:LINE], "do": visible(f.remedy)[:LINE]} for f in seen.failures[:3]],
+        "failures": [{"what": visible(f.line)[:LINE], "do": visible(f.remedy)[:LINE]} for f in totals.failures[:3]],
         "requests_waiting": [r.number for r in snapshot.requests if r.answered_at is None][:ROWS],
         "refused": [f"request {r.number}: {r.answer}"[:LINE] for r in snapshot.requests[-ROWS:]
                     if r.answered_at is not None and not r.accepted][-3:],
-        "next": _next(study, snapshot.standing),
+        "next": _next(study, snapshot.condition),
     }  # fmt: skip
 
 
 def _next(study: Study, condition: str) -> str | None:
     """What the model may do about a sweep that nobody drives."""
-    if condition != Standing.UNATTENDED:
+    if condition != SweepCondition.UNATTENDED:
         return None
     outside = study.site.launcher == ask_tell.OUTSIDE
     return "propose another trial, or tell how an open one went" if outside else "start: nobody drives it"

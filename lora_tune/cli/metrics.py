@@ -44,7 +44,7 @@ class SweepGauges:
     best: float | None = None
 
 
-def standing(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
+def gauges_of(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
     """What is measured of a sweep at ``now``; ``last_eval_at`` is left to whoever saw the evals come."""
     states: Counter[str] = Counter()
     queued: list[float] = []
@@ -113,10 +113,10 @@ class Metrics:
         ticks = _Ticks(environment.clock)
         return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
 
-    def note(self, name: str, standing: SweepGauges, tick_seconds: float | None) -> None:
+    def note(self, name: str, gauges: SweepGauges, tick_seconds: float | None) -> None:
         """The sweep as it is now."""
         with self._lock:
-            self._sweeps[name] = standing
+            self._sweeps[name] = gauges
             if tick_seconds is not None:
                 self._ticks[name] = tick_seconds
 
@@ -130,12 +130,12 @@ class Metrics:
         trials = GaugeMetricFamily("lora_tune_trials", "trials by state", labels=["study", "state"])
         hours = CounterMetricFamily("lora_tune_node_hours", "node-hours of all attempts", labels=["study"])
         money = CounterMetricFamily("lora_tune_money", "node-hours times their price", labels=["study"])
-        for name, seen in sweeps.items():
-            for state, count in seen.states.items():
+        for name, totals in sweeps.items():
+            for state, count in totals.states.items():
                 trials.add_metric([name, state], count)
-            hours.add_metric([name], seen.node_hours)
-            if seen.price is not None:
-                money.add_metric([name], seen.node_hours * seen.price)
+            hours.add_metric([name], totals.node_hours)
+            if totals.price is not None:
+                money.add_metric([name], totals.node_hours * totals.price)
         yield from (trials, hours, money)
         gauges: dict[str, tuple[str, dict[str, float | None]]] = {
             "queue_wait_seconds": (
@@ -208,8 +208,8 @@ class _CountedView:
         if count != self._evals and self._evals >= 0:
             self._last_eval_at = time.time()
         self._evals = count
-        seen = replace(standing(study, sweep, now), last_eval_at=self._last_eval_at)
-        self._metrics.note(study.name, seen, self._ticks.last)
+        totals = replace(gauges_of(study, sweep, now), last_eval_at=self._last_eval_at)
+        self._metrics.note(study.name, totals, self._ticks.last)
 
     def line(self, text: str) -> None:
         self._inner.line(text)

@@ -75,7 +75,7 @@ def called(command: str) -> str:
     return f"{program.name if same else shlex.quote(near(program))} {command}"
 
 
-def again(command: str, study: str, *more: str) -> str:
+def command_line(command: str, study: str, *more: str) -> str:
     """The line that runs ``command`` on the sweep of the command that runs now.
 
     A database URL with a password is left out: it came by a variable, which is still set where this is pasted.
@@ -110,7 +110,7 @@ def typed(*names: str) -> list[str]:
     return arguments
 
 
-def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:
+def absolute_command_line(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:
     """The line that runs ``command`` on a sweep whatever the present folder is, for pages that are read later.
 
     The records know the study, so its name is enough for every command that reviews or steers.
@@ -136,8 +136,8 @@ def from_anywhere(command: str, *more: str, study: str, folder: Path, storage: s
 
 
 def as_typed(text: str) -> str:
-    """A message with the commands in it as :func:`again` gives them: whoever wrote it knew the study's name alone."""
-    text = _HINT.sub(lambda hint: again(hint[1], hint[2]), text)
+    """A message with the commands in it as :func:`command_line` gives them: its author knew the study alone."""
+    text = _HINT.sub(lambda hint: command_line(hint[1], hint[2]), text)
     return _NAMED.sub(lambda named: called(named[1]), text)
 
 
@@ -358,28 +358,28 @@ def storage_name(paths: SweepPaths, storage: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class People:
+class Feedback:
     """What people asked of a sweep, and what they wrote beside it and its trials."""
 
     requests: Sequence[Request] = ()
     remarks: Sequence[Remark] = ()
 
 
-NOBODY = People()
+NO_FEEDBACK = Feedback()
 
 
-def people_of(store: stores.Store, name: str) -> People:
+def feedback_of(store: stores.Store, name: str) -> Feedback:
     """What people asked and wrote. Raises StoreError."""
     written = sorted(stores.Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
-    return People(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
+    return Feedback(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
 
 
-def people_if_known(store: stores.Store, name: str) -> People:
+def feedback_if_known(store: stores.Store, name: str) -> Feedback:
     """The same; nothing where the database is away, which its driver says by itself."""
     try:
-        return people_of(store, name)
+        return feedback_of(store, name)
     except StoreError:
-        return NOBODY
+        return NO_FEEDBACK
 
 
 # What is driven: a study as its file says it, with what the command line or Python lay over it.

@@ -86,7 +86,7 @@ def unread(name: str, problem: str) -> dict[str, Any]:
 
 
 def lines(name: str, played: ReplayedLog, study: Study) -> list[str]:
-    """A log for people: what it says, each verdict with its time, and what that would have lost or saved."""
+    """A log for feedback: what it says, each verdict with its time, and what that would have lost or saved."""
     run = played.run
     facts = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                       for key, value in played.parameters.items())  # fmt: skip

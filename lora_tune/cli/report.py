@@ -20,11 +20,11 @@ from lora_tune.base import VERSION
 from lora_tune.base.host import installed
 from lora_tune.base.text import duration, redact
 from lora_tune.cli.options import (
-    NOBODY,
-    People,
-    from_anywhere,
+    NO_FEEDBACK,
+    Feedback,
+    absolute_command_line,
+    feedback_of,
     load_review,
-    people_of,
     sweep_paths,
     watch_store,
 )
@@ -47,15 +47,15 @@ from lora_tune.review.page import (
     write_figures,
     write_page,
 )
-from lora_tune.review.stopping import account_words
+from lora_tune.review.stopping import account_text
 from lora_tune.review.summary import (
     Overview,
-    best_run_words,
-    objective_words,
+    best_run_text,
+    objective_text,
     overview,
-    prior_words,
-    recommended_words,
-    score_words,
+    prior_text,
+    recommended_text,
+    score_text,
     trial_name,
 )
 from lora_tune.search.campaign import ArmState, campaign
@@ -75,26 +75,26 @@ def write_report(
     study: Study,
     sweep: StudyRecords,
     path: Path,
-    people: People = NOBODY,
+    feedback: Feedback = NO_FEEDBACK,
     folder: Path | None = None,
     storage: str | None = None,
 ) -> None:
     """Write the report of ``sweep`` to ``path``, replacing an older one in one step.
 
-    people, folder, storage: see report_html; without ``folder`` it is the page's own.
+    feedback, folder, storage: see report_html; without ``folder`` it is the page's own.
     """
-    write_page(path, report_html(study, sweep, time.time(), people, folder or path.parent, storage))
+    write_page(path, report_html(study, sweep, time.time(), feedback, folder or path.parent, storage))
 
 
 def report_html(
     study: Study,
     sweep: StudyRecords,
     now: float,
-    people: People = NOBODY,
+    feedback: Feedback = NO_FEEDBACK,
     folder: Path | None = None,
     storage: str | None = None,
 ) -> str:
-    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. people: what they asked and wrote.
+    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. feedback: of people.
 
     folder, storage: of the sweep, for the commands that the page shows. Every text of the study is escaped, and the
     page's own policy admits no script but its own.
@@ -102,7 +102,9 @@ def report_html(
     script = page_file("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     summary = overview(study, sweep, now)
-    line = partial(from_anywhere, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage)
+    line = partial(
+        absolute_command_line, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage
+    )
     return template("report.html.j2").render(
         study=study,
         objective=objective_of(study),
@@ -119,7 +121,7 @@ def report_html(
         figures=page_figures(study, sweep, now),
         table=(table := trial_rows(study, sweep, now)),
         verdicts=sorted(set(table.states)),
-        **_people(people),
+        **_feedback(feedback),
         clone=line("steer", "--enqueue", "--clone", "TRIAL", "--set", "NAME=VALUE"),
         export=line("export"),
         provenance=_provenance(study, sweep, now),
@@ -144,12 +146,12 @@ def _amounts(study: Study) -> dict[str, Any]:
     }
 
 
-def _people(people: People) -> dict[str, list[tuple[object, ...]]]:
+def _feedback(feedback: Feedback) -> dict[str, list[tuple[object, ...]]]:
     return {
         "requests": [
-            (_moment(r.asked_at), r.who, describe(r), r.answer or "not answered yet") for r in people.requests
+            (_moment(r.asked_at), r.who, describe(r), r.answer or "not answered yet") for r in feedback.requests
         ],
-        "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in people.remarks],
+        "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in feedback.remarks],
     }
 
 
@@ -163,10 +165,10 @@ def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:
     """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
-    believed = recommend(study, sweep)
-    if believed is None:
+    recommended = recommend(study, sweep)
+    if recommended is None:
         return []
-    return [line.strip() for line in importance.told(study, sweep, believed.shown)]
+    return [line.strip() for line in importance.told(study, sweep, recommended.shown)]
 
 
 Card = tuple[str, str, str]
@@ -191,39 +193,39 @@ def _cards(study: Study, sweep: StudyRecords, summary: Overview) -> list[Card]:
     cards.append((f"{name} saved by stopping early", spent_text(study, saved, hours), share))
     if summary.stopping:
         kept = "no run yet" if summary.stopping.kept is None else f"{100 * summary.stopping.kept:.3g}%"
-        cards.append(("Good runs stopped by error, at most", kept, account_words(summary.stopping)))
+        cards.append(("Good runs stopped by error, at most", kept, account_text(summary.stopping)))
     return cards
 
 
 def _recommended_card(study: Study, summary: Overview) -> list[Card]:
     """What is handed over; none before a trial reached the target."""
-    if (believed := summary.recommended) is None:
+    if (recommended := summary.recommended) is None:
         return []
-    sentence = f"{recommended_words(study, believed)}; {trial_name(believed.trial)}"
-    return [(f"Recommended: {objective_words(study)}", objective_of(study).text(believed.objective), sentence)]
+    sentence = f"{recommended_text(study, recommended)}; {trial_name(recommended.trial)}"
+    return [(f"Recommended: {objective_text(study)}", objective_of(study).text(recommended.objective), sentence)]
 
 
 def _result_card(study: Study, summary: Overview) -> Card:
-    label, objective = f"Best single run: {objective_words(study)}", objective_of(study)
+    label, objective = f"Best single run: {objective_text(study)}", objective_of(study)
     if summary.best is None:
         return (label, "none yet", nearest_words(summary.nearest) if summary.nearest else objective.nothing)
     value, number = summary.best.objective, summary.best.number
     if not objective.timed:
         return (label, objective.text(value), f"trial {number}")
-    other = f"{score}; " if (score := score_words(study, summary.best)) else ""
+    other = f"{score}; " if (score := score_text(study, summary.best)) else ""
     return (label, duration(value), f"trial {number}; {other}one run, picked for being the best: luck is part of it")
 
 
 def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
     """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
-    if (believed := summary.recommended) is None:
+    if (recommended := summary.recommended) is None:
         return None
     searched = searched_names(study)
-    rows = [(name, value_text(value), name in searched) for name, value in believed.trial.parameters.items()]
+    rows = [(name, value_text(value), name in searched) for name, value in recommended.trial.parameters.items()]
     return {
-        "name": trial_name(believed.trial),
-        "words": recommended_words(study, believed),
-        "luckiest": best_run_words(study, believed),
+        "name": trial_name(recommended.trial),
+        "words": recommended_text(study, recommended),
+        "luckiest": best_run_text(study, recommended),
         "parameters": rows,
     }
 
@@ -246,7 +248,7 @@ def _provenance(study: Study, sweep: StudyRecords, now: float) -> Mapping[str, s
         "Packages here": ", ".join(f"{name} {version}" for name in _PACKAGES if (version := installed(name))),
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "Sampler": f"{study.search.sampler}, seed {study.search.seed}",
-        **({"Starts from": starts} if (starts := prior_words(study, sweep)) else {}),
+        **({"Starts from": starts} if (starts := prior_text(study, sweep)) else {}),
         "Trial seeds": f"{min(seeds)} to {max(seeds)}" if seeds else "none yet",
         "Trials run on": _where(study),
     }
@@ -282,6 +284,6 @@ def run(
         return
     path = path or review.paths.report
     with closing(watch_store(review.paths, storage)) as store:
-        people = people_of(store, review.study.name)
-    write_report(review.study, review.sweep, path, people, review.paths.root)
+        feedback = feedback_of(store, review.study.name)
+    write_report(review.study, review.sweep, path, feedback, review.paths.root)
     click.echo(json.dumps({"report": str(path), "figures": []}) if json_ else path)

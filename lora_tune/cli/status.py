@@ -22,7 +22,7 @@ from lora_tune.base import errors
 from lora_tune.base.text import duration, visible
 from lora_tune.cli.options import (
     Review,
-    again,
+    command_line,
     load_review,
     watch_store,
 )
@@ -32,16 +32,16 @@ from lora_tune.config.study import Study
 from lora_tune.controller.steering import apply_requests
 from lora_tune.review import screen
 from lora_tune.review.importance import scaling, table
-from lora_tune.review.stopping import account_words
+from lora_tune.review.stopping import account_text
 from lora_tune.review.summary import (
     Overview,
-    confirmed_words,
+    confirmed_text,
     money,
     overview,
     parameters_text,
     price,
-    recommended_words,
-    score_words,
+    recommended_text,
+    score_text,
     trial_name,
 )
 from lora_tune.search.objectives import objective_of
@@ -54,7 +54,7 @@ from lora_tune.store.records import StudyRecords, Trial, TrialState
 # Where a sweep stands, for programs: its condition as a word, an exit code, and the whole picture as plain data.
 
 
-class Standing:
+class SweepCondition:
     """A sweep's condition, as one word."""
 
     RUNNING = "running"
@@ -64,15 +64,15 @@ class Standing:
     ENDED = "ended"
 
 
-def standing(sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
+def sweep_condition(sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
     """The sweep's condition. driver: who drives, and the epoch second of its last sign of life.
 
     over: whether its last driver noted its end; also True where no driver noted anything (older releases).
     """
     owner, sign = driver
     if owner and now - sign < LEASE_SECONDS:
-        return Standing.RUNNING
-    return Standing.ENDED if over and not open_trials(sweep) else Standing.UNATTENDED
+        return SweepCondition.RUNNING
+    return SweepCondition.ENDED if over and not open_trials(sweep) else SweepCondition.UNATTENDED
 
 
 def open_trials(sweep: StudyRecords) -> int:
@@ -82,9 +82,9 @@ def open_trials(sweep: StudyRecords) -> int:
 
 def exit_code(condition: str, overview: Overview) -> int:
     """For monitoring: 0 running, or ended with a best trial; 3 unattended; 4 ended and nothing reached the target."""
-    if condition == Standing.UNATTENDED:
+    if condition == SweepCondition.UNATTENDED:
         return errors.EXIT_SETUP
-    if condition == Standing.ENDED and overview.best is None:
+    if condition == SweepCondition.ENDED and overview.best is None:
         return errors.EXIT_NOTHING_REACHED
     return errors.EXIT_DONE
 
@@ -96,52 +96,52 @@ def as_json(
 
     samples are counted in ``progress_unit``, as the log counts them.
     """
-    seen = overview(study, sweep, now)
-    best = seen.best
+    totals = overview(study, sweep, now)
+    best = totals.best
     return {
         "study": study.name,
         "hash": sweep.digest,
-        "state": standing(sweep, driver, now, over=over),
+        "state": sweep_condition(sweep, driver, now, over=over),
         "driver": driver[0] or None,
         "progress_unit": study.progress_unit,
         "driver_sign_seconds_ago": round(now - driver[1], 1) if driver[0] else None,
         "target": study.objective.target if objective_of(study).has_target else None,
-        "trials": seen.trials,
-        "trials_planned": seen.planned,
-        "open": seen.open,
-        "verdicts": {v.value: n for v, n in seen.verdicts.items()},
-        "node_hours": seen.node_hours,
-        "node_hours_overhead": seen.overhead_hours,
+        "trials": totals.trials,
+        "trials_planned": totals.planned,
+        "open": totals.open,
+        "verdicts": {v.value: n for v, n in totals.verdicts.items()},
+        "node_hours": totals.node_hours,
+        "node_hours_overhead": totals.overhead_hours,
         "node_hours_budget": study.budget.node_hours,
-        "node_hours_saved": seen.saved,
-        "stopping": None if seen.stopping is None else asdict(seen.stopping),
-        "money": money(study, seen.node_hours),
-        "seconds": seen.seconds,
-        "recommended": None if seen.recommended is None else _recommended(seen.recommended),
+        "node_hours_saved": totals.saved,
+        "stopping": None if totals.stopping is None else asdict(totals.stopping),
+        "money": money(study, totals.node_hours),
+        "seconds": totals.seconds,
+        "recommended": None if totals.recommended is None else _recommended(totals.recommended),
         "best": None if best is None else _trial(study, sweep, best, now),
         "nearest": None
-        if seen.nearest is None
-        else {**_trial(study, sweep, seen.nearest.trial, now), "missing": seen.nearest.missing},
+        if totals.nearest is None
+        else {**_trial(study, sweep, totals.nearest.trial, now), "missing": totals.nearest.missing},
         "running": [_trial(study, sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
-        "trouble": seen.trouble or None,
+        "trouble": totals.trouble or None,
         "failures": [
             {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
-            for f in seen.failures
+            for f in totals.failures
         ],
     }
 
 
-def _recommended(believed: Recommended) -> dict[str, Any]:
+def _recommended(recommended: Recommended) -> dict[str, Any]:
     """The configuration that is handed over; ``trial`` is None where none has run it as a whole."""
     return {
-        "trial": believed.trial.number if believed.ran else None,
-        "objective": believed.objective,
-        "interval": (believed.low, believed.high),
-        "runs": believed.runs,
-        "confirmed": believed.confirmed,
-        "why": believed.why,
-        "best_run": believed.best_run.number,
-        "parameters": dict(believed.trial.parameters),
+        "trial": recommended.trial.number if recommended.ran else None,
+        "objective": recommended.objective,
+        "interval": (recommended.low, recommended.high),
+        "runs": recommended.runs,
+        "confirmed": recommended.confirmed,
+        "why": recommended.why,
+        "best_run": recommended.best_run.number,
+        "parameters": dict(recommended.trial.parameters),
     }
 
 
@@ -175,9 +175,9 @@ class SweepSnapshot:
     def __init__(self, review: Review, store: stores.Store) -> None:
         self._store = store
         self.study, self.sweep = review.study, review.sweep
-        self.again()
+        self.refresh()
 
-    def again(self) -> None:
+    def refresh(self) -> None:
         name = self.study.name
         # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
         self.driver, self.now = _driver(self._store, name), time.time()
@@ -186,8 +186,8 @@ class SweepSnapshot:
         self.sweep = self._store.load(name, self.sweep) or self.sweep
 
     @property
-    def standing(self) -> str:
-        return standing(self.sweep, self.driver, self.now, over=self.over)
+    def condition(self) -> str:
+        return sweep_condition(self.sweep, self.driver, self.now, over=self.over)
 
 
 def _driver(store: stores.Store, name: str) -> tuple[str, float]:
@@ -248,10 +248,10 @@ def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text)
     if summary.trouble:
         grid.add_row("trouble", Text(summary.trouble, style="bold red"))
     if summary.recommended:
-        sentence = f"{recommended_words(study, summary.recommended)}, {trial_name(summary.recommended.trial)}"
+        sentence = f"{recommended_text(study, summary.recommended)}, {trial_name(summary.recommended.trial)}"
         grid.add_row("recommended", _styled(sentence, parameters_text(summary.recommended.trial)))
     grid.add_row("best run", _best(study, summary))
-    if sentence := confirmed_words(study, summary.best):
+    if sentence := confirmed_text(study, summary.best):
         grid.add_row("confirmed", sentence)
     budget = f" of {study.budget.node_hours:g}" if study.budget.node_hours else ""
     overhead = f"; {summary.overhead_hours:.2g} of them in packs that trained nobody" if summary.overhead_hours else ""
@@ -259,22 +259,22 @@ def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text)
     spent = f"{spent_text(study, summary.node_hours)}{budget}{price(study, summary.node_hours)}"
     grid.add_row(spent_name(study), Text(f"{spent}{overhead}{saved}"))
     if summary.stopping:
-        grid.add_row("stopping", Text(account_words(summary.stopping)))
+        grid.add_row("stopping", Text(account_text(summary.stopping)))
     grid.add_row("time", duration(summary.seconds))
     return grid
 
 
 def _condition(study: Study, sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool) -> Text:
     owner, sign = driver
-    condition = standing(sweep, driver, now, over=over)
-    if condition == Standing.RUNNING:
+    condition = sweep_condition(sweep, driver, now, over=over)
+    if condition == SweepCondition.RUNNING:
         who = visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
-    if condition == Standing.UNATTENDED:
+    if condition == SweepCondition.UNATTENDED:
         what = "trials are open" if open_trials(sweep) else "it is not over"
         if study.site.launcher == "outside":
-            return Text(f"{what}; trials are run by you; the next one: {again('ask', study.name)}", style="bold")
-        line = again("sweep", study.name)
+            return Text(f"{what}; trials are run by you; the next one: {command_line('ask', study.name)}", style="bold")
+        line = command_line("sweep", study.name)
         return Text(f"{what} and no driver is running; take over with: {line}", style="bold red")
     return Text("ended")
 
@@ -289,7 +289,7 @@ def _best(study: Study, summary: Overview) -> Text:
         nearest = summary.nearest
         return missing if nearest is None else missing.append(f"; {nearest_words(nearest)}", style="default")
     text = Text(objective_of(study).text(summary.best.objective), style="bold green")
-    if score := score_words(study, summary.best):
+    if score := score_text(study, summary.best):
         text.append(f", {score}", style="green")
     text.append(f"  trial {summary.best.number}  {parameters_text(summary.best)}", style="default")
     return text
@@ -317,13 +317,13 @@ def run(
             _watch(console, snapshot, period, every=all_)
         else:
             _show(console, snapshot, json_=json_, every=all_)
-            while watch and snapshot.standing == Standing.RUNNING:
+            while watch and snapshot.condition == SweepCondition.RUNNING:
                 time.sleep(period)
-                snapshot.again()
+                snapshot.refresh()
                 _show(console, snapshot, json_=json_, every=all_)
     finally:
         store.close()
-    sys.exit(exit_code(snapshot.standing, overview(snapshot.study, snapshot.sweep, snapshot.now)))
+    sys.exit(exit_code(snapshot.condition, overview(snapshot.study, snapshot.sweep, snapshot.now)))
 
 
 def _watch(console: Console, snapshot: SweepSnapshot, period: float, *, every: bool) -> None:
@@ -332,11 +332,11 @@ def _watch(console: Console, snapshot: SweepSnapshot, period: float, *, every: b
         while True:
             drawn = _picture(snapshot, every=every)
             live.update(drawn, refresh=True)
-            if snapshot.standing != Standing.RUNNING:
+            if snapshot.condition != SweepCondition.RUNNING:
                 return
             try:
                 time.sleep(period)
-                snapshot.again()
+                snapshot.refresh()
             except KeyboardInterrupt:
                 return
 

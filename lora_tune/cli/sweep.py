@@ -20,10 +20,10 @@ from lora_tune.cli import export
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
 from lora_tune.cli.logs import check_logs
 from lora_tune.cli.options import (
-    again,
+    command_line,
+    feedback_if_known,
     laid_over,
     mark_left,
-    people_if_known,
     plan_of,
     refuse_marks,
     typed,
@@ -49,8 +49,8 @@ from lora_tune.launchers import make_launcher, preview
 from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.client import in_words
 from lora_tune.review.importance import scaling, table
-from lora_tune.review.stopping import promise_words
-from lora_tune.review.summary import parameters_text, recommended_words, score_words, trial_name
+from lora_tune.review.stopping import promise_text
+from lora_tune.review.summary import parameters_text, recommended_text, score_text, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend
@@ -145,19 +145,19 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
             lease = take_lease(store, study.name, clock.now())
         with driver(plan, store, lease, environment, accept_changes=how.accept_changes) as driving:
             watcher.line(beginning(study, driving.sweep, paths))
-            if promise := promise_words(study):
+            if promise := promise_text(study):
                 watcher.line(promise)
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving, again("sweep", study.name, *typed(*_BUDGET)))
+                after_interrupt(driving, command_line("sweep", study.name, *typed(*_BUDGET)))
             else:
                 _finish(store, lease, outcome.reason, watcher)
     finally:
         watcher.close()
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
-    with writing_results(again("sweep", study.name)):
+    with writing_results(command_line("sweep", study.name)):
         code = _hand_over(
             with_base(study, driving.sweep), driving.sweep, plan.workload, paths, outcome, store, say=how.say
         )
@@ -214,14 +214,14 @@ def _hand_over(
 
     sweep = replace(sweep, priors=priors.read(paths.priors))
     written = export.export_best(study, sweep, workload, paths.best)
-    report.write_report(study, sweep, paths.report, people_if_known(store, study.name))
+    report.write_report(study, sweep, paths.report, feedback_if_known(store, study.name))
     if say:
         click.echo(summary(study, sweep, outcome))
         if written is not None:
             click.echo(f"config   {near(written.path)}\nrun it   {export.typed(written, workload)}")
         if written is None and nearest(study, sweep):
-            click.echo(f"config   {again('export', study.name, '--nearest')}")
-        click.echo(f"report   {near(paths.report)}\nreview   {again('dashboard', study.name)}")
+            click.echo(f"config   {command_line('export', study.name, '--nearest')}")
+        click.echo(f"report   {near(paths.report)}\nreview   {command_line('dashboard', study.name)}")
     return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
 
 
@@ -237,12 +237,12 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
         if closest := nearest(study, sweep):
             lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
     else:
-        other = f" ({score})" if (score := score_words(study, best)) else ""
+        other = f" ({score})" if (score := score_text(study, best)) else ""
         if idle := no_effect(study, sweep):
             lines.append(f"trouble  {idle.sentence}")
-        if believed := recommend(study, sweep):
-            sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
-            lines.append(f"take     {sentence}: {parameters_text(believed.trial)}")
+        if recommended := recommend(study, sweep):
+            sentence = f"{recommended_text(study, recommended)}, {trial_name(recommended.trial)}"
+            lines.append(f"take     {sentence}: {parameters_text(recommended.trial)}")
         lines.append(
             f"best run {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
         )

@@ -17,7 +17,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.run import TrainPoint
 from lora_tune.review.advice_convergence import CONVERGENCE_RULES, Advice, learning_rate, listed, overfits, reached
 from lora_tune.review.importance import FailingValue, explained, failing_values
-from lora_tune.review.summary import batch_words
+from lora_tune.review.summary import batch_text
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_words
 from lora_tune.search.scatter import scatter_of
@@ -133,7 +133,7 @@ def out_of_memory(study: Study, sweep: StudyRecords) -> Advice | None:
 
 def _layout(trial: Trial) -> str:
     names = [n for n in ("TP", "PP", "CP", "MBS") if n in trial.parameters]
-    return " ".join(f"{n}{trial.parameters[n]}" for n in names) or batch_words(trial.parameters) or "this script"
+    return " ".join(f"{n}{trial.parameters[n]}" for n in names) or batch_text(trial.parameters) or "this script"
 
 
 def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:

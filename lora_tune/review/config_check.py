@@ -27,7 +27,7 @@ SIDECAR_VERSION = 1
 
 
 def sidecar(
-    study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str], believed: Recommended | None = None
+    study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str], recommended: Recommended | None = None
 ) -> dict[str, Any]:
     """The exported config as plain data: what it sets, what it reached, where it comes from.
 
@@ -54,7 +54,7 @@ def sidecar(
             "workload": study.workload.kind,
         },
         "trial": {"seed": trial.seed} | ({} if trial.number == UNRUN else {"number": trial.number}),
-        **({} if believed is None else {"recommended": _believed(believed)}),
+        **({} if recommended is None else {"recommended": _recommendation(recommended)}),
         "parameters": dict(trial.parameters),
         "tuned": dict(trial.tuned),
         "result": {name: value for name, value in result.items() if value is not None},
@@ -62,7 +62,7 @@ def sidecar(
     }
 
 
-def _believed(recommended: Recommended) -> dict[str, Any]:
+def _recommendation(recommended: Recommended) -> dict[str, Any]:
     """What is believed of the recommended configuration: seconds, or samples/s; the best single run beside it."""
     return {
         "objective": recommended.objective,

@@ -29,7 +29,7 @@ from lora_tune.config.study import Study
 from lora_tune.review import notes
 from lora_tune.review.figures import charts
 from lora_tune.review.plotly import figure
-from lora_tune.review.summary import overview_without_belief
+from lora_tune.review.summary import overview_without_recommendation
 from lora_tune.search.objectives import objectives_of
 from lora_tune.search.recommendation import Recommended, best_run, is_worked_out, recommend
 from lora_tune.search.recorded import curve_of, space_of, trial_at
@@ -44,7 +44,7 @@ GRACE_SECONDS = 0.5
 """How long a request waits for it: of some dozens of trials the first answer is whole."""
 
 
-class BeliefBesideRequests:
+class RecommendationInBackground:
     """One thread at a time works out the recommendation; requests get the newest there is."""
 
     def __init__(self, study: Study) -> None:
@@ -125,7 +125,7 @@ class DashboardStorage(optuna.storages.BaseStorage):
         self._space = space_of(snapshot.study)
         self._dressed: dict[int, tuple[Trial, FrozenTrial]] = {}
         self._notes: dict[int, str] = {}
-        self._belief = BeliefBesideRequests(snapshot.study)
+        self._recommendation = RecommendationInBackground(snapshot.study)
         self._drawn: tuple[StudyRecords | None, dict[str, str]] = (None, {})
 
     def get_all_studies(self) -> list[FrozenStudy]:
@@ -167,9 +167,9 @@ class DashboardStorage(optuna.storages.BaseStorage):
         """The note of a trial that was read before, with the lines that steer it; of SWEEP, that of the sweep."""
         if number == SWEEP:
             study, sweep = self._snapshot.study, self._snapshot.sweep()
-            seen = overview_without_belief(study, sweep, time.time())
-            believed, whole = self._belief.of(sweep)
-            facts = notes.study_note(study, sweep, replace(seen, recommended=believed), whole=whole)
+            seen = overview_without_recommendation(study, sweep, time.time())
+            recommended, whole = self._recommendation.of(sweep)
+            facts = notes.study_note(study, sweep, replace(seen, recommended=recommended), whole=whole)
             return facts + notes.steering_note(self._steer, SWEEP, open_=True)
         facts = self._notes.get(number, "")
         trial = self._snapshot.sweep().trials.get(number)

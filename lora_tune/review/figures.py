@@ -14,7 +14,7 @@ from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
 from lora_tune.review.chart import GROUPS, Axis, Band, Bars, Chart, Colour, Lines, Mark, Markers, Rule, time_unit
-from lora_tune.review.summary import STOPPED_EARLY, batch_words, parameters_text, ranked, short_layout
+from lora_tune.review.summary import STOPPED_EARLY, batch_text, parameters_text, ranked, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial, Verdict
@@ -351,7 +351,7 @@ def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
         if not speed:
             continue
         choice = trial.tuned.get(name) if name else None
-        layout = batch_words(trial.parameters) if choice is None else short_layout(str(choice))
+        layout = batch_text(trial.parameters) if choice is None else short_layout(str(choice))
         if not layout:
             continue
         speeds.setdefault(layout, []).append(speed)

@@ -15,12 +15,12 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.text import about, counted, duration, visible
 from lora_tune.config.spent import counts_node_hours, spent_name, spent_text
 from lora_tune.config.study import Study
-from lora_tune.review.stopping import account_words
+from lora_tune.review.stopping import account_text
 from lora_tune.review.summary import (
     Overview,
     parameters_text,
-    raced_words,
-    recommended_words,
+    raced_text,
+    recommended_text,
     time_interval,
     trial_name,
 )
@@ -52,7 +52,7 @@ def attributes(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> d
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
         "machine": clock_words(study, trial) or None,
-        "with more seeds": raced_words(study, trial) or None,
+        "with more seeds": raced_text(study, trial) or None,
         "why proposed": trial.why or None,
         "time to target (s)": trial.seconds,
         f"{unit} to target": trial.samples,
@@ -186,7 +186,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
             spent_name(study).capitalize(),
             spent_text(study, metrics.node_hours) if metrics.node_hours is not None else "",
         ),
-        ("With more seeds", raced_words(study, trial)),
+        ("With more seeds", raced_text(study, trial)),
         ("Why proposed", trial.why),
     ]
 
@@ -242,16 +242,16 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
         ("Saved by stopping early", f"about {spent_text(study, overview.saved)} of {spent_name(study)}"),
     ]
     if overview.stopping:
-        rows += [("Stopping", account_words(overview.stopping))]
+        rows += [("Stopping", account_text(overview.stopping))]
     rows += [("Study hash", sweep.digest)]
     if overview.best is not None:
         best = objective_of(study).text(overview.best.objective)
         rows = [("Best run", f"{best}, trial {overview.best.number}"), ("", parameters_text(overview.best)), *rows]
     if overview.nearest is not None:
         rows = [("Nearest", f"trial {overview.nearest.trial.number}: {overview.nearest.missing}"), *rows]
-    if (believed := overview.recommended) is not None:
-        sentence = f"{recommended_words(study, believed)}, {trial_name(believed.trial)}"
-        rows = [("Recommended", sentence), ("", parameters_text(believed.trial)), *rows]
+    if (recommended := overview.recommended) is not None:
+        sentence = f"{recommended_text(study, recommended)}, {trial_name(recommended.trial)}"
+        rows = [("Recommended", sentence), ("", parameters_text(recommended.trial)), *rows]
     if overview.trouble:
         rows = [("Trouble", overview.trouble), *rows]
     if not whole:
@@ -423,21 +423,21 @@ def _write(
 ) -> Iterable[bytes]:
     """Keep what somebody, ``who``, has written, or say why not."""
     try:
-        number, version, body = _wish(environ, facts)
+        number, version, body = _note_request(environ, facts)
     except InputError as error:
-        return _said(start_response, "400 Bad Request", str(error))
+        return _reply(start_response, "400 Bad Request", str(error))
     try:
         remarks.write(number, version - 1, own_part(body, facts.note(number)), who)
     except RemarkChangedError as error:
         now = whole(remarks.latest().get(number), facts.note(number))
-        return _said(start_response, "409 Conflict", str(error), note=now)
+        return _reply(start_response, "409 Conflict", str(error), note=now)
     except LoraTuneError as error:
-        return _said(start_response, "503 Service Unavailable", str(error))
+        return _reply(start_response, "503 Service Unavailable", str(error))
     start_response("204 No Content", [])
     return []
 
 
-def _wish(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
+def _note_request(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
     """(trial's number, version, body) of a request. Raises InputError."""
     match = _NOTE.fullmatch(environ["PATH_INFO"])
     assert match is not None
@@ -446,8 +446,8 @@ def _wish(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
         raise InputError(f"a note has at most {LONGEST} bytes")
     number = SWEEP if match["trial"] is None else facts.number_of(int(match["trial"]))
     try:
-        wish = json.loads(environ["wsgi.input"].read(int(length)))
-        version, body = wish["version"], wish["body"]
+        request = json.loads(environ["wsgi.input"].read(int(length)))
+        version, body = request["version"], request["body"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError("a note is written as JSON with version and body") from error
     if number is None or type(version) is not int or type(body) is not str:
@@ -457,7 +457,7 @@ def _wish(environ: Mapping[str, Any], facts: Facts) -> tuple[int, int, str]:
     return number, version, body
 
 
-def _said(start_response: Callable[..., Any], status: str, reason: str, **more: Any) -> list[bytes]:
+def _reply(start_response: Callable[..., Any], status: str, reason: str, **more: Any) -> list[bytes]:
     body = json.dumps({"reason": reason, **more}).encode()
     start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
     return [body]

@@ -16,7 +16,7 @@ from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.review import chart as svg
 from lora_tune.review.figures import charts
-from lora_tune.review.summary import ending_word, short_layout
+from lora_tune.review.summary import ending_label, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial
 
@@ -119,7 +119,7 @@ def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
         Column(
             head="State",
             numeric=False,
-            cells=[Cell(ending_word(study, t) or state_of(study, sweep, t)) for t in trials],
+            cells=[Cell(ending_label(study, t) or state_of(study, sweep, t)) for t in trials],
         ),
         _numbers(objective.heading, [t.metrics.objective for t in trials], objective.text),
     ]

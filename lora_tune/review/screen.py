@@ -26,7 +26,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.run import Eval
 from lora_tune.review import stopping as replicates
-from lora_tune.review.summary import ending_word, parameters_text, price, race_words
+from lora_tune.review.summary import ending_label, parameters_text, price, race_text
 from lora_tune.search.objectives import Objective, objective_of
 from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
@@ -219,7 +219,7 @@ def _headline(study: Study, sweep: StudyRecords) -> Text:
 
 def _race(study: Study, sweep: StudyRecords) -> Text:
     """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
-    shown = race_words(study, replicates.replicates(sweep))
+    shown = race_text(study, replicates.replicates(sweep))
     text = Text("mean of runs: ", style="bold")
     return text.append("; ".join(shown) or "none is over yet", style="bold green")
 
@@ -265,7 +265,7 @@ def _row(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> Cells:
     started = attempts[-1].started_at if attempts else None
     state: Text
     if trial.verdict is not None:
-        state = Text(word := ending_word(study, trial), style=_RACED.get(word, _COLOURS[trial.verdict]))
+        state = Text(word := ending_label(study, trial), style=_RACED.get(word, _COLOURS[trial.verdict]))
         elapsed = trial.metrics.objective if objective.timed else _took(attempts)
     else:
         stopping = bool(attempts and attempts[-1].stop)

@@ -120,7 +120,7 @@ def _after_condemned(sweep: StudyRecords, trial: Trial, now: float) -> float:
     return _hours(sweep, [trial], now) * max(0.0, 1 - at / last) if last else 0.0
 
 
-def promise_words(study: Study) -> str:
+def promise_text(study: Study) -> str:
     """What a study promises before its first run, and at what price; "" where it compares no curves."""
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return ""
@@ -138,7 +138,7 @@ def promise_words(study: Study) -> str:
     return f"stopping: {terms}{short}{audits}"
 
 
-def account_words(account: StoppingAccount) -> str:
+def account_text(account: StoppingAccount) -> str:
     """The account in a line."""
     parts = [_support_words(account)]
     if account.unconfirmed:
@@ -255,7 +255,7 @@ def missed(runs: Iterable[Replicate]) -> int:
     return sum(not math.isfinite(run.objective) for run in runs)
 
 
-def runs_words(runs: int, missed: int, scale: RaceScale = TIMES) -> str:
+def runs_text(runs: int, missed: int, scale: RaceScale = TIMES) -> str:
     """How many runs there are, and how many of them have no result, for people."""
     count = f"{runs} run{'s' if runs != 1 else ''}"
     if not missed:

@@ -14,7 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.conclusion import estimate_words
 from lora_tune.controller.evidence import max_samples
 from lora_tune.review import stopping as raced
-from lora_tune.review.stopping import StoppingAccount, runs_words, stopping_account
+from lora_tune.review.stopping import StoppingAccount, runs_text, stopping_account
 from lora_tune.search import comparison
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of, objectives_of
@@ -48,7 +48,7 @@ def short_layout(text: str) -> str:
     return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
 
 
-def race_words(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> list[str]:
+def race_text(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> list[str]:
     """Where the configurations of a race stand, the best first: mean, 90% interval, runs, and those that missed.
 
     runs: by the trial that they repeat.
@@ -57,19 +57,19 @@ def race_words(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> l
     means = comparison.means(raced.results(runs, runs), scale)
     standings = []
     for number, own in runs.items():
-        name, count = raced.name_of(number), raced.runs_words(len(own), raced.missed(own), scale)
+        name, count = raced.name_of(number), raced.runs_text(len(own), raced.missed(own), scale)
         mean, low, high = means.get(name, (math.inf, math.inf, math.inf))
         value = f"({count})" if name not in means else f"{text(mean)} ({text(low)} to {text(high)}, {count})"
         standings.append((scale.order(mean), f"{name} {value}"))
     return [line for _, line in sorted(standings)]
 
 
-def batch_words(parameters: Mapping[str, object]) -> str:
+def batch_text(parameters: Mapping[str, object]) -> str:
     """The batch size by the name that it has there, ``GBS 16``; "" where no usual name of it is there."""
     return next((f"{name} {parameters[name]}" for name in BATCH if name in parameters), "")
 
 
-def interval_words(low: float, high: float, text: Callable[[float], str]) -> str:
+def interval_text(low: float, high: float, text: Callable[[float], str]) -> str:
     """``low to high`` as ``text`` writes them; with more digits where they would look the same."""
     if low != high and text(low) == text(high):
         unit = " s" if text(low).endswith((" s", " min", " h")) else ""
@@ -139,10 +139,10 @@ class Overview:
 
 def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """Everything at a glance; ``now`` in epoch seconds counts what runs."""
-    return replace(overview_without_belief(study, sweep, now), recommended=recommend(study, sweep))
+    return replace(overview_without_recommendation(study, sweep, now), recommended=recommend(study, sweep))
 
 
-def overview_without_belief(study: Study, sweep: StudyRecords, now: float) -> Overview:
+def overview_without_recommendation(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """:func:`overview` but for what is recommended, which a model of all trials must be made for."""
     verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
     return Overview(
@@ -223,32 +223,32 @@ def ranked(study: Study, sweep: StudyRecords) -> list[Trial]:
     return objective_of(study).ranked(sweep)
 
 
-def ending_word(study: Study, trial: Trial) -> str:
+def ending_label(study: Study, trial: Trial) -> str:
     """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
     if trial.metrics.confirmed is not None:
         return "passed over" if trial.passed_over else "confirmed"
     return objective_of(study).word(trial.verdict) if trial.verdict is not None else ""
 
 
-def objective_words(study: Study) -> str:
+def objective_text(study: Study) -> str:
     """What trials are compared by, for people."""
     return " against ".join(o.name for o in objectives_of(study))
 
 
-def recommended_words(study: Study, config: Recommended) -> str:
+def recommended_text(study: Study, config: Recommended) -> str:
     """What is believed of the configuration that is handed over, and what that rests on."""
-    between = interval_words(config.low, config.high, objective_of(study).text)
+    between = interval_text(config.low, config.high, objective_of(study).text)
     if config.confirmed:
-        base = f"mean of {runs_words(config.runs, 0)} with further seeds"
+        base = f"mean of {runs_text(config.runs, 0)} with further seeds"
     elif config.ran:
-        base = f"from {runs_words(config.runs, 0)} of it and the other trials"
+        base = f"from {runs_text(config.runs, 0)} of it and the other trials"
     else:
         base = "put together from other trials, not run as a whole"
     base += f"; {config.why}" if config.why else ""
     return f"{objective_of(study).text(config.objective)} expected (90% interval {between}, {base})"
 
 
-def best_run_words(study: Study, config: Recommended) -> str:
+def best_run_text(study: Study, config: Recommended) -> str:
     """The best single run, and whether it is one of the configuration that is handed over."""
     which = "one of that configuration" if config.is_best_run else "of another configuration, and luck is part of it"
     return f"{objective_of(study).text(config.best_run.objective)}, trial {config.best_run.number}: {which}"
@@ -259,24 +259,24 @@ def trial_name(trial: Trial) -> str:
     return f"trial {trial.number}" if trial.number != UNRUN else "no trial yet"
 
 
-def confirmed_words(study: Study, best: Trial | None) -> str:
+def confirmed_text(study: Study, best: Trial | None) -> str:
     """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
     if best is None or (race := best.metrics.confirmed) is None or race.choice is not ConfirmedChoice.CHOSEN:
         return ""
-    return f"trial {best.number}, {raced_words(study, best)}"
+    return f"trial {best.number}, {raced_text(study, best)}"
 
 
-def raced_words(study: Study, trial: Trial) -> str:
+def raced_text(study: Study, trial: Trial) -> str:
     """What more seeds have shown of a trial's configuration; "" where it has run with none."""
     if (race := trial.metrics.confirmed) is None:
         return ""
     text = objective_of(study).text
     mean, low, high = ("-" if value is None else text(value) for value in (race.seconds, race.low, race.high))
-    count = runs_words(race.runs, race.missed, scale_of(study))
+    count = runs_text(race.runs, race.missed, scale_of(study))
     return f"{race.choice}: mean {mean} ({low} to {high}, {count})"
 
 
-def prior_words(study: Study, sweep: StudyRecords) -> str:
+def prior_text(study: Study, sweep: StudyRecords) -> str:
     """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
     if not takes_old_runs(study):
         return ""
@@ -290,7 +290,7 @@ def prior_words(study: Study, sweep: StudyRecords) -> str:
     return " and ".join(w for w in sources if w)
 
 
-def score_words(study: Study, trial: Trial) -> str:
+def score_text(study: Study, trial: Trial) -> str:
     """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, the machine's
     part where that was slower, and whether the time is an estimate; "" where there is nothing."""
     machine = "" if trial.metrics.clock_objective is None else clock_words(study, trial)

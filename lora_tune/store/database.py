@@ -36,9 +36,9 @@ def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None)
     if head is None:
         return None
     trials, attempts = schema.trials.c, schema.attempts.c
-    texts = connection.scalars(_of(trials.record, name).where(_news(trials.number, known)))
+    texts = connection.scalars(_of(trials.record, name).where(_changed_rows(trials.number, known)))
     read_trials = sorted(map(records.trial_from, texts), key=lambda t: t.number)
-    texts = connection.scalars(_of(attempts.record, name).where(_news(attempts.trial, known)))
+    texts = connection.scalars(_of(attempts.record, name).where(_changed_rows(attempts.trial, known)))
     read_attempts = [records.attempt_from(text) for text in texts]
     read_evals = _evals(connection, name, known)
     if known is not None and not read_trials and head.digest == known.digest:
@@ -63,16 +63,16 @@ def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None)
         priors=before.priors,
     )
     if known is not None and head.digest == known.digest and all(t.verdict is None for t in read_trials):
-        sweep.keep_made(known)
+        sweep.carry_cache(known)
     return sweep
 
 
 def _evals(connection: sa.Connection, name: str, known: StudyRecords | None) -> dict[tuple[int, int], tuple[Eval, ...]]:
     evals = schema.evals.c
-    wanted = (evals.sweep == name) & _news(evals.trial, known)
+    query = (evals.sweep == name) & _changed_rows(evals.trial, known)
     order = (evals.trial, evals.attempt, evals.position)
     curves: dict[tuple[int, int], list[Eval]] = {}
-    for row in connection.execute(sa.select(schema.evals).where(wanted).order_by(*order)):
+    for row in connection.execute(sa.select(schema.evals).where(query).order_by(*order)):
         point = Eval(records.number(row.samples), records.number(row.loss), records.number(row.seconds))
         curves.setdefault((row.trial, row.attempt), []).append(point)
     return {key: tuple(points) for key, points in curves.items()}
@@ -82,7 +82,7 @@ def _of(column: sa.Column[Any], sweep: str) -> Any:
     return sa.select(column).where(column.table.c.sweep == sweep)
 
 
-def _news(number: sa.Column[Any], known: StudyRecords | None) -> Any:
+def _changed_rows(number: sa.Column[Any], known: StudyRecords | None) -> Any:
     """Rows of trials that are not finished in ``known``, or not in it."""
     if known is None:
         return sa.true()
@@ -154,8 +154,8 @@ class Store:
         evals = tuple((*key, i, e) for key, curve in sweep.evals.items() for i, e in enumerate(curve))
         self.save(lease, Changes(tuple(sweep.trials.values()), tuple(sweep.attempts.values()), evals), now)
         with self._fenced(lease) as connection:
-            mine = sa.update(schema.leases).where(schema.leases.c.name == sweep.name)
-            connection.execute(mine.values(owner="", renewed_at=0.0, saves=saves))
+            this_sweep = sa.update(schema.leases).where(schema.leases.c.name == sweep.name)
+            connection.execute(this_sweep.values(owner="", renewed_at=0.0, saves=saves))
 
     def accept_study(self, lease: Lease, digest: str, study_toml: str) -> None:
         """Go on with another study text. Raises SweepBusyError when the lease is lost."""
@@ -259,9 +259,11 @@ class Store:
         before is not in the database.
         """
         table, least = schema.leases, self._saves.get(lease.sweep, 0)
-        mine = _ours(lease) & (table.c.saves >= least)
+        this_sweep = _ours(lease) & (table.c.saves >= least)
         with self._writing() as connection:
-            counted = sa.update(table).where(mine).values(saves=table.c.saves + 1, **values).returning(table.c.saves)
+            counted = (
+                sa.update(table).where(this_sweep).values(saves=table.c.saves + 1, **values).returning(table.c.saves)
+            )
             saves = connection.execute(counted).scalar_one_or_none()
             if saves is None:
                 raise self._lost(connection, lease)

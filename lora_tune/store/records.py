@@ -208,7 +208,7 @@ class StudyRecords:
     attempts: Mapping[tuple[int, int], Attempt] = field(default_factory=dict)
     evals: Mapping[tuple[int, int], tuple[Eval, ...]] = field(default_factory=dict)
     priors: tuple[PriorRun, ...] = ()
-    _made: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _cache: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
     _next: dict[tuple[int, int], int] = field(init=False, default_factory=dict, repr=False, compare=False)
     """The next number by how many trials and attempts there are, of which a driver's view gains more."""
 
@@ -257,22 +257,22 @@ class StudyRecords:
 
         With thousands of trials the same is asked for at each eval of each that runs.
         """
-        if key not in self._made:
-            self._made[key] = make()
-        derived: T = self._made[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        derived: T = self._cache[key]
         return derived
 
     def made(self, key: Hashable) -> bool:
         """Whether :meth:`once` has computed it."""
-        return key in self._made
+        return key in self._cache
 
-    def keep_made(self, earlier: StudyRecords) -> None:
+    def carry_cache(self, earlier: StudyRecords) -> None:
         """Go on with what :meth:`once` makes of ``earlier``, in which the same trials have finished."""
-        object.__setattr__(self, "_made", earlier._made)  # shared: what is being made now serves both
+        object.__setattr__(self, "_cache", earlier._cache)  # shared: what is being made now serves both
 
     def forget(self) -> None:
         """What :meth:`once` has kept is out of date."""
-        self._made.clear()
+        self._cache.clear()
 
     def node_hours(self, now: float) -> float:
         """Node-hours of all attempts up to ``now``, and of the jobs that they shared."""

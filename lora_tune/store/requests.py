@@ -36,9 +36,9 @@ class Requests:
     def all(self) -> list[Request]:
         """Every request, oldest first. Raises StoreError."""
         table = schema.requests
-        wanted = sa.select(table.c.record).where(table.c.sweep == self._sweep).order_by(table.c.number)
+        query = sa.select(table.c.record).where(table.c.sweep == self._sweep).order_by(table.c.number)
         with self._store._reading() as connection:
-            return [Request(**json.loads(text)) for text in connection.scalars(wanted)]
+            return [Request(**json.loads(text)) for text in connection.scalars(query)]
 
     def copy_in(self, requests: Iterable[Request]) -> None:
         """Take over what was asked in another database, with its answers. Raises StoreError."""
@@ -69,9 +69,9 @@ class Requests:
         assert self._lease is not None, "only a driver answers"
         done = replace(request, answered_at=now, accepted=accepted, answer=answer)
         table, row = schema.requests, self._row(done)
-        mine = (table.c.sweep == self._sweep) & (table.c.number == request.number)
+        this_sweep = (table.c.sweep == self._sweep) & (table.c.number == request.number)
         with self._store._fenced(self._lease) as connection:
-            connection.execute(sa.update(table).where(mine).values(record=row["record"]))
+            connection.execute(sa.update(table).where(this_sweep).values(record=row["record"]))
         return done
 
     def _row(self, request: Request) -> dict[str, Any]:
@@ -95,9 +95,9 @@ class Remarks:
     def history(self) -> list[Remark]:
         """Every version of every remark, the oldest first. Raises StoreError."""
         table = schema.remarks
-        wanted = sa.select(table).where(table.c.sweep == self._sweep).order_by(table.c.written_at, table.c.version)
+        query = sa.select(table).where(table.c.sweep == self._sweep).order_by(table.c.written_at, table.c.version)
         with self._store._reading() as connection:
-            rows = connection.execute(wanted).mappings().all()
+            rows = connection.execute(query).mappings().all()
         return [Remark(**{k: v for k, v in row.items() if k != "sweep"}) for row in rows]
 
     def write(self, remark: Remark) -> None:

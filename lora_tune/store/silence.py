@@ -92,15 +92,15 @@ class Limited(psycopg.Connection[Any]):
         """``gen``, given up after a silence; psycopg turns it some times a second when nothing comes."""
         heard = time.monotonic()
         try:
-            wanted = next(gen)
+            query = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield query
                 silence = time.monotonic() - heard
                 if ready:
                     heard = time.monotonic()
                 elif silence >= self._limit():
                     raise Silence(f"the server has not answered for {silence:.0f} s")
-                wanted = gen.send(ready)
+                query = gen.send(ready)
         except StopIteration as end:
             return end.value
 

@@ -88,8 +88,8 @@ class TrialTables:
             self.states: dict[int, str] = {row.number: row.state for row in rows}
             """The state of every trial that was there at first, by number."""
             directions = self._tables["study_directions"].c
-            wanted = sa.select(directions.direction).where(directions.study_id == study_id)
-            self.directions: list[str] = list(connection.scalars(wanted.order_by(directions.objective)))
+            query = sa.select(directions.direction).where(directions.study_id == study_id)
+            self.directions: list[str] = list(connection.scalars(query.order_by(directions.objective)))
             """The word for each objective of the study, as it was at first."""
 
     def turn(self, directions: Sequence[str]) -> None:
@@ -107,8 +107,8 @@ class TrialTables:
             ids = self._known(connection, numbers)
             for name in ATTRIBUTES:
                 table = self._tables[name].c
-                wanted = sa.select(table.trial_id, table.key, table.value_json)
-                rows = connection.execute(wanted.where(table.trial_id.in_([*ids.values()]))).all()
+                query = sa.select(table.trial_id, table.key, table.value_json)
+                rows = connection.execute(query.where(table.trial_id.in_([*ids.values()]))).all()
                 for number, own in ids.items():
                     texts = {row.key: json.loads(row.value_json) for row in rows if row.trial_id == own}
                     known.setdefault(number, {}).update(texts)
@@ -148,8 +148,8 @@ class TrialTables:
     def _known(self, connection: sa.Connection, numbers: Iterable[int]) -> dict[int, int]:
         """Ids by number, read anew: a commit of which nobody heard may have made rows."""
         heads, queried = self._tables["trials"].c, {*numbers}
-        wanted = sa.select(heads.number, heads.trial_id).where(heads.study_id == self._study)
-        rows = connection.execute(wanted.where(heads.number >= min(queried)))
+        query = sa.select(heads.number, heads.trial_id).where(heads.study_id == self._study)
+        rows = connection.execute(query.where(heads.number >= min(queried)))
         return {row.number: row.trial_id for row in rows if row.number in queried}
 
     def _clear(self, connection: sa.Connection, ids: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ from lora_tune.cli.web_server import Application
 from lora_tune.config.study import Study
 from lora_tune.review import dashboard_storage, notes
 from lora_tune.review.notes import LINE, LONGEST
-from lora_tune.review.summary import recommended_words
+from lora_tune.review.summary import recommended_text
 from lora_tune.search.recommendation import Recommended
 from lora_tune.store import Remarks, Store, sqlite_url
 from lora_tune.store.port import Remark
@@ -206,7 +206,7 @@ def test_the_list_waits_for_no_model_and_the_note_is_whole_when_it_is_done(
     believed = real(built.study, built.sweep)
     assert believed is not None
     whole = ask(shown, "/api/studies/1")[1]["note"]["body"]
-    assert f"| Recommended | {notes.plain(recommended_words(built.study, believed))}, " in whole
+    assert f"| Recommended | {notes.plain(recommended_text(built.study, believed))}, " in whole
 
 
 def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_what_working_it_out_raised_is_raised_and_tried_again(built: Review, mon
 
     monkeypatch.setattr(dashboard_storage, "recommend", broken)
     monkeypatch.setattr(dashboard_storage, "GRACE_SECONDS", 60)
-    belief, fresh = dashboard_storage.BeliefBesideRequests(built.study), replace(built.sweep)
+    belief, fresh = dashboard_storage.RecommendationInBackground(built.study), replace(built.sweep)
     with pytest.raises(ValueError, match="no model"):
         belief.of(fresh)
     fails[:] = [False, False]
@@ -230,7 +230,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(built: Review, monkeypat
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    belief, fresh = dashboard_storage.BeliefBesideRequests(built.study), replace(built.sweep)
+    belief, fresh = dashboard_storage.RecommendationInBackground(built.study), replace(built.sweep)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="new thread"):

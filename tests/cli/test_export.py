@@ -97,7 +97,7 @@ def test_the_time_of_a_packed_trial_is_told_twice() -> None:
     ("seeds", "words"), [([], ""), ([7], " 7"), ([8, 7], " 7, 8"), ([9, 7, 8], " 7 to 9"), ([7, 9, 12], " 7, 9, 12")]
 )
 def test_seeds_in_words(seeds: list[int], words: str) -> None:
-    assert export.seeds_words(seeds) == words
+    assert export.seeds_text(seeds) == words
 
 
 def test_the_study_as_it_was_swept_counts_not_its_file_as_it_is_now(swept: Path) -> None:

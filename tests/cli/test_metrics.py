@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.cli.metrics import Metrics, address, standing
+from lora_tune.cli.metrics import Metrics, address, gauges_of
 from lora_tune.controller.runtime import Environment
 from lora_tune.review.screen import Quiet
 from lora_tune.store.records import Attempt, Trial, TrialState
@@ -45,7 +45,7 @@ def test_trials_waits_ticks_node_hours_and_evals_are_served_on_loopback() -> Non
     queued = Attempt(trial=12, number=0, job_name="j", folder="f", state="queued", submitted_at=BEGAN, node_count=1)
     around.view.update(study, with_trial(sweep, waiting, queued), clock.now())
     found = scraped(where)
-    seen = standing(study, with_trial(sweep, waiting, queued), clock.now())
+    seen = gauges_of(study, with_trial(sweep, waiting, queued), clock.now())
     assert {k: v for k, v in found.items() if k.startswith("lora_tune_trials{")} == {
         f"lora_tune_trials{{{state}}}": count for state, count in seen.states.items()
     }

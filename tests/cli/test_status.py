@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from lora_tune.cli import commands, status
-from lora_tune.cli.status import Standing, standing
+from lora_tune.cli.status import SweepCondition, sweep_condition
 from lora_tune.logs.run import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
@@ -38,16 +38,16 @@ def run(folder: Path, *options: str) -> Result:
 @pytest.mark.parametrize(
     ("running", "owner", "sign", "expected"),
     [
-        (2, OWNER, 1, Standing.RUNNING),
-        (0, OWNER, 1, Standing.RUNNING),
-        (2, OWNER, LEASE_SECONDS + 1, Standing.UNATTENDED),
-        (2, "", 0, Standing.UNATTENDED),
-        (0, "", 0, Standing.ENDED),
+        (2, OWNER, 1, SweepCondition.RUNNING),
+        (0, OWNER, 1, SweepCondition.RUNNING),
+        (2, OWNER, LEASE_SECONDS + 1, SweepCondition.UNATTENDED),
+        (2, "", 0, SweepCondition.UNATTENDED),
+        (0, "", 0, SweepCondition.ENDED),
     ],
 )
 def test_a_sweep_runs_has_ended_or_is_left_alone(running: int, owner: str, sign: float, expected: str) -> None:
     sweep = sweep_of(study_of(), trials=6, running=running)
-    assert standing(sweep, (owner, BEGAN - sign), BEGAN) == expected
+    assert sweep_condition(sweep, (owner, BEGAN - sign), BEGAN) == expected
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -12,7 +12,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import evidence, policy, pruning
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.mlperf import convergence
-from lora_tune.review.stopping import account_words, stopping_account
+from lora_tune.review.stopping import account_text, stopping_account
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of
@@ -105,12 +105,12 @@ def test_public_runs_stop_no_trial_before_a_good_one_has_lain_among_them() -> No
     account = stopping_account(study(), bad, BEGAN + 300)
     assert account is not None
     assert account.kept is None
-    assert "published curves stop no run before a good one" in account_words(account)
+    assert "published curves stop no run before a good one" in account_text(account)
     later = sweep_of((running(0), (0.99,) * 5), (running(1, BEGAN + 100), USUAL))
     assert judged(later, running(2, BEGAN + 200), *LEVEL).startswith("stalled: two evals in a row")
     known = stopping_account(study(), later, BEGAN + 300)
     assert known is not None
-    assert account_words(known).startswith("judged by published runs, at most 1%")
+    assert account_text(known).startswith("judged by published runs, at most 1%")
 
 
 def test_a_good_run_says_nothing_of_the_public_runs_at_another_batch() -> None:
@@ -178,8 +178,8 @@ def test_a_good_run_outside_of_the_public_ones_ends_the_belief_in_them_for_the_w
     assert judged(sweep, other_batch, *worse) == ""
     account = stopping_account(study(), sweep, BEGAN + 300)
     assert account is not None
-    assert "trial 0 reached the target outside of the published curves" in account_words(account)
-    assert "judged by published runs" not in account_words(account)
+    assert "trial 0 reached the target outside of the published curves" in account_text(account)
+    assert "judged by published runs" not in account_text(account)
 
 
 def test_a_good_run_among_the_public_ones_and_one_that_never_got_there_leave_them_believed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from lora_tune.cli import report, status
-from lora_tune.cli.options import People
+from lora_tune.cli.options import Feedback
 from lora_tune.review import screen
 from lora_tune.store.port import Request
 from tests.browser import Browser
@@ -79,7 +79,7 @@ def test_pictures_of_the_report(
 ) -> None:
     study = study_of()
     report.write_report(
-        study, sweep_of(study, trials=40, running=2), tmp_path / "report.html", People(requests=[ASKED])
+        study, sweep_of(study, trials=40, running=2), tmp_path / "report.html", Feedback(requests=[ASKED])
     )
     browser.look(width=width, dark=dark)
     browser.open((tmp_path / "report.html").as_uri() + "#compare=3,7,9")

@@ -16,7 +16,7 @@ from lora_tune.config.study import parse_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.mlperf.benchmark import benchmark_names, find_benchmark
 from lora_tune.mlperf.rulesets import order, rulesets_with
-from lora_tune.review.summary import objective_words
+from lora_tune.review.summary import objective_text
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import Verdict
 from lora_tune.sweep import main
@@ -92,4 +92,4 @@ def test_a_sweep_of_a_rising_metric_finds_the_fastest_and_says_what_it_measures(
     assert best is not None
     assert best.parameters["LR"] == 0.5
     assert best.metrics.mlperf_score >= best.objective
-    assert objective_words(parse_study(study_text(), file)) == "time to eval accuracy 0.72"
+    assert objective_text(parse_study(study_text(), file)) == "time to eval accuracy 0.72"

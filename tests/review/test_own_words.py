@@ -16,7 +16,7 @@ from lora_tune.cli.options import called
 from lora_tune.confirm import main as confirm
 from lora_tune.explain import main as explain
 from lora_tune.report import main as report
-from lora_tune.review.summary import interval_words
+from lora_tune.review.summary import interval_text
 from lora_tune.status import main as status
 from lora_tune.sweep import main as sweep
 from lora_tune.verdict import main as verdict
@@ -96,14 +96,14 @@ def test_a_budget_of_node_hours_is_shown_as_it_is_stated(tmp_path: Path, monkeyp
 
 
 def test_an_interval_has_as_many_digits_as_tell_its_ends_apart() -> None:
-    assert interval_words(0.512, 0.538, duration) == "0.512 s to 0.538 s"
-    assert interval_words(61.0, 64.5, duration) == "61.0 s to 64.5 s"
-    assert interval_words(0.5, 0.5, duration) == "0.5 s to 0.5 s"
+    assert interval_text(0.512, 0.538, duration) == "0.512 s to 0.538 s"
+    assert interval_text(61.0, 64.5, duration) == "61.0 s to 64.5 s"
+    assert interval_text(0.5, 0.5, duration) == "0.5 s to 0.5 s"
 
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-3, 1e4))
 def test_ends_that_differ_look_different(low: float, high: float) -> None:
-    one, other = interval_words(low, high, duration).split(" to ")
+    one, other = interval_text(low, high, duration).split(" to ")
     assert (one != other) or low == high
 
 

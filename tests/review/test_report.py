@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.cli import commands, report
-from lora_tune.cli.options import People
+from lora_tune.cli.options import Feedback
 from lora_tune.config.study import Study
 from lora_tune.review.page import searched_names, trial_rows, value_text
 from lora_tune.review.summary import overview, saved_node_hours
@@ -124,7 +124,7 @@ def test_what_people_wrote_stands_in_the_report_with_its_tags_as_text(study: Stu
         Remark(trial=-1, version=1, text="ask Ann before you export", who="ben@login1", written_at=BEGAN),
         Remark(trial=3, version=2, text=text, who="ann@login1", written_at=BEGAN + 60),
     ]
-    page = report.report_html(study, sweep, NOW, People(remarks=notes))
+    page = report.report_html(study, sweep, NOW, Feedback(remarks=notes))
     shown = _Elements(page).text
     for words in (
         "the sweep",
@@ -144,7 +144,7 @@ def test_who_asked_what_of_the_sweep_and_when_stands_in_the_report(study: Study,
         number=0, kind="stop", what={"trial": 3}, who="ann@login1", asked_at=BEGAN, answered_at=BEGAN + 3,
         accepted=True, answer="trial 3 is asked to end",
     )  # fmt: skip
-    said = _Elements(report.report_html(study, sweep, NOW, People(requests=[asked]))).text
+    said = _Elements(report.report_html(study, sweep, NOW, Feedback(requests=[asked]))).text
     for words in ("2025-10-09 08:53 UTC", "ann@login1", "stop trial 3", "trial 3 is asked to end"):
         assert words in said
     assert 'id="requests"' not in report.report_html(study, sweep, NOW)

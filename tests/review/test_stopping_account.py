@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.review.stopping import account_words, false_rate, promise_words, stopping_account
+from lora_tune.review.stopping import account_text, false_rate, promise_text, stopping_account
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.controller.test_policy import NOW, attempt, finished_well, run, study, trial
@@ -35,7 +35,7 @@ def with_trials(sweep: StudyRecords, *trials: Trial) -> StudyRecords:
 def words(study: Study, sweep: StudyRecords) -> str:
     account = stopping_account(study, sweep, NOW)
     assert account is not None
-    return account_words(account)
+    return account_text(account)
 
 
 def test_before_enough_have_ended_it_says_when_runs_are_compared() -> None:
@@ -66,7 +66,7 @@ def test_audits_measure_the_rate_and_state_their_price() -> None:
     assert account.audit_hours == pytest.approx(2 * 300 / 3600 * 0.75)
     assert account.false_rate is not None
     assert account.false_rate[0] < 1 / 9 < account.false_rate[1]
-    assert "1 of 2 audits reached the target" in account_words(account)
+    assert "1 of 2 audits reached the target" in account_text(account)
 
 
 def test_the_interval_of_the_measured_rate_is_clopper_and_pearsons() -> None:
@@ -77,12 +77,12 @@ def test_the_interval_of_the_measured_rate_is_clopper_and_pearsons() -> None:
 
 def test_a_study_says_its_promise_and_its_price_before_the_first_run() -> None:
     audited = study().with_options({"pruning": {"audit": 0.05}})
-    assert promise_words(audited) == (
+    assert promise_text(audited) == (
         "stopping: the first 4 runs go to their ends; then each is compared with the best 3 of those that ended: of "
         "runs that would have become the best, at most 25% are stopped; the stated 1% needs 99; 5% of condemned runs "
         "go on as audits"
     )
-    assert promise_words(study().with_options({"pruning": {"rule": "none"}})) == ""
+    assert promise_text(study().with_options({"pruning": {"rule": "none"}})) == ""
     assert stopping_account(study().with_options({"pruning": {"rule": "none"}}), finished_well(3), NOW) is None
 
 

@@ -346,7 +346,7 @@ def test_no_identical_run_is_capped_on_a_slow_machine_and_bad_ones_are(drift: st
         trial = running(LR=1e-4 * n)
         attempt = Attempt(trial=9, number=0, job_name="j", folder="", nodes=(node(n),) if node(n) else ())
         now = replace(known, trials={**known.trials, 9: trial}, attempts={**known.attempts, (9, 0): attempt})
-        now.keep_made(known)
+        now.carry_cache(known)
         slower = factor(n) * noise()
         capped += any(pruning.judge_curve(STUDY, now, trial, paced(slower, k)) is not None for k in (1, 4, 7))
         if n % 10 == 0:

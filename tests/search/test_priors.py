@@ -19,7 +19,7 @@ from lora_tune.config.study import load_study
 from lora_tune.ingest import main as ingest
 from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.review.summary import prior_words
+from lora_tune.review.summary import prior_text
 from lora_tune.search import priors
 from lora_tune.store.records import StudyRecords
 
@@ -166,8 +166,8 @@ def test_a_misleading_prior_costs_a_few_runs_at_most() -> None:
 def test_report_and_explain_say_how_many_old_runs_the_search_starts_from() -> None:
     study = load_study(STUDY)
     sweep = StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0)
-    assert prior_words(study, sweep) == "149 published MLPerf submissions"
+    assert prior_text(study, sweep) == "149 published MLPerf submissions"
     known = replace(sweep, priors=(run_at(1), run_at(2)))
-    assert prior_words(study, known).endswith(" and 2 old runs of 1 source")
+    assert prior_text(study, known).endswith(" and 2 old runs of 1 source")
     plain = study.with_options({"search": {"sampler": "tpe"}})
-    assert prior_words(plain, known) == ""
+    assert prior_text(plain, known) == ""
