@@ -100,11 +100,9 @@ def report_html(
     page's own policy admits no script but its own.
     """
     script = page_file("report.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     summary = overview(study, sweep, now)
-    line = partial(
-        absolute_command_line, study=study.name, folder=folder or sweep_paths(study.name).root, storage=storage
-    )
+    place = folder or sweep_paths(study.name).root
+    line = partial(absolute_command_line, study=study.name, folder=place, storage=storage)
     return template("report.html.j2").render(
         study=study,
         objective=objective_of(study),
@@ -129,7 +127,7 @@ def report_html(
         light=chart.LIGHT,
         dark=chart.DARK,
         script=script,
-        script_hash=digest,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         duration=duration,
         **_amounts(study),
     )
