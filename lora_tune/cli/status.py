@@ -92,7 +92,7 @@ def exit_code(condition: str, overview: Overview) -> int:
 def as_json(
     study: Study, sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True
 ) -> dict[str, Any]:
-    """The whole picture as plain data: seconds, node-hours; None where unknown. over: see :func:`standing`.
+    """The whole picture as plain data: seconds, node-hours; None where unknown. over: see :func:`sweep_condition`.
 
     samples are counted in ``progress_unit``, as the log counts them.
     """
@@ -209,7 +209,7 @@ def picture(
     over: bool = True,
     requests: Sequence[Request] = (),
 ) -> RenderableType:
-    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see standing.
+    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see sweep_condition.
 
     requests: what people asked of the sweep.
     """

@@ -418,7 +418,7 @@ def test_leaders_that_cannot_be_separated_are_honestly_so_with_the_cost_of_separ
     times = [100, 104, 97, 108, 95, 101, 99, 103, 98, 105]
     records = raced(EMPTY, first, *times)
     records = raced(records, second, *(1.011 * t for t in times))
-    stands = race_of(field, records).condition()
+    stands = race_of(field, records).comparison()
     found = confirmation(study, records, field, replicates(records), stands)
     assert found is not None
     assert not found.decided
@@ -445,7 +445,7 @@ def test_a_score_counts_the_runs_of_its_result_files_however_many_there_are() ->
     records = EMPTY
     for of, factor in zip(field, (1.0, 1.02, 1.5), strict=True):
         records = raced(records, of, *(factor * t for t in (100.0, 104.0, 97.0, 108.0, 95.0, 101.0)))
-    found = confirmation(study, records, field, replicates(records), race_of(field, records, most=4).condition())
+    found = confirmation(study, records, field, replicates(records), race_of(field, records, most=4).comparison())
     assert found is not None
     assert found.chosen is not None
     assert found.scored is not None
@@ -472,7 +472,7 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     settings = ComparisonRules(most=3, scale=RaceScale(prior_sd=seed_spread(study)))
     race = Race(study, field, settings, lambda: records, per_job=1, say=said.append)
     race.tell(records.trials[0])
-    found = confirmation(study, records, field, replicates(records), race.condition())
+    found = confirmation(study, records, field, replicates(records), race.comparison())
     assert found is not None
     (line,) = said
     shown = " ".join(screen_text(study, records).split())
@@ -505,7 +505,7 @@ def test_a_configuration_that_missed_twice_has_no_score_in_words_and_in_json(cur
     study = study.model_copy(update={"objective": study.objective.model_copy(update={"curves": curves})})
     chosen = next(t for t in contenders(study, sweep, 99) if t.parameters["GBS"] == 8)
     records = raced(EMPTY, chosen, 1700.0, 1720.0, 1690.0, None, None)
-    found = confirmation(study, records, [chosen], replicates(records), race_of([chosen], records, most=5).condition())
+    found = confirmation(study, records, [chosen], replicates(records), race_of([chosen], records, most=5).comparison())
     assert found is not None
     words = summary(study, sweep, found)
     assert "no olympic mean: 2 of 5 runs did not reach the target" in words
@@ -528,7 +528,7 @@ def screen_text(study: Study, race: StudyRecords) -> str:
 def test_where_no_run_reaches_the_target_nothing_is_chosen() -> None:
     study, sweep, field = leaders(1)
     records = raced(EMPTY, field[0], None, None, None)
-    found = confirmation(study, records, field, replicates(records), race_of(field, records).condition())
+    found = confirmation(study, records, field, replicates(records), race_of(field, records).comparison())
     assert found is not None
     assert found.chosen is None
     assert "no run reached the target" in summary(study, sweep, found)

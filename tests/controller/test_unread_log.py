@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from lora_tune.cli.commands import logs as logs_main
 from lora_tune.config.study import parse_study
-from lora_tune.logs import main as logs_main
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal
 
@@ -49,7 +49,7 @@ def test_the_sweep_stops_at_once_and_runs_nothing_twice(script: str, tmp_path: P
     )
     assert swept.returncode == 3, swept.stdout + swept.stderr
     assert "none matched workload.log; a line that looks like an eval: `step" in swept.stderr
-    assert r"try this pattern: step\s+(?P<step>\d+)\s+loss\s+(?P<loss>[-+.\w]+)" in swept.stderr
+    assert 'try in its place: kind = "named", loss = "loss", step = "step"' in swept.stderr
     assert len((tmp_path / "starts").read_text()) <= 2, "only the trials that had begun together"
 
 
