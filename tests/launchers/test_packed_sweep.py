@@ -141,17 +141,17 @@ EVAL_SAMPLES = 4
 [objective]
 target = 1.75
 [search]
-enqueue = [{ LR = 3e-3 }, { LR = 4e-3 }, { LR = 3.5e-3 }, { LR = 1e-7 }, { LR = 2e-7 }, { LR = 3e-7 }, { LR = 4e-7 }]
+enqueue = [{ LR = 3e-3 }, { LR = 4e-3 }, { LR = 3.5e-3 }, { LR = 3.2e-3 }, { LR = 1e-7 }, { LR = 2e-7 }, { LR = 3e-7 }, { LR = 4e-7 }]
 [pruning]
 references = 3
 false_prune_rate = 0.3
 audit = 0.5
 cap = false
 [budget]
-trials = 7
+trials = 8
 parallel = 4
 """
-"""Three good trials, which go free, and four whose loss stays where it is."""
+"""Four good trials, with three of which the others are compared, and four whose loss stays where it is."""
 
 
 def test_an_audit_goes_on_to_its_end_in_its_slot_and_other_condemned_trials_are_stopped(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_an_audit_goes_on_to_its_end_in_its_slot_and_other_condemned_trials_are_
     assert done.returncode == 0, done.stdout + done.stderr
     sweep = Store(sqlite_url(paths.database), read_only=True).load("packed")
     assert sweep is not None
-    assert [sweep.trials[number].verdict for number in range(3)] == [Verdict.REACHED] * 3
-    condemned = [sweep.trials[number] for number in range(3, 7)]
+    assert [sweep.trials[number].verdict for number in range(4)] == [Verdict.REACHED] * 4
+    condemned = [sweep.trials[number] for number in range(4, 8)]
     audits = [trial for trial in condemned if is_audit(load_study(study), trial)]
     assert [trial.number for trial in audits] == [5, 6], "drawn by the study's name and the trial's seed"
     for trial in condemned:
