@@ -106,7 +106,7 @@ def verdict(
 
 def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdict:
     count, rank = compared.references, allowed(evidence.rate, compared.references)
-    most = f"all but {rank - 1} of them were" if rank > 1 else "any of them was"
+    most = f"all but {rank - 1} of them" if rank > 1 else "any of them"
     return StallVerdict(
         True,
         f"stalled: further above the best {count} of {compared.finished} finished runs at "
