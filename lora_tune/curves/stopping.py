@@ -106,11 +106,12 @@ def verdict(
 
 def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdict:
     count, rank = compared.references, allowed(evidence.rate, compared.references)
+    at = compared.at if compared.at < 10 else float(round(compared.at))  # between two evals
     most = f"all but {rank - 1} of them" if rank > 1 else "any of them"
     return StallVerdict(
         True,
         f"stalled: further above the best {count} of {compared.finished} finished runs at "
-        f"{counted(compared.at, evidence.unit)} than {most}; of the runs that come among the "
+        f"{counted(at, evidence.unit)} than {most}; of the runs that come among the "
         f"best {count + 1}, at most {100 * rank / (count + 1):.1f}% look like this",
         "stalled",
     )

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.__main__ import main
-from lora_tune.cli import sweep
+from lora_tune.cli import commands
 from lora_tune.cli.metrics import Metrics
 from tests.cli.test_api import STUDY
 from tests.conftest import REPOSITORY
@@ -36,7 +36,7 @@ def sweep_options(line: str) -> list[str]:
 def test_the_systemd_unit(tmp_path: Path) -> None:
     unit = block("systemd")
     start = re.findall(r"^ExecStart=(.*)$", unit, re.M)[0]
-    sweep.main.make_context("sweep", sweep_options(start), resilient_parsing=False)
+    commands.sweep.make_context("sweep", sweep_options(start), resilient_parsing=False)
     sections = re.findall(r"^\[(\w+)\]$", unit, re.M)
     assert sections == ["Unit", "Service", "Install"]
     assert all(re.match(r"\[\w+\]$|\w+=|#|$", line) for line in unit.splitlines())
@@ -79,7 +79,7 @@ def test_the_slurm_job() -> None:
     script = block("sbatch")
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
     start = next(line for line in script.splitlines() if "lora_tune.sweep" in line)
-    sweep.main.make_context("sweep", sweep_options(start), resilient_parsing=False)
+    commands.sweep.make_context("sweep", sweep_options(start), resilient_parsing=False)
 
 
 @pytest.mark.slurm

@@ -11,9 +11,10 @@ import pytest
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.recommendation import Belief, _unrun, recommend
+from lora_tune.search.recommendation import _unrun, recommend
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
+from lora_tune.search.shrinkage import Belief
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
