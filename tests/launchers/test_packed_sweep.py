@@ -141,7 +141,10 @@ EVAL_SAMPLES = 4
 [objective]
 target = 1.75
 [search]
-enqueue = [{ LR = 3e-3 }, { LR = 4e-3 }, { LR = 3.5e-3 }, { LR = 3.2e-3 }, { LR = 1e-7 }, { LR = 2e-7 }, { LR = 3e-7 }, { LR = 4e-7 }]
+enqueue = [
+  { LR = 3e-3 }, { LR = 4e-3 }, { LR = 3.5e-3 }, { LR = 3.2e-3 },
+  { LR = 1e-7 }, { LR = 2e-7 }, { LR = 3e-7 }, { LR = 4e-7 },
+]
 [pruning]
 references = 3
 false_prune_rate = 0.3
