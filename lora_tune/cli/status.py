@@ -209,9 +209,9 @@ def picture(
     over: bool = True,
     requests: Sequence[Request] = (),
 ) -> RenderableType:
-    """The status as a rich renderable. every: all trials instead of the open and the best ones. over: see sweep_condition.
+    """The status as a rich renderable. every: all trials instead of the open and the best ones.
 
-    requests: what people asked of the sweep.
+    over: see :func:`sweep_condition`. requests: what people asked of the sweep.
     """
     summary = overview(study, sweep, now)
     condition = _condition(study, sweep, driver, now, over=over)
