@@ -92,7 +92,8 @@ def eval_curves(study: Study, sweep: StudyRecords) -> Chart | None:
         return None
     marks: list[Mark] = []
     if data.envelope:
-        name = f"GBS {data.gbs}: from the usual curve to where a run is stopped"
+        batch = "" if data.gbs is None else f"GBS {data.gbs}: "
+        name = f"{batch}from the usual curve to where a run is stopped"
         marks.append(Band(name=name, edges=data.envelope, colour="muted"))
     groups: tuple[tuple[str, Sequence[tuple[Trial, Line]], Colour], ...] = (
         ("open, censored or failed", data.others, "muted"),
