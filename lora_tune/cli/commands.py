@@ -45,6 +45,10 @@ def init(**options: Any) -> None:
     run(**options)
 
 
+quiet_option = click.option("--quiet", is_flag=True, help="print nothing but the result")
+json_events_option = click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+
+
 @click.command()
 @study_option
 @click.option("--trials", type=int, help="number of trials, overrides the study")
@@ -70,8 +74,8 @@ def init(**options: Any) -> None:
     "studies are started by their own units; there is no common service to sign for",
     variable="LORA_TUNE_SIGNING_KEY",
 )
-@click.option("--quiet", is_flag=True, help="print nothing but the result")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+@quiet_option
+@json_events_option
 @guarded
 def sweep(**options: Any) -> None:
     """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
@@ -104,8 +108,8 @@ def sweep(**options: Any) -> None:
 @storage_option
 @output_option
 @click.option("--dry-run", is_flag=True, help="print who would race and the first job; submit nothing")
-@click.option("--quiet", is_flag=True, help="print nothing but the result")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object an event")
+@quiet_option
+@json_events_option
 @guarded
 def confirm(**options: Any) -> None:
     """Run more seeds of a sweep's leading configurations until one is shown to be better, and score it.
