@@ -344,7 +344,8 @@ def walked(walk: Walk, doctor: str, kill_after: int) -> list[str]:
     check = walk.outcome(walk.command("export", "--to", str(walk.scratch / "best"), "--check"))
     exported = walk.command("export", "--to", str(walk.scratch / "best"), "--json")
     hand = by_hand(walk, json.loads(exported.stdout)) if exported.returncode == 0 else walk.outcome(exported)
-    changed = sorted(str(f) for f, digest in before.items() if digests(walk.place).get(f) != digest)
+    after = digests(walk.place)
+    changed = sorted(str(f) for f, digest in before.items() if after.get(f) != digest)
     return [doctor, dry, sweep, *trials, confirm, check, hand, ", ".join(changed) or "unchanged"]
 
 

@@ -46,7 +46,7 @@ def number(*names, default):
     return default
 def digest():
     files = [*Path().glob("conf/**/*.yaml"), *Path().rglob("config_*.sh")]
-    texts = (f.read_text(errors="replace") for f in files)
+    texts = [text for f in files if "Exported by lora_tune" not in (text := f.read_text(errors="replace"))]
     names = {n for text in texts for n in re.findall(r"(?<=oc.env:)\\w+|(?<=export )\\w+(?==)", text)}
     apart = re.compile("SEED|DIR|PATH|LOG|MODEL|CONT|NEXP|WALLTIME|DATE|SLURM|SBATCH|LORA_TUNE|MLPERF_"
                        "|DGXSYSTEM|EXTRA_ARGS|COMPLIANCE|EXP_NAME")

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -59,9 +59,28 @@ class Layout:
 def parse_layout(text: str) -> Layout:
     """The inverse of ``str(layout)``. Raises ValueError for any other text."""
     pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs|ep|nodes)(\d+)", text)
-    if not pairs or " ".join(f"{k}{v}" for k, v in pairs) != text:
+    if "tp" not in dict(pairs) or " ".join(f"{k}{v}" for k, v in pairs) != text:
         raise ValueError(f"{text!r} is not a layout such as 'tp4 pp1 cp1 minibs4 mbs1'")
     return Layout(**{key: int(value) for key, value in pairs})
+
+
+def with_minibs(text: str, site_gpus: int, gpus_per_node: int = 0) -> str:
+    """A layout that states its global batch, such as "tp4 pp1 cp1 gbs8 mbs1", with the MINIBS that makes it.
+
+    site_gpus, gpus_per_node: as for :meth:`LayoutAxes.enumerate`. Any other text, and a batch that the layout's ranks
+    do not divide, come back as they are.
+    """
+    stated = re.search(r"\bgbs(\d+)\b", text)
+    try:
+        layout = parse_layout(re.sub(r"\bgbs\d+\b", "minibs1", text)) if stated else None
+    except ValueError:
+        return text
+    if stated is None or layout is None or not layout.tp * layout.pp * layout.cp:
+        return text
+    ranks = layout.dp(layout.nodes * max(1, gpus_per_node) or site_gpus)
+    if not ranks or int(stated[1]) % ranks:
+        return text
+    return str(replace(layout, minibs=int(stated[1]) // ranks))
 
 
 def layout_of(parameters: Mapping[str, str | int | float | bool]) -> Layout:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.registry import OBJECTIVES, WORKLOADS
 from lora_tune.config.problems import Section
+from lora_tune.config.tables import WorkloadTable
 
 
 def _known_objective(name: str | None) -> str | None:
@@ -91,7 +92,7 @@ def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
     filled = dict(objective)
     name = filled.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
     if name is not None and not {"target", "direction"} <= filled.keys():
-        filled = {**_benchmark_goal(str(name), filled.get("ruleset")), **filled}
+        filled = {**_benchmark_goal(str(name), ruleset_of(filled.get("ruleset"), workload, str(name))), **filled}
     elif filled.get("target") is None and "score" not in filled and "metric" in filled:
         filled["score"] = "best_value"
     score = str(filled.get("score", "time_to_target"))
@@ -141,6 +142,21 @@ def _wants_target(score: str) -> bool:
         return not getattr(OBJECTIVES.load(score), "has_budget", False)
     except InputError:
         return False
+
+
+def ruleset_of(stated: str | None, workload: object, benchmark: str) -> str | None:
+    """The round whose rules apply to ``benchmark``: ``stated`` by the study, else the one that the scripts name.
+
+    workload: the study's table, validated or not. None for the newest: neither names one, or there are no scripts.
+    """
+    if stated is not None:
+        return stated
+    try:
+        table = WorkloadTable.model_validate(workload)
+        of_scripts = getattr(WORKLOADS.load(table.kind), "stated_ruleset", None)
+    except (ValidationError, InputError):
+        return None  # told by parse_study
+    return of_scripts(table, benchmark) if of_scripts else None
 
 
 def _benchmark_goal(name: str, ruleset: str | None) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from lora_tune.base.errors import InputError, StudyError
 from lora_tune.base.registry import LOG_READERS, OBJECTIVES, SAMPLERS, WORKLOADS
 from lora_tune.base.text import counted, number
-from lora_tune.config.objective import LORA_TARGET, ObjectiveSettings, check_goal, filled_in
-from lora_tune.config.parameters import FormulaError, Parameter, Value, as_parameter
+from lora_tune.config.layout import with_minibs
+from lora_tune.config.objective import LORA_TARGET, ObjectiveSettings, check_goal, filled_in, ruleset_of
+from lora_tune.config.parameters import FormulaError, LayoutParameter, Parameter, Value, as_parameter
 from lora_tune.config.problems import Section, first_problem, line_shown
 from lora_tune.config.secrets import Secret, without_values, written_in
 from lora_tune.config.space import Space, SpaceError, check_space, range_words, within
@@ -58,6 +59,17 @@ class Study(Section):
             return table
         return {**table, "objective": filled_in(table.get("objective", {}), table.get("workload"))}
 
+    @model_validator(mode="after")
+    def _batches_of_enqueued_layouts(self) -> Study:
+        """The enqueued points with MINIBS in layouts that state their batch instead: it follows from the site."""
+        space = self.search_space
+        names = {n for n, p in self.space.items() if isinstance(p, LayoutParameter)}
+        points = tuple(
+            {n: with_minibs(str(v), space.gpus, space.gpus_per_node) if n in names else v for n, v in point.items()}
+            for point in self.search.enqueue
+        )
+        return self.model_copy(update={"search": self.search.model_copy(update={"enqueue": points})})
+
     @property
     def benchmark(self) -> Benchmark | None:
         """The MLPerf benchmark whose rules and score apply, under :meth:`ruleset`; None where it is of none.
@@ -72,12 +84,8 @@ class Study(Section):
         return find_benchmark(name or LORA, self.ruleset(name or LORA))
 
     def ruleset(self, benchmark: str) -> str | None:
-        """The round whose rules apply to ``benchmark``: the study's, else the one that the workload's scripts name.
-
-        None for the newest: neither names one, or the scripts are not there.
-        """
-        of_scripts = getattr(WORKLOADS.load(self.workload.kind), "stated_ruleset", None)
-        return self.objective.ruleset or (of_scripts(self.workload, benchmark) if of_scripts else None)
+        """The round whose rules apply to ``benchmark``; None for the newest. See :func:`ruleset_of`."""
+        return ruleset_of(self.objective.ruleset, self.workload, benchmark)
 
     @property
     def rising(self) -> bool:

@@ -73,7 +73,9 @@ class Search(Section):
         description="the grey box may propose short runs that end once their layout's speed is measured "
         "[true where trials end such a run by themselves (peft, nemo, bridge, surface) and budget.trials is not given]",
     )
-    enqueue: tuple[dict[str, Value], ...] = Field((), description="points tried first, tuned values by name")
+    enqueue: tuple[dict[str, Value], ...] = Field(
+        (), description="points tried first, tuned values by name; a layout may state gbs8 in place of its MINIBS"
+    )
 
 
 class Pruning(Section):

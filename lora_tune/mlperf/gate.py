@@ -273,7 +273,8 @@ def check_space(
     """
     batches = sorted({batch for point in points if isinstance(batch := point.get("GBS"), int)})
     violations = check_range(benchmark, tuned, points, following, at_ends)
-    warned = [*_unreferenced(benchmark, batches), *([] if "MAX_STEPS" in tuned else _short_runs(benchmark, points))]
+    short = [] if "MAX_STEPS" in tuned else _short_runs(benchmark, points)
+    warned = [*_unreferenced(benchmark, batches, points), *short]
     return [*violations, *_schedule_violations(benchmark, tuned, points), *warned]
 
 
@@ -292,7 +293,7 @@ def _schedule_violations(
                     violations[name] = Violation(name, f"{sentence}; remove it, or use the open division")
             elif schedule and (need := _needed(name, point[name], schedule, batch)):
                 sentence = f"{name} = {point[name]}, but it must be {need} at GBS {batch}: {_grid(benchmark, batch)}"
-                violations.setdefault(name, Violation(name, f"{sentence}; remove the line"))
+                violations.setdefault(name, Violation(name, f"{sentence}; correct it"))
     return list(violations.values())
 
 
@@ -320,9 +321,11 @@ def _grid(benchmark: Benchmark, batch: object) -> str:
     )
 
 
-def _unreferenced(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
+def _unreferenced(
+    benchmark: Benchmark, batches: Sequence[int], points: Sequence[Mapping[str, object]]
+) -> list[Violation]:
     """Warnings for batch sizes without a reference convergence point on either side."""
-    warned = _below(benchmark, batches)
+    warned = _below(benchmark, batches, points)
     largest = max(benchmark.batch_sizes, default=0)
     above = [batch for batch in batches if batch > largest]
     if not largest or not above:
@@ -335,19 +338,35 @@ def _unreferenced(benchmark: Benchmark, batches: Sequence[int]) -> list[Violatio
     return [*warned, Violation("GBS", sentence, fatal=False)]
 
 
-def _below(benchmark: Benchmark, batches: Sequence[int]) -> list[Violation]:
-    """A warning for batch sizes below the smallest reference: they cannot win."""
+def _below(benchmark: Benchmark, batches: Sequence[int], points: Sequence[Mapping[str, object]]) -> list[Violation]:
+    """A warning for batch sizes below the smallest reference: they cannot win.
+
+    A single one names MINIBS as what to raise where the batch follows from it, and its steps before the first eval.
+    """
     smallest = min(benchmark.batch_sizes, default=0)
     below = [batch for batch in batches if batch < smallest]
     against = benchmark.reference(smallest) if below else None
     if against is None:
         return []
+    schedule = benchmark.eval_schedule(below[0]) if len(below) == 1 and benchmark.progress == "samples_count" else None
+    steps = schedule and f" (its first eval comes after {math.ceil(schedule.first_samples / below[0])} steps)"
     sentence = (
         f"GBS {', '.join(map(str, below))} cannot win: it is below {smallest}, the smallest batch size with a "
         f"reference convergence point, and is scored as if it converged no sooner than that ({against.mean:.6g}), in "
-        f"more and smaller steps; keep GBS >= {smallest}"
+        f"more and smaller steps{steps or ''}; {_raised(below, points, smallest)}"
     )
     return [Violation("GBS", sentence, fatal=False)]
+
+
+def _raised(below: Sequence[int], points: Sequence[Mapping[str, object]], smallest: int) -> str:
+    """How a batch comes to ``smallest``: by MINIBS where one batch follows from one of these."""
+    known = {point.get("MINIBS") for point in points if point.get("GBS") in below}
+    minibs = known.pop() if len(known) == len(below) == 1 else None
+    if not isinstance(minibs, int) or minibs < 1 or below[0] % minibs:
+        return f"keep GBS >= {smallest}"
+    ranks = below[0] // minibs
+    enough = math.ceil(smallest / ranks)
+    return f"raise MINIBS from {minibs} to {enough}, which makes GBS {enough * ranks}"
 
 
 def _short_runs(benchmark: Benchmark, points: Sequence[Mapping[str, object]]) -> list[Violation]:
@@ -388,7 +407,7 @@ def _violation(benchmark: Benchmark, name: str, came: object, batch: object, dem
     return Violation(
         name,
         f"{name} = {came}{at}: in the closed division of {benchmark.name} {must} ({rule}, ruleset "
-        f"{benchmark.ruleset}); remove the line, or use the open division",
+        f"{benchmark.ruleset}); correct it, or use the open division",
     )
 
 

@@ -392,6 +392,14 @@ def _mounted_names(workload: RunSubWorkload) -> list[str]:
     return [name for name in MOUNTED if name in tree.reads - tree.defaults]
 
 
+def _places_judged(workload: RunSubWorkload) -> list[str]:
+    """The places that have findings of their own, so that nothing else speaks of them."""
+    benchmark = workload.study.benchmark
+    if benchmark is not None and benchmark.name != LORA:
+        return ["CONT", *ALSO["CONT"], *_mounted_names(workload)]
+    return [name for ours, others in ALSO.items() if ours != "TOKENIZER" for name in (ours, *others)]
+
+
 def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
     """What Llama-2-70B LoRA is trained from."""
     yield from data(known.get("DATADIR"))
@@ -446,7 +454,7 @@ def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
                 "name yours in site.nodelist, which overrides that line",
             )
         launched = implementation.folder / Path(job.argv[-1]).name
-        for doubt in (*path_doubts(job), *script_doubts(launched, job.environment)):
+        for doubt in (*path_doubts(job), *script_doubts(launched, {*job.environment, *_places_judged(workload)})):
             what, _, fix = doubt.rpartition("; ")
             yield problem(what, "every trial would run into it", fix)
     except LoraTuneError as error:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lora_tune.config.layout import Layout, LayoutAxes, config_file_name, parse_layout
+from lora_tune.config.layout import Layout, LayoutAxes, config_file_name, parse_layout, with_minibs
 
 
 def names(axes: LayoutAxes, gpus: int) -> list[str]:
@@ -59,6 +59,24 @@ def test_says_which_rule_leaves_nothing(axes: LayoutAxes, gpus: int, rule: str) 
 def test_refuses_axes_that_mean_nothing(axes: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         LayoutAxes.model_validate(axes)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "layout"),
+    [
+        ("tp4 pp8 cp2 gbs896 mbs1 vp8", 512, "tp4 pp8 cp2 minibs112 mbs1 vp8"),
+        ("tp4 pp8 cp2 gbs896 mbs1 vp8", 256, "tp4 pp8 cp2 minibs224 mbs1 vp8"),
+        ("tp1 pp1 cp1 gbs8 mbs1 nodes2", 999, "tp1 pp1 cp1 minibs4 mbs1 nodes2"),  # nodes of one GPU
+        ("tp4 pp1 cp1 minibs4 mbs1 sp1", 8, "tp4 pp1 cp1 minibs4 mbs1 sp1"),
+        ("tp4 pp1 cp1 gbs9 mbs1", 8, "tp4 pp1 cp1 gbs9 mbs1"),  # two ranks
+        ("tp4 pp8 cp2 gbs896 mbs1", 8, "tp4 pp8 cp2 gbs896 mbs1"),  # needs more GPUs
+        ("tp0 pp1 cp1 gbs8 mbs1", 8, "tp0 pp1 cp1 gbs8 mbs1"),
+        ("gbs8", 8, "gbs8"),
+        ("", 8, ""),
+    ],
+)
+def test_a_layout_that_states_its_batch_takes_the_minibs_of_the_machine(text: str, gpus: int, layout: str) -> None:
+    assert with_minibs(text, gpus, 1 if "nodes" in text else 0) == layout
 
 
 degrees = st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3).map(tuple)

@@ -345,7 +345,18 @@ def test_the_guides_own_example_is_told_before_it_runs_that_it_cannot_win() -> N
     found = check_space(LORA, {}, tp8)
     assert [(v.name, v.fatal) for v in found] == [("VAL_CHECK_INTERVAL", True), ("GBS", False)]
     assert "VAL_CHECK_INTERVAL = 50, but it must be 384 samples at GBS 1" in found[0].sentence
+    assert found[0].sentence.endswith("; correct it"), "there may be no line to remove: the tree has defaults"
     assert "GBS 1 cannot win: it is below 8" in found[1].sentence
+    assert "its first eval comes after 1152 steps" in found[1].sentence
+    assert found[1].sentence.endswith("; raise MINIBS from 1 to 8, which makes GBS 8")
+    (wide,) = check_space(LORA, {}, [{"GBS": 4, "MINIBS": 2}])
+    assert wide.sentence.endswith("; raise MINIBS from 2 to 4, which makes GBS 8")
+    (whole,) = check_space(LORA, {}, [{"GBS": 4}])
+    assert whole.sentence.endswith("; keep GBS >= 8"), "stated whole"
+    (several,) = check_space(LORA, {}, [{"GBS": 4, "MINIBS": 2}, {"GBS": 2, "MINIBS": 2}])
+    assert several.sentence.endswith("; keep GBS >= 8")
+    (odd,) = check_space(LORA, {}, [{"GBS": 3, "MINIBS": 1}])
+    assert odd.sentence.endswith("; raise MINIBS from 1 to 3, which makes GBS 9")
     (short,) = [v for v in check_space(LORA, {}, [{**tp8[0], "MAX_STEPS": 1024}]) if v.name == "MAX_STEPS"]
     assert "ends training after 1024 samples, and no submission converges before 2" in short.sentence
     assert "the first eval is at 1152, so none is made, or val_check_interval aborts the run" in short.sentence

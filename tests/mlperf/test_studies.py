@@ -26,3 +26,20 @@ def test_it_loads_keeps_the_rules_and_begins_where_somebody_ended(file: Path) ->
     for point in study.search.enqueue:
         values = space.resolve({**space.corner(), **point})
         assert study.benchmark.reference(int(values["GBS"])) is not None
+
+
+@pytest.mark.parametrize(("study", "nodes"), [("llama31_405b", 64), ("llama31_405b", 32), ("h200", 2), ("h100", 2)])
+def test_a_shipped_study_starts_from_its_published_point_on_another_number_of_nodes(
+    study: str, nodes: int, tmp_path: Path
+) -> None:
+    """The batch of that point stays, and MINIBS follows: it was refused on any machine but the one it was run on."""
+    text = (REPOSITORY / "studies" / f"{study}.toml").read_text(encoding="utf-8")
+    place = str(REPOSITORY / "studies" / "sites")
+    text = text.replace('profile = "sites', f'nodes = {nodes}\nprofile = "{place}')
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    usual, moved = load_study(REPOSITORY / "studies" / f"{study}.toml"), load_study(tmp_path / "s.toml")
+    batches = [
+        [s.search_space.resolve({**s.search_space.corner(), **p})["GBS"] for p in s.search.enqueue]
+        for s in (usual, moved)
+    ]
+    assert batches[0] == batches[1]

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lora_tune.base.errors import InputError, SetupError, StudyError
+from lora_tune.base.errors import InputError, Level, SetupError, StudyError
+from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study
 from lora_tune.mlperf.benchmark import find_benchmark
 from lora_tune.workloads import load
@@ -393,6 +394,23 @@ class TestCheck:
         monkeypatch.setenv("MODEL", str(tmp_path))
         assert workload(bare, container="registry/image:1", data=tmp_path).check() == []
 
+    @pytest.mark.parametrize("benchmark", ["llama2_70b_lora", "llama31_8b"])
+    def test_the_doctor_speaks_of_each_missing_place_once(
+        self, benchmark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare: Path
+    ) -> None:
+        """run.sub's own demand and the place's finding were two problems, with two remedies."""
+        places = {"CONT": "container", "DATADIR": "data folder", "MODEL": "model folder"}
+        for name in places:
+            monkeypatch.delenv(name, raising=False)
+        script = (bare / "run.sub").read_text().replace(': "${CONT', ': "${DATADIR}${MODEL}${ELSEWHERE}"\n: "${CONT')
+        (bare / "run.sub").write_text(script)
+        made = workload(bare, workload={"benchmark": benchmark})
+        whats = [f.what for f in made.findings(SweepPaths(tmp_path / "s")) if f.level is Level.PROBLEM]
+        for name, words in places.items():
+            about = [what for what in whats if name in what.split() or words in what or f"needs {name}" in what]
+            assert len(about) == 1, (name, whats)
+        assert [what for what in whats if "needs ELSEWHERE" in what]
+
     def test_a_path_that_only_a_node_may_see_is_a_doubt(self, tmp_path: Path, bare: Path) -> None:
         (doubt,) = workload(bare, container="registry/image:1", data="/raid/nowhere", model=tmp_path).check()
         assert "DATADIR=/raid/nowhere is not there as this machine sees it" in doubt
@@ -430,3 +448,16 @@ def test_the_ruleset_is_the_one_that_the_script_names(line: str, stated: str | N
     assert study.ruleset("llama31_8b") == stated
     assert study.benchmark is not None
     assert study.benchmark.ruleset == (stated or newest), "score, recommendation and rules judge by one round"
+
+
+def test_the_target_is_that_of_the_round_that_the_script_names(tmp_path: Path) -> None:
+    (tmp_path / "run.sub").write_text("#!/bin/bash\nexport MLPERF_RULESET=1.1.0\n")
+    table = {
+        "name": "t",
+        "workload": {"kind": "mlperf", "implementation": str(tmp_path), "benchmark": "ssd"},
+        "space": {"LR": 4e-4},
+        "budget": {"trials": 1},
+    }
+    assert Study.model_validate(table).objective.target == 0.23, "later rounds ask for 0.34"
+    assert Study.model_validate({**table, "objective": {"ruleset": "4.1"}}).objective.target == 0.34
+    assert Study.model_validate({**table, "objective": {"target": 0.3}}).objective.target == 0.3
