@@ -32,7 +32,7 @@ from lora_tune.controller import runtime
 from lora_tune.controller.sweep_folder import FolderLock, refuse_foreign
 from lora_tune.launchers import local
 from lora_tune.launchers.base import JobState, Ticket
-from lora_tune.launchers.job_records import alive, describe, read_records
+from lora_tune.launchers.job_records import describe, read_records
 from lora_tune.launchers.job_runner import command_record, read_command
 from lora_tune.launchers.simulated import launcher
 from lora_tune.launchers.simulated import launcher as simulated
@@ -110,7 +110,7 @@ class Room:
     def job_records(self) -> None:
         for token in (TOKEN, ""):
             found = read_records(self.attempt, token)
-            assert not alive(found.started)
+            assert found.started is None or not found.started.process.alive
             assert local._begun(self.ticket, found)["job_id"] == "7"
             if found.ended is not None:
                 assert local._ended(self.ticket, found).state is JobState.ENDED

@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 from lora_tune.base.paths import AttemptPaths, SweepPaths
-from lora_tune.launchers.job_records import alive, read_records
+from lora_tune.launchers.job_records import read_records
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords, TrialState
 from lora_tune_recipes.settings import TINY
@@ -126,7 +126,7 @@ class Run:
     def _runners(self) -> list[Victim]:
         """What waits for the packs that live on this machine, by their records."""
         claims = [read_records(AttemptPaths(folder), "").claim for folder in self.paths.packs.glob("[0-9]*")]
-        return [("pack's runner", claim.pid, signal.SIGKILL) for claim in claims if claim and alive(claim)]
+        return [("pack's runner", c.process.pid, signal.SIGKILL) for c in claims if c and c.process.alive]
 
     def _packs(self) -> list[Victim]:
         """The trainers in this sweep's jobs: every node of the test cluster is this machine."""

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from lora_tune.base.host import Process
+
 LARGEST = 4 << 20
 """Bytes; a larger file is none of ours."""
 
@@ -165,6 +167,16 @@ def whole_of(content: Mapping[str, Any], name: str) -> int | None:
     """The whole number of at most 63 bits under ``name``, or None."""
     value = content.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def process_of(content: Mapping[str, Any]) -> Process:
+    """The process that a record names; 0 where it names none. Earlier releases wrote the boot in place of the place."""
+    return Process(
+        pid=whole_of(content, "pid") or 0,
+        start_ticks=whole_of(content, "start_ticks"),
+        host=text_of(content, "host"),
+        place=text_of(content, "place") or text_of(content, "boot"),
+    )
 
 
 # Which file system a path lies on, as the kernel tells it: a pure function of ``/proc/self/mountinfo``.

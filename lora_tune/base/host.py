@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -74,13 +75,52 @@ def boot() -> str:
 def place() -> str:
     """Where numbers of processes mean what they mean here: this boot and this PID namespace, in one word.
 
-    Containers on the network of their host have its name, and other hosts may have it, too.
+    Containers on the network of their host have its name, and other hosts may have it, too; it counts only where the
+    kernel names no boot.
     """
     try:
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - a link to no path
     except OSError:
         namespace = ""
-    return f"{boot()}/{namespace}"
+    return f"{boot() or host()}/{namespace}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process, so that no other one with its number is mistaken for it, here or on another host.
+
+    start_ticks: when it started, in clock ticks since boot; None where unknown. place: see :func:`place`; records of
+    earlier releases name the boot alone, or nothing.
+    """
+
+    pid: int
+    start_ticks: int | None
+    host: str
+    place: str = ""
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The process that has the number ``pid`` here and now."""
+        return cls(pid=pid, start_ticks=start_ticks(pid), host=host(), place=place())
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether nothing of it can be seen from here: of another host, boot or PID namespace."""
+        return self.place not in (place(), boot()) if self.place else self.host != host()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, and can be seen from here."""
+        return self._is_known and start_ticks(self.pid) == self.start_ticks
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was a process of this place and has ended."""
+        return self._is_known and not self.alive
+
+    @property
+    def _is_known(self) -> bool:
+        return not self.elsewhere and self.pid > 0 and self.start_ticks is not None
 
 
 def steady() -> float:

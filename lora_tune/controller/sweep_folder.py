@@ -14,13 +14,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lora_tune import store as stores
 from lora_tune.base.errors import ForeignFolderError, SetupError, SweepBusyError
-from lora_tune.base.files import read_json, text_of, whole_of, write_json
-from lora_tune.base.host import boot, host, place, start_ticks, steady
+from lora_tune.base.files import process_of, read_json, text_of, write_json
+from lora_tune.base.host import Process, steady
 from lora_tune.base.paths import SweepPaths, near
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.store.records import StudyRecords, TrialState
@@ -44,22 +44,8 @@ class _SeenLock:
 
     token: str
     owner: str
-    pid: int
-    start: int | None
-    boot: str
-    host: str
-    place: str
+    process: Process
     touched: float
-
-    @property
-    def gone(self) -> bool:
-        """Whether its owner was a process of this host and is no more; a place of its own is another host.
-
-        Locks of earlier releases tell the boot alone.
-        """
-        if self.host != host() or self.place not in ("", place()):
-            return False
-        return self.boot != boot() or start_ticks(self.pid) != self.start
 
 
 class FolderLock:
@@ -78,7 +64,7 @@ class FolderLock:
         after LEASE_SECONDS.
         """
         first, since = self._look(), steady()
-        while (seen := self._look()) is not None and not seen.gone:
+        while (seen := self._look()) is not None and not seen.process.gone:
             if first is None or (seen.token, seen.touched) != (first.token, first.touched):
                 raise SweepBusyError(self._busy(seen))
             if steady() - since >= LEASE_SECONDS:
@@ -129,8 +115,7 @@ class FolderLock:
                 self._path.unlink()
 
     def _write(self) -> None:
-        pid = os.getpid()
-        process = {"host": host(), "pid": pid, "start": start_ticks(pid), "boot": boot(), "place": place()}
+        process = asdict(Process.of(os.getpid()))
         write_json(self._path, {"token": self._token, "about": self._about, **process})
 
     def _look(self) -> _SeenLock | None:
@@ -142,18 +127,9 @@ class FolderLock:
         content = read_json(self._path).content
         if content is None or not text_of(content, "token"):
             return None
-        pid, name = whole_of(content, "pid") or 0, text_of(content, "host")
-        owner = f"{name} pid {pid} ({text_of(content, 'about')})"
-        return _SeenLock(
-            token=text_of(content, "token"),
-            owner=owner,
-            pid=pid,
-            start=whole_of(content, "start"),
-            boot=text_of(content, "boot"),
-            host=name,
-            place=text_of(content, "place"),
-            touched=touched,
-        )
+        process = process_of(content)
+        owner = f"{process.host} pid {process.pid} ({text_of(content, 'about')})"
+        return _SeenLock(token=text_of(content, "token"), owner=owner, process=process, touched=touched)
 
     def _busy(self, lock: _SeenLock) -> str:
         return (

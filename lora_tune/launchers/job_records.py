@@ -9,12 +9,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lora_tune.base.files import SmallFile, number_of, read_json, text_of, whole_of
-from lora_tune.base.host import boot, host, start_ticks, steady
+from lora_tune.base.files import SmallFile, number_of, process_of, read_json, text_of, whole_of
+from lora_tune.base.host import Process, steady
 from lora_tune.base.paths import AttemptPaths
 
 Record = TypeVar("Record")
@@ -24,18 +24,15 @@ KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
-    """A process, so that another one with its number is not mistaken for it.
+    """A process that runs, or ran, an attempt.
 
-    start_ticks: when it started, in clock ticks since boot. boot: the boot that it ran under. at: epoch seconds by the
-    wall clock; steady: seconds by the clock that counts since boot and that nobody sets, None where unknown.
+    at: epoch seconds by the wall clock, when it was written down; steady: seconds by the clock that counts since boot
+    and that nobody sets, None where unknown.
     """
 
     token: str
-    pid: int
-    start_ticks: int | None
-    host: str
+    process: Process
     at: float
-    boot: str = ""
     steady: float | None = None
 
 
@@ -135,15 +132,8 @@ def _process(content: Mapping[str, Any]) -> ProcessRecord | None:
     pid, at = whole_of(content, "pid"), number_of(content, "at")
     if pid is None or not 0 <= pid < 2**31 or at is None:
         return None
-    return ProcessRecord(
-        token=text_of(content, "token"),
-        pid=pid,
-        start_ticks=whole_of(content, "start_ticks"),
-        host=text_of(content, "host"),
-        at=at,
-        boot=text_of(content, "boot"),
-        steady=number_of(content, "steady"),
-    )
+    token, process = text_of(content, "token"), process_of(content)
+    return ProcessRecord(token=token, process=process, at=at, steady=number_of(content, "steady"))
 
 
 def _end(content: Mapping[str, Any]) -> EndRecord | None:
@@ -168,22 +158,6 @@ def _numbers(values: list[Any]) -> list[float]:
     return [number for number in numbers if number is not None]
 
 
-def alive(record: ProcessRecord | None) -> bool:
-    """True when the process of a claim or started record still runs on this host, under this boot."""
-    if record is None or record.pid == 0 or record.start_ticks is None:
-        return False
-    return record.boot in ("", boot()) and start_ticks(record.pid) == record.start_ticks
-
-
 def describe(pid: int, token: str, sweep: str = "") -> dict[str, Any]:
-    """The record of process ``pid`` of this host, which runs the attempt ``token`` of ``sweep``, as JSON."""
-    return {
-        "token": token,
-        "sweep": sweep,
-        "pid": pid,
-        "start_ticks": start_ticks(pid),
-        "host": host(),
-        "boot": boot(),
-        "at": time.time(),
-        "steady": steady(),
-    }
+    """The record of process ``pid`` of this place, which runs the attempt ``token`` of ``sweep``, as JSON."""
+    return {"token": token, "sweep": sweep, **asdict(Process.of(pid)), "at": time.time(), "steady": steady()}

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -27,6 +27,7 @@ from lora_tune.base.paths import AttemptPaths, log_head
 from lora_tune.launchers import processes
 from lora_tune.launchers.job_records import describe, foreign, read_records
 from lora_tune.launchers.processes import descendants
+from lora_tune.store.leases import RENEW_SECONDS
 from lora_tune.workloads.base import Job
 
 # Whether somebody sets or slews the wall clock while a job runs: the job's time stamps come from it.
@@ -361,7 +362,11 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
         write_json(attempt.started, describe(child.pid, command.token, command.sweep))
         # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
         signal.signal(signal.SIGTERM, lambda *_: send_signal(child.pid, signal.SIGTERM, group=True))
-        with clock, PauseWatch(child.pid, cgroup, functools.partial(_note_pauses, command, attempt)):
+        with (
+            clock,
+            _showing_life(attempt.claim),
+            PauseWatch(child.pid, cgroup, functools.partial(_note_pauses, command, attempt)),
+        ):
             child.returncode = processes.wait_for(child.pid)
         return child.returncode
     except _NotStarted as error:
@@ -369,6 +374,24 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
         return 127
     finally:
         processes.end_children(cgroup, others)
+
+
+@contextlib.contextmanager
+def _showing_life(claim: Path) -> Iterator[None]:
+    """Touch the claim every few seconds: a driver on another host or in another PID namespace sees nothing else."""
+    ended = threading.Event()
+
+    def touch() -> None:
+        while not ended.wait(RENEW_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(claim)
+
+    thread = threading.Thread(target=touch, name="life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _note_pauses(command: Command, attempt: AttemptPaths, pauses: Sequence[Pause]) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import LauncherError, SetupError
@@ -19,7 +20,6 @@ from lora_tune.base.host import (
     own_line,
     restricted_to,
     send_signal,
-    start_ticks,
     steady,
     visible_in,
 )
@@ -27,9 +27,10 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
 from lora_tune.launchers.files import pickle_folder, secret_values
-from lora_tune.launchers.job_records import JobRecords, ProcessRecord, alive, describe, read_pauses, read_records
+from lora_tune.launchers.job_records import JobRecords, ProcessRecord, describe, read_pauses, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
 from lora_tune.launchers.processes import kill_strays
+from lora_tune.store.leases import Patience
 from lora_tune.workloads.base import Job
 
 
@@ -47,6 +48,7 @@ class LocalLauncher:
         self._gpus, self._gpus_of_job, self._visible, self._shared = tuple(gpus), gpus_of_job, visible, shared
         self._busy: dict[str, tuple[str, ...]] = {}
         self._children: dict[str, Any] = {}
+        self._patience = Patience()
 
     def submit(self, job: Job) -> str:
         """Start the job; its id is the process id of submitit's controller."""
@@ -102,10 +104,10 @@ class LocalLauncher:
         records = read_records(attempt, ticket.token)
         if records.ended is not None:
             return _ended(ticket, records)
-        if _runs(records.started) or _runs(records.claim):
+        if _runs(records.started) or _runs(records.claim) or self._runs_elsewhere(attempt, records.claim):
             return JobStatus(state=JobState.RUNNING, **_begun(ticket, records))
-        submitted = ticket.job_id.isdecimal() and start_ticks(int(ticket.job_id)) is not None
-        if submitted and records.claim is None and records.started is None:  # a claim may be being written just now
+        # A claim may be being written just now.
+        if records.claim is None and records.started is None and _is_being_started(ticket.job_id, attempt):
             return JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
         records = read_records(attempt, ticket.token)  # it may have ended between the two looks
         if records.ended is not None:
@@ -116,6 +118,14 @@ class LocalLauncher:
         reason = records.problem or "no process and no exit record"
         return JobStatus(state=JobState.LOST, reason=reason, **_begun(ticket, records))
 
+    def _runs_elsewhere(self, attempt: AttemptPaths, claim: ProcessRecord | None) -> bool:
+        """Whether a job that a driver of another host or PID namespace started shows life: it touches its claim."""
+        if claim is None or not claim.process.elsewhere:
+            return False
+        with contextlib.suppress(OSError):
+            return not self._patience.dead(str(attempt.folder), attempt.claim.stat().st_mtime_ns, steady())
+        return False
+
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started.
 
@@ -125,7 +135,7 @@ class LocalLauncher:
         number = signal.SIGKILL if force else signal.SIGTERM
         started = read_records(attempt, ticket.token).started
         if started is not None and _runs(started):
-            send_signal(started.pid, number, group=True)
+            send_signal(started.process.pid, number, group=True)
             if force:
                 kill_strays(attempt)
         elif attempt.claim.exists() or not attempt.folder.exists():
@@ -141,7 +151,14 @@ def _runs(record: ProcessRecord | None) -> bool:
 
     A trial can write anything in its folder: neither we nor what we descend from is one.
     """
-    return record is not None and alive(record) and record.pid not in own_line()
+    return record is not None and record.process.alive and record.process.pid not in own_line()
+
+
+def _is_being_started(job_id: str, attempt: AttemptPaths) -> bool:
+    """Whether process ``job_id`` is submitit's controller of the attempt: numbers are used again, and elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.fsencode(attempt.submitit) in Path(f"/proc/{int(job_id)}/cmdline").read_bytes().split(b"\0")
+    return False
 
 
 def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:
@@ -149,9 +166,9 @@ def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:
     process = records.started or records.claim
     if process is None:
         return {"job_id": ticket.job_id}
-    known = {"job_id": ticket.job_id, "started_at": process.at, "nodes": (process.host,)}
+    known = {"job_id": ticket.job_id, "started_at": process.at, "nodes": (process.process.host,)}
     known |= read_pauses(AttemptPaths(ticket.folder), ticket.token)
-    if process.steady is not None and alive(process):
+    if process.steady is not None and process.process.alive:
         known["seconds"] = max(0.0, steady() - process.steady)
     return known
 

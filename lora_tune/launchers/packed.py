@@ -89,7 +89,7 @@ def _begun(ticket: Ticket, pack: KnownPack | None, records: JobRecords, states: 
     process = records.started or records.claim
     if process is not None:
         # By the cluster's name, by which a node can be excluded; its host name may be another.
-        known["nodes"] = (pack.status.nodes if pack else ()) or (process.host,)
+        known["nodes"] = (pack.status.nodes if pack else ()) or (process.process.host,)
     if records.started is not None:
         known["started_at"] = records.started.at
         for state in telling(ticket.name, states):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lora_tune.base.errors import StoreError, SweepBusyError
-from lora_tune.base.host import host, place, start_ticks
+from lora_tune.base.host import Process
 from lora_tune.store import LEASE_SECONDS, Held, Lease
 
 if TYPE_CHECKING:
@@ -28,42 +28,39 @@ def take_lease(store: Store, name: str, now: float, unchanged: Held | None = Non
     unchanged: as in :meth:`Store.take_lease`. gone: an owner that is known to have ended. Raises SweepBusyError while
     somebody else drives it.
     """
-    pid, owner = os.getpid(), store.held(name).owner
+    owner, this = store.held(name).owner, Process.of(os.getpid())
     dead = (bool(gone) and owner == gone) or is_gone(owner)
-    own = f"{host()} pid {pid} start {start_ticks(pid)} in {place()}"
+    own = f"{this.host} pid {this.pid} start {this.start_ticks} in {this.place}"
     return store.take_lease(name, own, now, dead=dead, unchanged=unchanged)
 
 
 def is_gone(owner: str) -> bool:
-    """Whether an owner was a process of this host and is no more.
-
-    Nothing can be seen from here of one in another PID namespace or under another boot: the host is another one, even
-    if it has this one's name. Owners of earlier releases tell neither.
-    """
+    """Whether an owner was a process of this place and is no more. Owners of earlier releases tell their host alone."""
     known = _OWNER.fullmatch(owner)
-    if known is None or known[1] != host() or known[4] not in (None, place()):
+    if known is None:
         return False
-    return start_ticks(int(known[2])) != int(known[3])
+    host, pid, ticks, place = known.groups(default="")
+    return Process(pid=int(pid), start_ticks=int(ticks), host=host, place=place).gone
 
 
 _OWNER = re.compile(r"(\S+) pid ([0-9]{1,9}) start ([0-9]+)(?: in (\S+))?")
 
 
 class Patience:
-    """Says which leases are not renewed any more, by one's own steady clock: hosts' clocks need not agree.
+    """Says which signs of life are not renewed any more, by one's own steady clock: hosts' clocks need not agree.
 
     A lease that has shown the same token and the same renewal for LEASE_SECONDS has no living owner.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[Held, float]] = {}
+        self._seen: dict[str, tuple[object, float]] = {}
 
-    def dead(self, name: str, held: Held, steady: float) -> bool:
-        """Note what the lease of ``name`` shows at the ``steady`` second; True when it has not changed for too long."""
+    def dead(self, name: str, sign: object, steady: float) -> bool:
+        """Note what ``name`` shows at the ``steady`` second; True when it has not changed for too long."""
         before, since = self._seen.get(name, (None, steady))
-        if before != held:
+        if before != sign:
             since = steady
-        self._seen[name] = (held, since)
+        self._seen[name] = (sign, since)
         return steady - since >= LEASE_SECONDS
 
 

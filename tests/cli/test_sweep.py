@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from lora_tune.__main__ import COMMANDS
 from lora_tune.__main__ import main as cli
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.launchers.job_records import alive, read_records
+from lora_tune.launchers.job_records import read_records
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.store.records import StudyRecords, TrialState, Verdict
 from tests.recorded import recorded
@@ -103,6 +103,12 @@ def records(place: Path, name: str = "quick") -> StudyRecords:
     return recorded(place / "sweeps" / name / "sweep.db", name)
 
 
+def trains(folder: Path) -> bool:
+    """Whether the trial of an attempt runs."""
+    started = read_records(AttemptPaths(folder), "").started
+    return started is not None and started.process.alive
+
+
 def executions(place: Path, name: str = "quick") -> dict[str, int]:
     """How often each trial's program really ran, all its attempts together, by their own logs."""
     ran: dict[str, int] = {}
@@ -162,7 +168,7 @@ def test_killed_in_the_middle_every_trial_is_accounted_for_and_none_runs_twice(p
     driver.wait()
     # The lease of a dead process of this host does not keep anybody out.
     folders = sorted((place / "sweeps/quick/trials").glob("*/*"))
-    running = [folder for folder in folders if alive(read_records(AttemptPaths(folder), "").started)]
+    running = [folder for folder in folders if trains(folder)]
     done = sweep(place)
     assert done.returncode == 0, done.stderr
     found = records(place)
@@ -292,7 +298,7 @@ def test_cancelling_the_jobs_needs_the_word(place: Path) -> None:
     assert code == 130
     assert {t.verdict for t in records(place).trials.values()} == {Verdict.CANCELLED}
     folders = (place / "sweeps/quick/trials").glob("*/*")
-    assert not any(alive(read_records(AttemptPaths(folder), "").started) for folder in folders)
+    assert not any(map(trains, folders))
 
 
 def test_a_dry_run_shows_all_and_writes_nothing(place: Path) -> None:

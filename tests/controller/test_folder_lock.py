@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_tune.base import host
 from lora_tune.base.errors import SetupError, SweepBusyError
 from lora_tune.controller import sweep_folder
 from lora_tune.controller.sweep_folder import FolderLock
@@ -43,8 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Steady:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """What follows happens on another host."""
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_folder, "host", lambda: "login2")
-        patch.setattr(sweep_folder, "boot", lambda: "another boot")
+        patch.setattr(host, "host", lambda: "login2")
+        patch.setattr(host, "place", lambda: "another boot/pid:[7]")
         yield patch
 
 
@@ -103,28 +104,17 @@ def _take_and_die(folder: Path) -> None:
     os._exit(9)
 
 
-def test_a_process_of_another_boot_or_pid_namespace_is_another_hosts(tmp_path: Path, clock: Steady) -> None:
+@pytest.mark.parametrize("place", ["a boot/pid:[7]", "yesterday"])
+def test_a_process_of_another_boot_or_pid_namespace_is_another_hosts(tmp_path: Path, clock: Steady, place: str) -> None:
     """Containers on the network of their host have its name: whoever came second took the folder at once."""
     first = lock_in(tmp_path)
     first.take(clock.sleep)
     path = tmp_path / "driver.lock"
-    record = {**json.loads(path.read_text()), "pid": 2**22, "place": "a boot/pid:[7]"}
+    record = {**json.loads(path.read_text()), "pid": 2**22, "place": place}
     path.write_text(json.dumps(record))
     before = clock.now
     lock_in(tmp_path).take(clock.sleep)
     assert LEASE_SECONDS <= clock.now - before <= LEASE_SECONDS + 1
-
-
-def test_a_lock_of_an_earlier_release_tells_the_boot_alone(tmp_path: Path, clock: Steady) -> None:
-    first = lock_in(tmp_path)
-    first.take(clock.sleep)
-    path = tmp_path / "driver.lock"
-    record = {**json.loads(path.read_text()), "boot": "yesterday"}
-    del record["place"]
-    path.write_text(json.dumps(record))
-    before = clock.now
-    lock_in(tmp_path).take(clock.sleep)
-    assert clock.now == before
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"{", b"[]", b"{}", b'{"token": 5, "pid": "x"}'])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -15,15 +16,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.files import parse
+from lora_tune.base.host import Process, boot, steady
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.launchers import job_records
+from lora_tune.launchers import job_records, local
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.job_records import alive, describe, read_records
+from lora_tune.launchers.job_records import describe, read_records
 from lora_tune.launchers.job_runner import NOT_CLAIMED, read_command, run_job, run_job_once
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.logs.failures import FailureKind, diagnose
+from lora_tune.store import LEASE_SECONDS
 from lora_tune.workloads.base import Job
+from tests.conftest import REPOSITORY
 from tests.contracts.launcher import WAIT, job_of, log_until, poll_until, ticket_of, write_command
+from tests.waiting import wait_for
 
 DAMAGE = {
     "empty": b"",
@@ -175,11 +180,52 @@ def test_a_step_of_the_wall_clock_is_written_down_with_the_end(tmp_path: Path) -
     assert ended.seconds > 1.4
 
 
-def test_a_process_of_another_boot_is_not_alive() -> None:
-    record = job_records._process(describe(os.getpid(), ""))
-    assert record is not None
-    assert alive(record)
-    assert not alive(replace(record, boot="yesterday"))
+def test_a_process_is_known_by_its_start_and_its_place() -> None:
+    this = Process.of(os.getpid())
+    assert (this.alive, this.gone, this.elsewhere) == (True, False, False)
+    ended = replace(this, start_ticks=1)
+    assert (ended.alive, ended.gone) == (False, True), "its number is another's now"
+    for place in ("yesterday", "yesterday/pid:[1]", f"{boot()}/pid:[1]"):
+        assert replace(this, place=place).elsewhere
+        assert not replace(ended, place=place).gone, "nobody can say so from here"
+    for place in (boot(), ""):
+        assert replace(this, place=place).alive, "a record of an earlier release"
+
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+START = """
+import sys, time
+from pathlib import Path
+from lora_tune.launchers.local import LocalLauncher
+from tests.contracts.launcher import WAIT, job_of
+LocalLauncher().submit(job_of(Path(sys.argv[1]), WAIT))
+time.sleep(600)
+"""
+
+
+def test_a_job_of_another_pid_namespace_runs_while_it_touches_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver was killed and its container was not: it was called lost, and its trial ran twice at a time."""
+    later = [0.0]
+    monkeypatch.setattr(local, "steady", lambda: steady() + later[0])
+    folder = tmp_path / "x"
+    container = subprocess.Popen([*NAMESPACE, sys.executable, "-c", START, str(folder)], cwd=REPOSITORY)
+    try:
+        claim = wait_for(lambda: read_records(AttemptPaths(folder), "").claim, 60, "its claim")
+        job = job_of(folder, "")
+        launcher, ticket = LocalLauncher(), ticket_of(job, str(claim.process.pid))
+        log_until(job, "waiting")
+        assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+        touched = AttemptPaths(folder).claim.stat().st_mtime_ns
+        wait_for(lambda: AttemptPaths(folder).claim.stat().st_mtime_ns > touched, what="a sign of life")
+        later[0] += 2 * LEASE_SECONDS
+        assert launcher.poll([ticket])[job.name].state is JobState.RUNNING
+    finally:
+        container.kill()
+        container.wait()
+    later[0] += 2 * LEASE_SECONDS
+    assert launcher.poll([ticket])[job.name].state is JobState.LOST, "its namespace ended, with all that was in it"
 
 
 JSON = st.recursive(
@@ -187,7 +233,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = ("token", "pid", "start_ticks", "host", "boot", "at", "steady", "exit_code", "seconds", "clock_steps")
+NAMES = ("token", "pid", "start_ticks", "host", "boot", "place", "at", "steady", "exit_code", "seconds", "clock_steps")
 COMMAND = ("token", "argv", "environment", "cwd", "log")
 
 

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from submitit import LocalExecutor
 
 from lora_tune.base.errors import LauncherError, SetupError
+from lora_tune.base.host import host
 from lora_tune.base.paths import AttemptPaths, without_head
 from lora_tune.config.secrets import Secret
 from lora_tune.config.study import Study
@@ -78,9 +79,13 @@ def test_a_job_that_vanished_without_a_word_is_lost(launcher: Launcher, tmp_path
 def test_a_job_whose_claim_is_being_written_is_not_lost(launcher: Launcher, tmp_path: Path) -> None:
     job = job_of(tmp_path / "x", WAIT)
     AttemptPaths(job.folder).claim.touch()
-    alive, gone = ticket_of(job, job_id=str(os.getpid())), ticket_of(job, job_id=str(2**22))
-    assert launcher.poll([alive])[job.name].state is JobState.QUEUED
-    assert launcher.poll([gone])[job.name].state is JobState.LOST
+    controller = ["sh", "-c", "sleep 60; :", str(AttemptPaths(job.folder).submitit)]
+    with subprocess.Popen(controller, start_new_session=True) as process:
+        starts, another = ticket_of(job, job_id=str(process.pid)), ticket_of(job, job_id=str(os.getpid()))
+        assert launcher.poll([starts])[job.name].state is JobState.QUEUED
+        assert launcher.poll([another])[job.name].state is JobState.LOST, "the number is another process's now"
+        os.killpg(process.pid, signal.SIGKILL)
+    assert launcher.poll([starts])[job.name].state is JobState.LOST
 
 
 def test_a_command_that_does_not_exist_says_so_in_the_log(launcher: Launcher, tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_job_whose_folder_was_removed_can_be_ended_all_the_same(
 
 def test_a_process_that_took_over_the_id_is_not_the_job(launcher: Launcher, tmp_path: Path) -> None:
     job = job_of(tmp_path / "x", "")
-    other = {"pid": os.getpid(), "start_ticks": 1, "host": "here", "at": 1.0}
+    other = {"pid": os.getpid(), "start_ticks": 1, "host": host(), "at": 1.0}
     AttemptPaths(job.folder).claim.write_text(json.dumps(other))
     AttemptPaths(job.folder).started.write_text(json.dumps(other))
     assert launcher.poll([ticket_of(job)])[job.name].state is JobState.LOST
