@@ -174,11 +174,12 @@ class Driver:
         self._save()
         if self._records.lost and not self._on_cluster():
             raise SetupError(self._records.lost)
-        self._tell()
+        ended = self._tell()
         self._dependencies.view.update(self._study, self.sweep, self._now())
         if self._submissions.refused is not None and not (self._on_cluster() or self._records.unsaved):
             raise SetupError(f"{self._submissions.refused}; fix it and rerun the same command")
-        return "" if self._work.open_trials() or self._records.unsaved else reason
+        # A search that gave the reason before it knew the last results is asked once more.
+        return "" if self._work.open_trials() or self._records.unsaved or ended else reason
 
     def _submit_waiting(self) -> None:
         """Further attempts, by number, while there is room: after a fault of the set-up there are more than slots."""
@@ -255,13 +256,18 @@ class Driver:
         """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
         return self._records.save(self._work.take_changes())
 
-    def _tell(self) -> None:
-        """Tell the search of trials whose end is on record, and show the records to other programs."""
+    def _tell(self) -> bool:
+        """Tell the search of trials whose end is on record, and show the records to other programs.
+
+        Returns whether there were any.
+        """
         if self._records.away:
-            return
-        for trial in self._work.take_ended():
+            return False
+        ended = self._work.take_ended()
+        for trial in ended:
             self._dependencies.session.tell(trial)
         self._events.trouble("optuna", self._show())
+        return bool(ended)
 
     def _show(self) -> str:
         """Show the records to other programs; returns why that failed, "" where it did not."""

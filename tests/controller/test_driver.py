@@ -25,7 +25,7 @@ from lora_tune.review.screen import Plain, Quiet
 from lora_tune.search.optuna_tables import OptunaTables
 from lora_tune.search.session import Session
 from lora_tune.store import Lease, Store, sqlite_url
-from lora_tune.store.records import StopKind, StudyRecords, TrialState, UnitOfWork, Verdict
+from lora_tune.store.records import StopKind, StudyRecords, Trial, TrialState, UnitOfWork, Verdict
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Job, Proposal
 from tests.builders import study_of, sweep_of
@@ -87,6 +87,34 @@ def cluster() -> FakeCluster:
 
 def house(tmp_path: Path, cluster: FakeCluster, **budget: Any) -> House:
     return House(tmp_path, cluster, command_study(**{"trials": 6, "parallel": 2, **budget}))
+
+
+class Patient:
+    """A search that proposes nothing while it waits for a result."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._open = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def ask(self) -> Any:
+        if self._open:
+            return "it waits for a result"
+        self._open += 1
+        return self._inner.ask()
+
+    def tell(self, record: Trial) -> None:
+        self._open -= 1
+        self._inner.tell(record)
+
+
+def test_a_sweep_ends_only_once_the_search_knows_every_result(tmp_path: Path, cluster: FakeCluster) -> None:
+    """The last trial ended in the tick in which the search was asked, which did not know it yet: the sweep was over."""
+    home = house(tmp_path, cluster, trials=3)
+    inner = home.driver()._dependencies.session
+    assert home.driver(session=Patient(inner)).run().reason == "all 3 trials are proposed"
+    assert len(home.sweep().trials) == 3
 
 
 def in_optunas_tables(database: Path) -> list[tuple[str, float | None]]:
@@ -217,7 +245,7 @@ def test_a_failure_is_told_whole_with_its_remedy(tmp_path: Path) -> None:
     assert f"trial 0  failed      {trial.sentence}; {remedy}" in out.getvalue().splitlines()
 
 
-CRASH_POINTS = 108
+CRASH_POINTS = 110
 """A little more than the turns of an undisturbed sweep of two trials; checked below."""
 
 
