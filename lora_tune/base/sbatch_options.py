@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LONG = frozenset({
-    "array", "clusters", "comment", "error", "export", "ignore-pbs", "job-name", "ntasks", "ntasks-per-node", "output",
-    "parsable", "partition", "quiet", "test-only", "time", "time-min", "wait",
+    "array", "clusters", "comment", "error", "export", "hold", "ignore-pbs", "job-name", "ntasks", "ntasks-per-node",
+    "output", "parsable", "partition", "quiet", "requeue", "test-only", "time", "time-min", "wait",
 })  # fmt: skip
 _NAMESAKES = frozenset({
     "cluster-constraint", "constraint", "container", "contiguous", "core-spec", "cores-per-socket", "export-file",
     "exclude", "exclusive", "account", "acctg-freq", "cpus-per-gpu", "cpus-per-task", "nodelist", "nodefile", "nodes",
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "open-mode", "overcommit", "oversubscribe", "power",
-    "priority", "profile", "qos",
+    "priority", "profile", "qos", "help", "hint", "reboot", "reservation",
     "threads-per-core", "thread-spec", "tmp", "wait-all-nodes", "wckey", "wrap",
 })  # fmt: skip
 """Others that an abbreviation of these may mean."""
-_ALONE = frozenset({"ignore-pbs", "parsable", "quiet", "test-only", "wait"})
+_ALONE = frozenset({"hold", "requeue", "ignore-pbs", "parsable", "quiet", "test-only", "wait"})
 _SHORT = {
     "a": "array",
     "e": "error",
+    "H": "hold",
     "o": "output",
     "J": "job-name",
     "M": "clusters",

@@ -417,6 +417,8 @@ _PROBLEMS = {
     "hetjob": f"makes several jobs of each trial; {_ONE_JOB}",
     "error": "keeps what a trial says of its failure out of its log",
     "output": "sends a trial's log where nobody reads it",
+    "hold": "holds every trial in the queue until somebody releases it",
+    "requeue": "lets Slurm run a trial a second time into one log",
     "parsable": "keeps from sbatch's answer what tells the job's id",
     "quiet": "keeps from sbatch's answer what tells the job's id",
     "test-only": "submits nothing",
@@ -427,12 +429,13 @@ _VARIABLES = {
     "SBATCH_ARRAY_INX": "array",
     "SBATCH_CLUSTERS": "clusters",
     "SLURM_CLUSTERS": "clusters",
+    "SBATCH_ERROR": "error",
     "SBATCH_EXPORT": "export",
     "SBATCH_WAIT": "wait",
 }
 """What sbatch takes from its environment, which counts for more than a header."""
 _IGNORE_PBS = "ignore-pbs"
-_OVERRULED = frozenset({"error", "output", "quiet"})
+_OVERRULED = frozenset({"error", "output", "quiet", "requeue"})
 """What a header may say: our own word on the command line counts, and sbatch reads --quiet there alone."""
 
 

@@ -26,7 +26,8 @@ from lora_tune.workloads.script_needs import environment_options, header_options
         ("--comm x", [("comment", "x")]),
         ("-a 0-2", [("array", "0-2")]),
         ("-a0-2", [("array", "0-2")]),
-        ("-HWn4", [("wait", ""), ("ntasks", "4")]),
+        ("-HWn4", [("hold", ""), ("wait", ""), ("ntasks", "4")]),
+        ("--ho --requ --re --h --no-requeue", [("hold", ""), ("requeue", "")]),
         ("-N 2 -n 8 --mem 0", [("ntasks", "8")]),
         ("-pW", [("partition", "W")]),
         ("--wait-all-nodes=1 --export-file=x --expor=NONE --n=3", []),
@@ -90,6 +91,11 @@ def test_a_header_ends_at_the_first_command() -> None:
         ("", "--error=x.err", "keeps what a trial says of its failure out of its log"),
         ("", "-o x.out", "-o x.out sends a trial's log where nobody reads it"),
         ("", "--ntasks=8", ""),
+        ("--hold", "", "run.sub: #SBATCH --hold holds every trial in the queue"),
+        ("", "-H", "site.sbatch_args: -H holds every trial"),
+        ("--requeue --chdir=/x --open-mode=truncate --signal=B:USR1@60", "", ""),
+        ("", "--requeue", "lets Slurm run a trial a second time into one log"),
+        ("--begin=20:00 --dependency=singleton --deadline=now+2days", "", ""),
     ],
 )
 def test_what_takes_effect_is_refused_with_what_to_do(header: str, site: str, words: str) -> None:
@@ -106,6 +112,7 @@ def test_what_takes_effect_is_refused_with_what_to_do(header: str, site: str, wo
         ("SBATCH_ARRAY_INX=0-2", "", "makes an array"),
         ("SLURM_CLUSTERS=other", "", "sends trials to a cluster"),
         ("SBATCH_WAIT=1", "", "keeps sbatch"),
+        ("SBATCH_ERROR=x.err", "", "[site.environment] SBATCH_ERROR=x.err keeps what a trial says of its failure"),
         ("SBATCH_DEBUG=1", "", ""),
     ],
 )
