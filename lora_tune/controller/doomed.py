@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from lora_tune.config.parameters import CategoricalParameter, LayoutParameter, Value
+from lora_tune.config.study import Study
 from lora_tune.controller.jobs import proposal as proposal_of
-from lora_tune.store.records import StudyRecords
+from lora_tune.logs.failures import is_refusal
+from lora_tune.store.records import StudyRecords, Verdict
 from lora_tune.workloads.base import KnowsEvals, Proposal, Workload
 
 MOST = 200
 """Proposals in a row that must fail before a sweep asks for no more."""
+
+ENOUGH = 2
+"""Refusals of the same choices before they are left alone: a number may have been to blame for one."""
 
 _REFUSED = re.compile(r"val_check_interval\W{1,4}(\d+)\W.{1,80}must be less than or equal.{1,80}?\((\d+)\)")
 
@@ -24,6 +30,19 @@ class _Refused(NamedTuple):
     samples: float
     stated: float
     most: float
+
+
+def refused_before(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) -> str:
+    """Which trial of the same choices the program has refused, as it has each other one; "" where there is none.
+
+    Choices are layouts and categorical values: Megatron refuses degrees that do not go together, whatever the rate.
+    """
+    names = [n for n, p in study.space.items() if isinstance(p, CategoricalParameter | LayoutParameter)]
+    alike = [t for t in sweep.trials.values() if t.verdict and all(t.tuned.get(n) == tuned.get(n) for n in names)]
+    refused = [t for t in alike if t.verdict is Verdict.INFEASIBLE and is_refusal(t.sentence)]
+    if not names or len(refused) < ENOUGH or len(refused) < len(alike):
+        return ""
+    return f"trial {refused[-1].number}, which has the same {', '.join(names)}, was refused: {refused[-1].sentence}"
 
 
 def why_doomed(workload: Workload, sweep: StudyRecords, proposal: Proposal) -> str:

@@ -10,7 +10,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import eval_schedule, limits
 from lora_tune.controller.commits import parameters_of
 from lora_tune.controller.dependencies import Dependencies, Discards
-from lora_tune.controller.doomed import MOST, why_doomed
+from lora_tune.controller.doomed import MOST, refused_before, why_doomed
 from lora_tune.controller.jobs import proposal as proposal_of
 from lora_tune.controller.submissions import Submissions
 from lora_tune.controller.sweep_records import EventLog
@@ -84,7 +84,7 @@ class Proposals:
             if isinstance(proposal, str):
                 return proposal
             trial = self._new_trial(study, proposal)
-            if sentence := self._doomed(trial):
+            if sentence := self._doomed(study, trial):
                 self._in_a_row += 1
                 if self._in_a_row >= MOST:
                     return f"the last {self._in_a_row} proposals would all fail: {sentence}"
@@ -113,7 +113,7 @@ class Proposals:
         remedy = self._newest(failed).remedy or "see the job logs"
         raise SetupError(f"{count}: {failed.sentence}; {remedy}; fix it and rerun the same command")
 
-    def _doomed(self, trial: Trial) -> str:
+    def _doomed(self, study: Study, trial: Trial) -> str:
         """Why a trial that the search proposed is not run, since it must fail; "" where it is run.
 
         What a person asked for and the machine's own config are run as they are.
@@ -122,7 +122,9 @@ class Proposals:
         asked_for = trial.metrics.base is not None or trial.request is not None or trial.replicate_of is not None
         if asked_for or not isinstance(search, Discards):
             return ""
-        sentence = why_doomed(self._dependencies.workload, self._work.sweep, proposal_of(trial, 0))
+        sweep = self._work.sweep
+        sentence = refused_before(study, sweep, trial.tuned)
+        sentence = sentence or why_doomed(self._dependencies.workload, sweep, proposal_of(trial, 0))
         if sentence:
             search.discard(trial.number)
             self._events.trouble(
