@@ -12,20 +12,23 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
-from lora_tune.config.study import Study
+from lora_tune.config.study import Study, goal_of
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope, Family
 from lora_tune.curves.comparison import ComparedRun, comparable, course
+from lora_tune.curves.points import Array
 from lora_tune.curves.published import PUBLISHED_STEP, BesideEnvelope, credibility
 from lora_tune.curves.stopping import Evidence
 from lora_tune.logs.run import RunLog
 from lora_tune.mlperf import convergence
 from lora_tune.mlperf.gate import FP4
 from lora_tune.search.objectives import objective_of
+from lora_tune.search.pace import equal_work, times_as_long
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 
@@ -45,28 +48,33 @@ class Applicable:
 def applicable(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Applicable:
     """Which curves apply to a trial. run: its log, as far as it goes."""
     change = healing.healing_samples(trial, run, sweep)
-    known, stated = believed(study, sweep, trial), bool(healing.precision(trial, run).lowest)
-    of_workload = public_envelope(study, trial)
-    begin = _begins_at(trial, run, sweep, of_workload) if of_workload else 0.0
+    known, of_workload, kind = believed(study, sweep, trial), public_envelope(study, trial), task(trial, change, run)
+    alike = [(t, r) for t, r in _referenced(study, sweep) if r.task == kind]
+    beside = [(t, r, times_as_long(study, sweep, t, trial, run)) for t, r in alike]
+    faster = _faster(study, trial, beside)
+    stated = bool(healing.precision(trial, run).lowest) and not faster
+    begin = _begins_at(trial, run, sweep, of_workload, stated=stated) if of_workload else 0.0
     judges = (
         known is not None
         and math.isfinite(begin)
         and _confirmed(study, sweep, trial)
         and trial.number != start_of(sweep)
     )
+    may_heal = faster or bool(goal_of(study) or run.hyperparameters.get("submission_benchmark"))
+    own = _healed(study, beside) if may_heal and not change and not judges else 0.0
     like = known is not None and not healing.own_shape(trial, run)
     follows = like and bool(run.evals) and run.evals[-1].samples >= begin
     evidence = Evidence(
-        finished=courses(study, sweep),
+        finished=[replace(r, longer=max(1.0, float(times[-1]))) for _, r, times in beside],
         count=study.pruning.references, rate=study.pruning.false_prune_rate,
         published=known if judges else None, published_from=begin,
         shown=_credibility(study, sweep).shown.get(trial.parameters.get("GBS"), ()) if judges else (),
-        no_verdict_before=max(study.pruning.no_verdict_before, 0.0 if stated else begin),
+        no_verdict_before=max(study.pruning.no_verdict_before, 0.0 if stated else max(begin, own)),
         unit=study.progress_unit,
     )  # fmt: skip
     return Applicable(
         evidence=evidence, change=change, published=known if like else None,
-        family=known.family if known and follows else None, task=task(trial, change, run),
+        family=known.family if known and follows else None, task=kind,
     )  # fmt: skip
 
 
@@ -109,17 +117,38 @@ def _lowest(sweep: StudyRecords, number: int) -> float:
 
 def courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
     """The whole runs as they are compared, the best first: of each task as many as anybody asks for."""
-    return sweep.once(("courses", study.digest), lambda: _courses(study, sweep))
+    return [run for _, run in _referenced(study, sweep)]
 
 
-def _courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
+def _referenced(study: Study, sweep: StudyRecords) -> Sequence[tuple[Trial, ComparedRun]]:
+    """The same with their trials."""
+    return sweep.once(("references", study.digest), lambda: _compared(study, sweep))
+
+
+def _compared(study: Study, sweep: StudyRecords) -> Sequence[tuple[Trial, ComparedRun]]:
     kept, tasks = [], Counter[Hashable]()
     for trial in whole_runs(study, sweep):
         kind = task(trial, _change(trial))
         tasks[kind] += 1
         if tasks[kind] <= study.pruning.references + 1:
-            kept.append(course(sweep.last_evals(trial.number), length=max_samples(trial), task=kind))
+            kept.append((trial, course(sweep.last_evals(trial.number), length=max_samples(trial), task=kind)))
     return kept
+
+
+Beside = Sequence[tuple[Trial, ComparedRun, Array]]
+"""References of a run: the trial, its curve, and how many times as long it took by each of the run's evals."""
+
+
+def _faster(study: Study, trial: Trial, beside: Beside) -> bool:
+    """Whether a run was once so much faster than those of equal work that it hardly computes as they did."""
+    times = [float(ratios.max()) for other, _, ratios in beside if equal_work(study, trial, other)]
+    return bool(times) and median(times) > OTHER_ARITHMETIC
+
+
+def _healed(study: Study, beside: Beside) -> float:
+    """Samples by which a run in FP4 has healed, by those that the sweep's own runs needed; 0 where none is known."""
+    stops = [stop for _, other, _ in beside if math.isfinite(stop := other.stop(level(study)))]
+    return HEALED * median(stops) if stops else 0.0
 
 
 def task(trial: Trial, change: float = 0.0, run: RunLog | None = None) -> Hashable:
@@ -236,16 +265,23 @@ EVALS_TO_HEAL = 1
 first, and two more in a row must lie outside before a run is stopped."""
 
 
-def _begins_at(trial: Trial, run: RunLog | None, sweep: StudyRecords | None, published: Envelope) -> float:
+OTHER_ARITHMETIC = 1.1
+"""Times as fast as runs of equal work, from which on a run does not compute as they did, whatever it states: FP4 on
+public B200 and GB200 is 1.2 to 1.4 times as fast as FP8 (v5.0, v5.1)."""
+
+
+def _begins_at(
+    trial: Trial, run: RunLog | None, sweep: StudyRecords | None, published: Envelope, *, stated: bool = True
+) -> float:
     """Samples before which runs in other precisions say nothing of the trial, because it may train in FP4 until then.
 
     0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.
     run: its log, as far as it goes; sweep: whose trials alike may tell. None: only what is kept of the trial counts.
+    stated: what is stated of its precision can be true.
     """
     change = healing.healing_samples(trial, run or RunLog(), sweep)
     if change > 0:
         return change + EVALS_TO_HEAL * PUBLISHED_STEP
-    stated = healing.precision(trial, run).lowest
-    if stated:
-        return math.inf if stated == FP4 else 0.0
+    if stated and (lowest := healing.precision(trial, run).lowest):
+        return math.inf if lowest == FP4 else 0.0
     return HEALED * float(np.exp(published.family.log_samples[-1]))

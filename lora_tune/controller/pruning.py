@@ -10,7 +10,7 @@ import numpy as np
 from lora_tune import curves
 from lora_tune.config.study import Study
 from lora_tune.controller import healing
-from lora_tune.controller.evidence import Applicable, applicable, is_audit, level, max_samples, public_envelope
+from lora_tune.controller.evidence import Applicable, applicable, courses, is_audit, level, max_samples, public_envelope
 from lora_tune.controller.policy import Stop
 from lora_tune.curves.comparison import IN_A_ROW, compare, course
 from lora_tune.curves.stopping import Evidence, in_rising_words, verdict
@@ -173,7 +173,7 @@ def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, f
 def alone(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """Why a trial is compared with no other although others are; "" where it is compared."""
     known = applicable(study, sweep, trial, RunLog(evals=tuple(sweep.last_evals(trial.number))))
-    finished = known.evidence.finished
+    finished = courses(study, sweep)
     if known.evidence.published or len(finished) <= known.evidence.count:
         return ""
     if any(r.task == known.task for r in finished):

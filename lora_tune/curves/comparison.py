@@ -60,6 +60,8 @@ class ComparedRun:
     blank: samples of the last eval before its first number, where at least two were none; 0: its metric was a number
     from the start on. hole: samples from a number, or from 0, to the next one where evals between them were none, the
     most of the run; 0: there were no such evals.
+    longer: how many times as long it took for the same samples as the run that is compared with it, where a time is
+    what counts; at least 1, so that a run is compared with what slower ones had come to in as many seconds.
     """
 
     curve: Points
@@ -67,6 +69,7 @@ class ComparedRun:
     task: Hashable = ()
     blank: float = 0.0
     hole: float = 0.0
+    longer: float = 1.0
 
     def stop(self, target: float) -> float:
         """Samples at the first eval at or under ``target``; infinite where there is none."""
@@ -159,16 +162,16 @@ def compare(
     if len(alike) <= count or len(best) < FEWEST:
         return Comparison()
     by_share = all(c.length is not None and c.length > 0 for c in (run, *best))
-    end = 1.0 if by_share else max(float(r.curve.samples[-1]) for r in best)
+    end = 1.0 if by_share else max(r.longer * float(r.curve.samples[-1]) for r in best)
     places = end * np.arange(1, PLACES + 1) / PLACES
-    curves = np.array([_lowest(r, places * _unit(r, by_share), target) for r in best])
+    curves = np.array([_lowest(r, places * _unit(r, by_share) / r.longer, target) for r in best])
     heights = [_heights(own, np.delete(curves, i, axis=0)) for i, own in enumerate(curves)]
     bound = max(1.0, float(np.sort([h.max(initial=0.0) for h in heights])[-allowed(rate, len(best))]))
     usual, scale, low = _scale(curves)
     limit = np.where(np.isfinite(scale), low + bound * scale, math.inf)
     unit = _unit(run, by_share)
     at = _outside_at(run, places * unit, limit, target)
-    late = AGAIN * max(float(r.curve.samples[0]) / _unit(r, by_share) for r in best)
+    late = AGAIN * max(r.longer * float(r.curve.samples[0]) / _unit(r, by_share) for r in best)
     if math.isnan(at) and not len(run.curve.samples) and run.blank / unit > late:
         at = run.blank
     return Comparison(

@@ -102,7 +102,7 @@ class _EqualWork:
         for _ in range(2):
             near = np.flatnonzero(np.abs(values - _fast(values)) <= tolerance)
             self.fast = [self.runs[at] for at in near[:MOST]]  # the first of them, which stay so when others end
-            values = np.log(self.times_slower(ends[:, 0], ends[:, 1]))
+            values = np.log(self.times_slower([run.points for run in self.runs]))
         for run, value in zip(self.runs, values, strict=True):
             run.machine = float(value)
 
@@ -126,9 +126,11 @@ class _EqualWork:
             if len(self.runs) > 1:
                 insort(known[run.nodes], (run.began, run.machine))
 
-    def times_slower(self, samples: Array, seconds: Array) -> Array:
-        """Seconds (n) over what the fastest need for the same samples (n)."""
-        return np.asarray(seconds / np.median([seconds_at(samples, run.points) for run in self.fast], axis=0))
+    def times_slower(self, runs: Sequence[Points]) -> Array:
+        """Seconds of runs (n) over those of the fastest, each as far as both have come: training becomes slower where
+        it changes precision."""
+        ends = np.array([max(points) for points in runs])
+        return np.asarray(np.median([_over(runs, ends, run.points) for run in self.fast], axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,7 @@ class MachinePace:
         points = _running(study, trial, run)
         if not points:
             return BLIND
-        samples, seconds = np.array([max(points)]).T
-        return float(group.times_slower(samples, seconds)[0]) * math.exp(group.at)
+        return float(group.times_slower([points])[0]) * math.exp(group.at)
 
     def equal_work(self, study: Study, trial: Trial, evals: Sequence[Eval] = ()) -> _EqualWork | None:
         """Ended runs of the same work; of those with as much training between evals, as far as they are known.
@@ -197,6 +198,24 @@ def references(study: Study, sweep: StudyRecords, trial: Trial) -> Mapping[int, 
     """Ended runs of the same work a step, at the reference pace."""
     group = machine_pace(study, sweep).equal_work(study, trial)
     return {} if group is None else {run.number: run.points for run in group.fast if run.number != trial.number}
+
+
+def equal_work(study: Study, trial: Trial, other: Trial) -> bool:
+    """Whether a step of both trials costs alike. Nobody knows that of a trial that only its log tells of."""
+    return bool(trial.tuned) and _work(study, trial) == _work(study, other)
+
+
+def times_as_long(study: Study, sweep: StudyRecords, ended: Trial, trial: Trial, run: RunLog) -> Array:
+    """How many times as long an ended trial took by each eval (n) of a run that goes on, both at the reference pace.
+
+    1 (1) where the objective is no time, and where one of them does not say.
+    """
+    points, own = timed(sweep.last_evals(ended.number)), timed(run.evals)
+    if not objective_of(study).timed or not points or not own:
+        return np.ones(1)
+    samples = np.minimum([n for n, _ in own], max(points)[0])
+    slower = (ended.metrics.slower or 1.0) / slowdown(study, sweep, trial, run)
+    return np.asarray(seconds_at(samples, points) / seconds_at(samples, own) / slower)
 
 
 def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
@@ -470,6 +489,15 @@ def seconds_at(samples: Array, points: Points) -> Array:
     ordered = np.array([(0.0, 0.0), *sorted(points)])
     beyond = np.maximum(samples / ordered[-1, 0], 1.0)
     return np.asarray(np.interp(samples, ordered[:, 0], ordered[:, 1]) * beyond)
+
+
+def _over(runs: Sequence[Points], ends: Array, beside: Points) -> Array:
+    """Seconds of runs (n), with their ends (n, 2), over those of another one for the same samples."""
+    samples, seconds = ends.T.copy()
+    most, _ = max(beside)
+    for at in np.flatnonzero(samples > most).tolist():
+        samples[at], seconds[at] = most, seconds_at(np.array([most]), runs[at])[0]
+    return np.asarray(seconds / seconds_at(samples, beside))
 
 
 def _fast(values: Array) -> float:

@@ -37,6 +37,16 @@ FP4_RUNS = (
 """Eval losses as FP4 submissions of v5.1 have them: every 384 samples from 1,536 on, healed after 2,800."""
 
 
+FP8_RUNS = (
+    (0.939, 0.9358, 0.9338, 0.9285, 0.926, 0.9198),
+    (0.94, 0.9368, 0.932, 0.928, 0.9235),
+    (0.9408, 0.9343, 0.9316, 0.9265, 0.9309, 0.9234),
+    (0.9411, 0.938, 0.9303, 0.9272, 0.9278, 0.9233),
+    (0.9432, 0.9371, 0.9301, 0.9286, 0.9259, 0.9209),
+)
+"""The same of FP8 submissions of v5.0 on eight B200."""
+
+
 def fp4_run(losses: tuple[float, ...], *, healed_pace: float = 3.6) -> RunLog:
     """7.7 samples/s and 9.4 s an eval in FP4; ``healed_pace`` and 19 s after it, and 20 s for the change."""
     samples = [1536 + 384 * i for i in range(len(losses))]
@@ -286,13 +296,38 @@ def test_no_run_of_another_precision_stops_one_in_fp4(stated: dict[str, Any], by
     runs = {n: run for n, run in runs.items() if run.evals[-1].loss <= TARGET}
     sweep = _sweep({n: replace(known, number=n, **done) for n in runs}, runs)
     flat = RunLog(evals=fp4_run((0.97,) * 6).evals)
-    assert pruning.judge_curve(own, sweep, replace(known, number=99), flat) is not None, "nothing states it"
+    fp8 = replace(known, number=99, parameters={**known.parameters, "FP8": True})
+    assert pruning.judge_curve(own, sweep, fp8, at_pace(flat, 2.2)) is not None
     fp4 = {
         "parameters": lambda: (replace(known, number=99, parameters={**known.parameters, **stated}), flat),
         "settings": lambda: (replace(known, number=99, metrics=healing.remembered(stated)), flat),
         "log": lambda: (replace(known, number=99), replace(flat, hyperparameters=stated)),
     }
     assert pruning.judge_curve(own, sweep, *fp4[by]()) is None
+
+
+@pytest.mark.parametrize("losses", FP4_RUNS)
+@pytest.mark.parametrize("said", [{}, {"FP8": True}])
+def test_no_winner_in_fp4_is_stopped_by_runs_in_fp8_though_nothing_or_another_precision_is_stated(
+    losses: tuple[float, ...], said: dict[str, Any]
+) -> None:
+    """It may train in FP4 until it heals; where its precision is stated, it is too fast for that to be true."""
+    own = study().with_options({"objective": {"curves": "own"}, "pruning": {"cap": False, "audit": 0.0}})
+    known = replace(trial(MAX_STEPS=700, **said), tuned={"LR": 6e-4})
+    done = {"state": TrialState.FINISHED, "verdict": Verdict.REACHED, "finished_at": 1.0}
+    runs = {n: at_pace(fp4_run(losses), 6.15) for n, losses in enumerate(FP8_RUNS)}
+    sweep = _sweep({n: replace(known, number=n, **done) for n in runs}, runs)
+    whole = fp4_run(losses)
+    for count in range(1, len(losses)):
+        so_far = replace(whole, evals=whole.evals[:count])
+        assert pruning.judge_curve(own, sweep, replace(known, number=99), so_far) is None, count
+    never = at_pace(fp4_run((*losses[:4], *[losses[3]] * 4)), 7.7)
+    assert pruning.judge_curve(own, sweep, replace(known, number=99), never) is not None, "one that never heals"
+
+
+def at_pace(run: RunLog, speed: float) -> RunLog:
+    """The run at so many samples/s, evals included."""
+    return replace(run, evals=tuple(e._replace(seconds=e.samples / speed) for e in run.evals))
 
 
 def test_a_trial_keeps_the_precision_that_its_log_states() -> None:

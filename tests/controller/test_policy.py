@@ -410,6 +410,15 @@ def test_in_a_first_sweep_without_a_good_run_bad_ones_are_stopped_and_the_best_g
     assert pruning.judge_curve(study(), missed, trial(), run(2.0, 1.75, 1.5, 1.2)) is None
 
 
+def test_a_faster_run_is_compared_with_what_slower_ones_had_come_to_in_as_many_seconds() -> None:
+    """It needs more samples than they do, and is the best by the clock."""
+    well, more, layout = finished_well(8), run(2.0, 1.8, 1.6, 1.4), trial(parameters={**trial().parameters, "TP": 2})
+    assert isinstance(pruning.judge_curve(study(), well, layout, more), policy.Stop)
+    slow = {key: tuple(e._replace(seconds=3 * e.seconds) for e in evals) for key, evals in well.evals.items()}
+    assert pruning.judge_curve(study(), replace(well, evals=slow), layout, more) is None
+    assert pruning.judge_curve(study(), replace(well, evals=slow), layout, run(*[2.0] * 7)) is not None
+
+
 def test_stopped_runs_are_no_references_and_the_fastest_are_the_best() -> None:
     seconds = {n: replace(t, seconds=100.0 - n) for n, t in finished_well(8).trials.items()}
     stopped = {8: replace(seconds[8], verdict=Verdict.PRUNED)}

@@ -267,6 +267,16 @@ def test_runs_that_evaluate_more_often_are_no_slow_machine() -> None:
     assert corrected(told(STUDY, replace(often, evals=evals))) == {}
 
 
+def test_runs_that_become_slower_with_their_precision_are_no_slow_machine_where_they_go_on() -> None:
+    """Of equal runs some reach the target soon after the change: what comes later was at another pace."""
+    sweep = swept(rates(12, lambda n: 1.0), at_pace=False)
+    evals = {
+        key: tuple(e._replace(seconds=e.seconds + 1.5 * max(0.0, e.seconds - 50)) for e in each)
+        for key, each in sweep.evals.items()
+    }
+    assert corrected(told(STUDY, replace(sweep, evals=evals))) == {}
+
+
 def test_a_slow_machine_is_known_though_no_two_runs_evaluate_at_the_same_steps() -> None:
     """A script that evaluates at a tenth of its steps, where the steps are tuned."""
     sweep = swept([({"STEPS": 100}, "", 2.0 if n > 6 else 1.0, 8) for n in range(14)], at_pace=False)
