@@ -49,7 +49,7 @@ from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.run import Eval
 from lora_tune.review.screen import Quiet
 from lora_tune.search.optuna_tables import OptunaTables
-from lora_tune.search.session import Asked, Session
+from lora_tune.search.session import SearchPoint, Session
 from lora_tune.store import Changes, Lease, Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, UnitOfWork, Verdict
@@ -174,7 +174,7 @@ class OurSide:
 
     def propose(self) -> tuple[Trial, Attempt]:
         asked = self.session.ask()
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, SearchPoint)
         trial = Trial(
             number=asked.number, seed=0, tuned=asked.tuned, parameters=asked.tuned, state=TrialState.RUNNING,
             sampler_attributes=asked.sampler_attributes,

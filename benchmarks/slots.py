@@ -25,7 +25,7 @@ import numpy as np
 import optuna
 
 from lora_tune.config.study import Study, parse_study
-from lora_tune.search.session import Asked, Session
+from lora_tune.search.session import SearchPoint, Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial, TrialState, Verdict
 
@@ -61,19 +61,19 @@ def packed_study(sampler: str) -> Study:
     return parse_study(STUDY, Path("packed.toml")).with_options({"search": {"sampler": sampler}})
 
 
-def asked(session: Session, count: int) -> tuple[list[Asked], list[float]]:
+def asked(session: Session, count: int) -> tuple[list[SearchPoint], list[float]]:
     """So many proposals of a session without a result between them, and the processor seconds of each."""
     proposals, taken = [], []
     for _ in range(count):
         begin = time.process_time()
         proposal = session.ask()
         taken.append(time.process_time() - begin)
-        assert isinstance(proposal, Asked), proposal
+        assert isinstance(proposal, SearchPoint), proposal
         proposals.append(proposal)
     return proposals, taken
 
 
-def made_up_end(proposal: Asked) -> Trial:
+def made_up_end(proposal: SearchPoint) -> Trial:
     """A trial that reached the target: soonest at a learning rate of 3e-3, a high rank and a short warm-up."""
     tuned: dict[str, Any] = dict(proposal.tuned)
     samples = 300 * math.exp(0.3 * math.log(tuned["LR"] / 3e-3) ** 2) * (1 + 4 / tuned["LORA_RANK"])

@@ -60,8 +60,8 @@ class _Lazy(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             if args[0] in REPLACED:
                 context.fail(f"{args[0]!r} has left: {REPLACED[args[0]]}")
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
             context.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(context, args)
 

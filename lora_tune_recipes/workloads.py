@@ -134,7 +134,7 @@ class RecipeWorkload:
             return contextlib.nullcontext()
         return kept_worker(folder, self.imports, site.python)
 
-    def knows_variable(self, name: str) -> bool:
+    def reads_variable(self, name: str) -> bool:
         """Whether a recipe reads ``name``."""
         return name in _recipe_variables() or name in BY_THE_SITE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.launchers.processes import own_cgroup
+from lora_tune.launchers.processes import process_cgroup
 
 LIMIT_BYTES = 300 << 20
 GREEDY = "held = []\nwhile True: held.append(b'1' * (8 << 20))"
@@ -25,7 +25,7 @@ def little_memory(limit: int = LIMIT_BYTES) -> Iterator[Path]:
     Who is still in it at the end goes back to where this process is.
     """
     for controller, name in _LIMITS.items():
-        own = own_cgroup(controller)
+        own = process_cgroup(controller)
         if own is None:
             continue
         group = own / f"little-{uuid.uuid4().hex[:8]}"

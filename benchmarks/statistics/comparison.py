@@ -42,7 +42,7 @@ def compared(
     """(who was decided for or None, runs until then). offsets: how much slower each truly is."""
     results: dict[str, list[RunSummary]] = {str(at): [] for at in range(len(offsets))}
     while (stands := plan(results, rules)).verdict is None:
-        for name, wanted in stands.wanted.items():
+        for name, wanted in stands.required.items():
             while len(results[name]) < wanted:
                 seconds = 1800 * (1 + offsets[int(name)]) * math.exp(rng.normal(0, noise))
                 results[name].append(RunSummary(seconds))

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.calibrate_curves import is_good
 from benchmarks.public_runs import by_submission, load
 from benchmarks.statistics import perturbed
-from lora_tune.curves.comparison import ComparedRun, course
+from lora_tune.curves.comparison import ComparedRun, compared_run
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 
@@ -70,7 +70,7 @@ def _recorded(samples: np.ndarray, loss: np.ndarray, steps: float, batch: float)
 def whole(samples: np.ndarray, loss: np.ndarray, length: float, task: Hashable = ()) -> ComparedRun:
     """A run by its evals, finite or not."""
     evals = [Eval(float(s), float(v), math.nan) for s, v in zip(samples, loss, strict=True)]
-    return course(evals, length=length, task=task)
+    return compared_run(evals, length=length, task=task)
 
 
 def published() -> Table:

@@ -86,9 +86,9 @@ class RefusedError(LauncherError):
     it refuses is how much the job asks for, and a smaller job may be taken.
     """
 
-    def __init__(self, job: str, answer: str, remedy: str, *, lasting: bool = True, by_size: bool = False) -> None:
+    def __init__(self, job: str, answer: str, remedy: str, *, permanent: bool = True, by_size: bool = False) -> None:
         super().__init__(f"{job} was not submitted: {answer}; {remedy}")
-        self.answer, self.remedy, self.lasting, self.by_size = answer, remedy, lasting, by_size
+        self.answer, self.remedy, self.permanent, self.by_size = answer, remedy, permanent, by_size
 
 
 class LimitError(LauncherError):
@@ -167,10 +167,10 @@ def problem(what: str, why: str, fix: str) -> Finding:
     return Finding(Level.PROBLEM, what, why, fix)
 
 
-def free_space(folder: Path, wanted_gb: float, why: str) -> Finding:
+def free_space(folder: Path, required_gb: float, why: str) -> Finding:
     """Free space where ``folder`` is, or will be."""
     place = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(place).free / 1e9
-    if free < wanted_gb:
-        return problem(f"{free:.0f} GB free at {place}", why, f"free {wanted_gb - free:.0f} GB, or use another disk")
+    if free < required_gb:
+        return problem(f"{free:.0f} GB free at {place}", why, f"free {required_gb - free:.0f} GB, or use another disk")
     return good(f"{free:.0f} GB free at {place}")

@@ -30,7 +30,7 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
         (os.killpg if group else os.kill)(pid, number)
 
 
-def own_line() -> set[int]:
+def ancestor_pids() -> set[int]:
     """This process, those that it descends from, and the leaders of their process groups."""
     line, pid = set[int](), os.getpid()
     while pid > 0 and pid not in line:
@@ -263,14 +263,14 @@ def restricted_to(devices: Sequence[str], environment: Mapping[str, str]) -> dic
 
 def gpus_of_command(argv: Sequence[str]) -> int:
     """How many GPUs a command line says that it uses: those of its launcher's option, else 1."""
-    for word, after in itertools.pairwise((*argv, "")):
-        name, equals, value = word.partition("=")
+    for token, after in itertools.pairwise((*argv, "")):
+        name, equals, value = token.partition("=")
         if _PROCESSES.fullmatch(name):
-            told = value if equals else after
-            if re.fullmatch(r"[1-9]\d{0,3}", told):
-                return int(told)
-            if re.fullmatch(r"\d+(?:,\d+)+", told):
-                return len(told.split(","))
+            option_value = value if equals else after
+            if re.fullmatch(r"[1-9]\d{0,3}", option_value):
+                return int(option_value)
+            if re.fullmatch(r"\d+(?:,\d+)+", option_value):
+                return len(option_value.split(","))
     return 1
 
 

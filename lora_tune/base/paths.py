@@ -209,7 +209,7 @@ class SweepPaths:
         return self.root / "confirm" / f"{trial:04d}"
 
 
-def near(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path relative to the present folder where it lies below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 

@@ -146,8 +146,8 @@ class Registry:
         if attribute and file.endswith(".py"):
             return f"{self.kind} {name!r}: there is no file {file!r} in {Path.cwd()}, where this command runs"
         known = self.names()
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
         return f"{self.kind} {name!r} is unknown{hint}; known are {', '.join(known)}, or path/to/file.py:name"
 
 
@@ -240,4 +240,4 @@ OBJECTIVES = Registry(
 def fault(error: BaseException) -> str:
     """Which kind that is not ours failed with ``error``, and where in its own code; "" where none did."""
     registries = (LAUNCHERS, WORKLOADS, SAMPLERS, LOG_READERS, OBJECTIVES)
-    return next((words for registry in registries if (words := registry.fault(error))), "")
+    return next((message for registry in registries if (message := registry.fault(error))), "")

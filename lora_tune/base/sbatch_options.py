@@ -17,7 +17,7 @@ _NAMESAKES = frozenset({
     "threads-per-core", "thread-spec", "tmp", "wait-all-nodes", "wckey", "wrap",
 })  # fmt: skip
 """Others that an abbreviation of these may mean."""
-_ALONE = frozenset({"hold", "requeue", "ignore-pbs", "parsable", "quiet", "test-only", "wait"})
+_FLAGS = frozenset({"hold", "requeue", "ignore-pbs", "parsable", "quiet", "test-only", "wait"})
 _SHORT = {
     "a": "array",
     "e": "error",
@@ -31,7 +31,7 @@ _SHORT = {
     "t": "time",
     "W": "wait",
 }
-_SHORT_ALONE = "HIOQVWhksuv"
+_SHORT_FLAGS = "HIOQVWhksuv"
 _HETEROGENEOUS = frozenset({":", "hetjob", "packjob"})
 """Between the components of a heterogeneous job: on a command line, and in a header by its new and its old name."""
 
@@ -50,37 +50,37 @@ def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
     options: list[SbatchOption] = []
     rest = list(line)
     while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            options += _long(word, rest)
-        elif word.startswith("-"):
-            options += _short(word, rest)
-        elif word in _HETEROGENEOUS:
-            options.append(SbatchOption("hetjob", "", word))
+        token = rest.pop(0)
+        if token.startswith("--"):
+            options += _long(token, rest)
+        elif token.startswith("-"):
+            options += _short(token, rest)
+        elif token in _HETEROGENEOUS:
+            options.append(SbatchOption("hetjob", "", token))
     return options
 
 
-def _long(word: str, rest: list[str]) -> list[SbatchOption]:
+def _long(token: str, rest: list[str]) -> list[SbatchOption]:
     """``--name``, ``--name=value``, ``--name value`` and what of a name is enough to tell it from others."""
-    stem, _, value = word[2:].partition("=")
+    stem, _, value = token[2:].partition("=")
     names = [stem] if stem in _LONG else [name for name in (*_LONG, *_NAMESAKES) if name.startswith(stem)]
     if len(names) != 1 or names[0] not in _LONG:
         return []
-    if names[0] not in _ALONE and "=" not in word and rest:
+    if names[0] not in _FLAGS and "=" not in token and rest:
         value = rest.pop(0)
-        word = f"{word} {value}"
-    return [SbatchOption(names[0], value, word)]
+        token = f"{token} {value}"
+    return [SbatchOption(names[0], value, token)]
 
 
-def _short(word: str, rest: list[str]) -> list[SbatchOption]:
+def _short(token: str, rest: list[str]) -> list[SbatchOption]:
     """``-x value``, ``-xvalue`` and several letters in one word."""
     options = []
-    for place, letter in enumerate(word[1:], start=2):
+    for place, letter in enumerate(token[1:], start=2):
         value = ""
-        if letter not in _SHORT_ALONE:
-            value = word[place:] or (rest.pop(0) if rest else "")
+        if letter not in _SHORT_FLAGS:
+            value = token[place:] or (rest.pop(0) if rest else "")
         if letter in _SHORT:
             options.append(SbatchOption(_SHORT[letter], value, f"-{letter} {value}".strip()))
-        if letter not in _SHORT_ALONE:
+        if letter not in _SHORT_FLAGS:
             break
     return options

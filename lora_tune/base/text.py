@@ -77,7 +77,7 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_HANDLER, _plainer)
 
 
-def print_anything() -> None:
+def escape_unprintable() -> None:
     """Let standard output and error take every text: under an ASCII or KOI8-R locale a picture must end no sweep."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -116,25 +116,27 @@ _KNOWN_TOKEN = re.compile(
 _VALUE = (
     r"""(?!\*\*\*)("(?:[^"\\\n]|\\.){0,4000}"?|'[^'\n]{0,4000}'?|\$'[^'\n]{0,4000}'?|[^\s,;&"'()\[\]{}<>|]{1,4000})"""
 )
-_WORD = (
+_SPECIAL_TOKEN = (
     r"token|secret|passw(?:or)?d|passphrase|passwd|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
     r"|encryption[_-]?key|credentials?|authorization|auth[_-]?key|cookie|_pwd|license[_-]?key|_jwt"
 )
 # A tokenizer's special tokens are no secrets; neither are counts of tokens.
 _NO_SECRET = "".join(
-    rf"(?<!{word}_)" for word in ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "special")
+    rf"(?<!{kind_name}_)" for kind_name in ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "special")
 )
 _ASSIGNED = re.compile(
-    rf"(?i){_NO_SECRET}((?:{_WORD})(?:[_-][a-z0-9]{{1,20}}){{0,3}}[\"']?\s{{0,4}}(?:=|:(?!//))\s{{0,4}}){_VALUE}"
+    rf"(?i){_NO_SECRET}((?:{_SPECIAL_TOKEN})(?:[_-][a-z0-9]{{1,20}}){{0,3}}[\"']?\s{{0,4}}(?:=|:(?!//))\s{{0,4}}){_VALUE}"
 )
-_OPTION = re.compile(rf"(?i)(--?[a-z0-9_-]{{0,40}}(?:{_WORD})(?:[_-][a-z0-9]{{1,20}}){{0,3}}\s{{1,4}}){_VALUE}")
+_OPTION = re.compile(
+    rf"(?i)(--?[a-z0-9_-]{{0,40}}(?:{_SPECIAL_TOKEN})(?:[_-][a-z0-9]{{1,20}}){{0,3}}\s{{1,4}}){_VALUE}"
+)
 _LOGIN = re.compile(r"((?:\s(?:-u|--user)[ =]['\"]?[^\s:'\"]{1,200}:)|\blogin\b[^\n]{0,200}?\s-p[ =]?)[^\s'\"]{1,4000}")
 _SPOKEN = re.compile(
     r"(?i)(\b(?:password|passphrase|token|api key)\b(?: (?:is|was)|[^\n:]{0,80}\benter:) )(?!required\b)(\S{4,4000})"
 )
 
 
-_SECRET_NAME = re.compile(rf"(?i){_NO_SECRET}(?:{_WORD})(?:[_-][a-z0-9]{{1,20}}){{0,3}}$")
+_SECRET_NAME = re.compile(rf"(?i){_NO_SECRET}(?:{_SPECIAL_TOKEN})(?:[_-][a-z0-9]{{1,20}}){{0,3}}$")
 _NAMES_A_PLACE = re.compile(r"(?i)_(?:file|path|dir|folder|name|url)$")
 
 

@@ -184,7 +184,7 @@ class Sweep:
 
 
 SECTIONS = ("workload", "space", "objective", "search", "pruning", "budget", "site", "description", "division")
-_OWN = ("SEED", "folder")
+_RESERVED = ("SEED", "folder")
 """What a function may take beside the parameters of the space."""
 
 
@@ -238,11 +238,11 @@ def _of_function(
     parameters = inspect.signature(function).parameters.values()
     everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if absent := [n for n, p in named.items() if p.default is p.empty and n not in (*space, *_OWN)]:
+    if absent := [n for n, p in named.items() if p.default is p.empty and n not in (*space, *_RESERVED)]:
         raise InputError(f"{function.__name__}() needs {absent[0]}, which space does not hold; add it, or a default")
     if not everything and (unread := [n for n in space if n not in named]):
         raise InputError(f"{function.__name__}() does not take {unread[0]}, which space holds; add it to either")
-    words = [n for n in (*space, *_OWN) if n in named or (everything and n in space)]
+    names = [n for n in (*space, *_RESERVED) if n in named or (everything and n in space)]
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         import cloudpickle  # type: ignore[import-untyped,unused-ignore]
@@ -258,6 +258,6 @@ def _of_function(
         "-m",
         "lora_tune.logs.function_trial",
         str(file.resolve()),
-        *(f"{n}={{{n}}}" for n in words),
+        *(f"{n}={{{n}}}" for n in names),
     ]
     return {"kind": "command", "argv": argv, "log": {"kind": "jsonl"}}

@@ -18,7 +18,7 @@ from lora_tune import store as stores
 from lora_tune.base.errors import InputError, SweepBusyError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.cli.options import plan_of
-from lora_tune.cli.steer import this_person, typed_values
+from lora_tune.cli.steer import current_user, typed_values
 from lora_tune.config.study import Study, find_study, load_study
 from lora_tune.controller.commits import resolve
 from lora_tune.controller.dependencies import Proposer
@@ -30,7 +30,7 @@ from lora_tune.launchers.job_records import read_records
 from lora_tune.launchers.job_runner import read_command
 from lora_tune.logs.run import Eval
 from lora_tune.review.screen import Quiet
-from lora_tune.search.session import Asked
+from lora_tune.search.session import SearchPoint
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease
 from lora_tune.store.port import Request
@@ -76,8 +76,8 @@ class Result:
     @property
     def digest(self) -> str:
         """The same for the same result."""
-        told = [[(e.samples, e.loss, _finite(e.seconds)) for e in self.evals], self.log, self.failed]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        content = [[(e.samples, e.loss, _finite(e.seconds)) for e in self.evals], self.log, self.failed]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def result_of(evals: Any, *, log: str = "", failed: str = "", over: bool = True) -> Result:
@@ -111,11 +111,11 @@ class Gate:
         """Let the next proposal through; of a request those before it, too."""
         self._open, self._request = True, request
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         """A proposal of the search while it is open."""
         if not self._open:
             return "nothing more is asked for"
-        proposal: Asked | str = self._search.ask()
+        proposal: SearchPoint | str = self._search.ask()
         if isinstance(proposal, str) or self._request in (None, proposal.request):
             self._open = False
         return proposal
@@ -216,15 +216,15 @@ def _requested(store: stores.Store, study: Study, values: Mapping[str, Value], c
         if known.kind == "enqueue" and waits and same:
             return known.number
     what = {"values": dict(values), "clone_of": None, **code}
-    return requests.ask(Request(kind="enqueue", what=what, who=this_person(), asked_at=time.time())).number
+    return requests.ask(Request(kind="enqueue", what=what, who=current_user(), asked_at=time.time())).number
 
 
 def _nothing(plan: DrivePlan, driving: Driver, reason: str, request: int | None) -> str:
     """Why nothing is to be run now, and what to do."""
-    asked = next((r for r in driving.requests if r.number == request), None)
-    if asked is not None and asked.answered_at is not None and not asked.accepted:
-        return asked.answer
-    kept = "" if asked is None else f"; it waits as request {request}, and the same ask takes it up later"
+    request_row = next((r for r in driving.requests if r.number == request), None)
+    if request_row is not None and request_row.answered_at is not None and not request_row.accepted:
+        return request_row.answer
+    kept = "" if request_row is None else f"; it waits as request {request}, and the same ask takes it up later"
     open_ = [t.number for t in driving.sweep.trials.values() if t.state is not TrialState.FINISHED]
     if not reason and len(open_) >= plan.study.budget.parallel:
         taken = f"{len(open_)} of {plan.study.budget.parallel} slots are taken"
@@ -266,7 +266,7 @@ def tell(plan: DrivePlan, storage: str | None, token: str, result: Result) -> Tr
         trial, paths = driving.sweep.trials[attempt.trial], AttemptPaths(plan.paths.root / attempt.folder)
         if (known := outside.ended_with(paths, token)) is not None:
             driving.tick()  # who was killed after the end was written down left this undone
-            return _told_again(driving.sweep.trials[trial.number], known, result)
+            return _repeated_result(driving.sweep.trials[trial.number], known, result)
         claim = read_records(paths, token).claim
         if claim is None:
             raise InputError(f"trial {trial.number} was offered and nobody has taken it; ask for it first")
@@ -292,7 +292,7 @@ def _attempt(sweep: StudyRecords, token: str) -> Attempt:
     return attempt
 
 
-def _told_again(trial: Trial, known: str, result: Result) -> Trial:
+def _repeated_result(trial: Trial, known: str, result: Result) -> Trial:
     if known == result.digest:
         return trial
     if not known:

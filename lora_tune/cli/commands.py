@@ -251,7 +251,7 @@ def mcp(**options: Any) -> None:
 @output_option
 @click.option("--trial", "number", type=int, help="export this trial instead of what is recommended")
 @click.option(
-    "--nearest", "near_miss", is_flag=True, help="export the trial that came nearest, where none reached the target"
+    "--nearest", "nearest_run", is_flag=True, help="export the trial that came nearest, where none reached the target"
 )
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="folder to write to [the sweep's best/]")
 @click.option(

@@ -15,7 +15,7 @@ import click
 from lora_tune import store as stores
 from lora_tune.base import errors
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.paths import SweepPaths, display_path
 from lora_tune.base.text import counted, redact
 from lora_tune.cli import export, report
 from lora_tune.cli.confirm_outcome import (
@@ -24,8 +24,8 @@ from lora_tune.cli.confirm_outcome import (
     check,
     confirmation,
     confirmed,
+    print_checks,
     run_text,
-    say_checks,
     summary,
     write_results,
 )
@@ -45,10 +45,10 @@ from lora_tune.controller.runtime import (
     DrivePlan,
     Environment,
     at_work,
-    given_back,
+    locked_folder,
     make_clock,
-    own_folder,
     preflight_warnings,
+    release_at_exit,
 )
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.logs.run import Eval
@@ -65,7 +65,7 @@ from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import seeds_per_job
 
 if TYPE_CHECKING:
-    from lora_tune.search.session import Asked
+    from lora_tune.search.session import SearchPoint
 
 
 SUFFIX = ".confirm"
@@ -127,7 +127,7 @@ def run(
     if dry_run:
         _dry_run(options)
         return
-    sys.exit(_confirm(options, make_view(quiet, as_json), say=not as_json))
+    sys.exit(_confirm(options, make_view(quiet, as_json), verbose=not as_json))
 
 
 def replicate_study(study: Study, parallel: int | None, node_hours: float | None, launcher: str | None) -> Study:
@@ -165,7 +165,7 @@ def _plan(options: Options) -> DrivePlan:
     )
 
 
-def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
+def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
     """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
     study, review = options.study, options.review
     plan = _plan(options)
@@ -173,7 +173,7 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
         plan.workload, study, options.paths
     )  # what is surely missing is said before anything is recorded
     options.paths.root.mkdir(parents=True, exist_ok=True)
-    if say:
+    if verbose:
         click.echo(introduction(options.review.study, options.field, options.settings))
     launcher = make_launcher(study, options.paths.packs)
     clock = make_clock(study, launcher)
@@ -185,12 +185,12 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
         lease = take_lease(store, study.name, clock.now())
         race = Race(
             review.study, options.field, options.settings, lambda: driving.sweep,
-            per_job=options.per_job, say=watcher.line,
+            per_job=options.per_job, echo=watcher.line,
         )  # fmt: skip
         # What the sweep prepared serves its replicates.
         with (
-            given_back(store, lease),
-            own_folder(plan, store, lease) as lock,
+            release_at_exit(store, lease),
+            locked_folder(plan, store, lease) as lock,
             at_work(plan, store, lease, environment, lambda: race, review.paths, lock) as driving,
         ):
             outcome = run_interruptibly(driving)
@@ -206,7 +206,7 @@ def _confirm(options: Options, watcher: Any, *, say: bool) -> int:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
         with writing_results(command_line("confirm", review.study.name, *typed(*_RACE))):
-            return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), say=say)
+            return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), verbose=verbose)
     finally:
         watcher.close()
         store.close()
@@ -217,7 +217,7 @@ Runs = dict[int, list[Replicate]]
 
 def _hand_over(
     options: Options, store: stores.Store, race: StudyRecords, verdict: Confirmation, runs: Runs, now: float,
-    *, say: bool,
+    *, verbose: bool,
 ) -> int:  # fmt: skip
     """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
     review = options.review
@@ -238,11 +238,11 @@ def _hand_over(
     (options.paths.root / "confirmation.json").write_text(text + "\n", encoding="utf-8")
     written = export.export_best(review.study, sweep, load_workload(review.study, review.file), review.paths.best)
     report.write_report(review.study, sweep, review.paths.report, feedback_if_known(store, review.study.name))
-    if say:
+    if verbose:
         click.echo("\n" + summary(review.study, sweep, verdict))
-        say_checks(checks, folder)
+        print_checks(checks, folder)
         if written is not None:
-            click.echo(f"config   {near(written.path)}\nreport   {near(review.paths.report)}")
+            click.echo(f"config   {display_path(written.path)}\nreport   {display_path(review.paths.report)}")
         if verdict.more_runs:
             click.echo(f"go on    {with_seeds(review.study, len(options.field), verdict.seeds)}")
     else:
@@ -361,39 +361,39 @@ class Race:
         records: Callable[[], StudyRecords],
         *,
         per_job: int,
-        say: Callable[[str], None],
+        echo: Callable[[str], None],
     ) -> None:
         self._study, self._field, self._settings, self._records = study, field, settings, records
-        self._per_job, self._say = per_job, say
+        self._per_job, self._echo = per_job, echo
         self._failed: Counter[int] = Counter()
-        self._told = 0
+        self._reported = 0
 
     def comparison(self) -> ComparisonPlan:
         """Where the race stands."""
         runs = results(replicates(self._records()), [t.number for t in self._field])
         return plan(runs, self._settings)
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         """The next job, or why there is none. Raises SetupError where the machine fails the same runs."""
         records = self._records()
-        done, so_far = replicates(records), self.comparison()
+        done, standing = replicates(records), self.comparison()
         going = [t for t in records.trials.values() if t.state is not TrialState.FINISHED]
         for trial in self._field:
             known = len(done.get(trial.number, ())) + sum(t.replicates for t in going if t.replicate_of == trial.number)
-            short = so_far.wanted.get(name_of(trial.number), 0) - known
+            short = standing.required.get(name_of(trial.number), 0) - known
             if short > 0:
                 self._refuse_failing(trial)
-                return self._again(trial, known, min(short, self._per_job), records)
-        if so_far.verdict:
-            return so_far.verdict.sentence
+                return self._replicate(trial, known, min(short, self._per_job), records)
+        if standing.verdict:
+            return standing.verdict.sentence
         return "1 run goes on" if len(going) == 1 else f"{len(going)} runs go on"
 
-    def _again(self, trial: Trial, measured: int, count: int, records: StudyRecords) -> Asked:
-        from lora_tune.search.session import Asked  # with Optuna, which takes a second to import
+    def _replicate(self, trial: Trial, measured: int, count: int, records: StudyRecords) -> SearchPoint:
+        from lora_tune.search.session import SearchPoint  # with Optuna, which takes a second to import
 
         number = max((t.number + t.replicates for t in records.trials.values()), default=0)
         which = f"run {measured + 1}" if count == 1 else f"runs {measured + 1} to {measured + count}"
-        return Asked(
+        return SearchPoint(
             number, trial.tuned, f"{which} of {name_of(trial.number)} again", trial.number, trial.parameters, count
         )
 
@@ -413,11 +413,11 @@ class Race:
         if record.verdict is Verdict.FAILED and record.replicate_of is not None:
             self._failed[record.replicate_of] += 1
         done = replicates(self._records())
-        own = {t.number: done[t.number] for t in self._field if t.number in done}
-        rounds = sum(map(len, own.values())) // len(self._field)
-        if rounds > self._told:
-            self._told = rounds
-            self._say("so far: " + "; ".join(race_text(self._study, own)))
+        finished = {t.number: done[t.number] for t in self._field if t.number in done}
+        rounds = sum(map(len, finished.values())) // len(self._field)
+        if rounds > self._reported:
+            self._reported = rounds
+            self._echo("so far: " + "; ".join(race_text(self._study, finished)))
 
 
 def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.paths import near
+from lora_tune.base.paths import display_path
 from lora_tune.base.text import counted, duration, redact
 from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
@@ -118,7 +118,7 @@ def confirmation(
         decided=not isinstance(verdict, CannotSeparate) and reached,
         chosen=chosen,
         places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
-        scored=scored(study, trial, replicates, plan.wanted[name], mean[name]) if reached and timed else None,
+        scored=scored(study, trial, replicates, plan.required[name], mean[name]) if reached and timed else None,
         identical=_identical(replicates),
         more_runs=verdict.more_runs if isinstance(verdict, CannotSeparate) else 0,
         seeds=verdict.seeds if isinstance(verdict, CannotSeparate) else 0,
@@ -232,7 +232,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
     lines = [outcome.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_text(study)}, mean and 90% interval"]
     for place in outcome.places:
         lines.append(
-            f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_words(study, place, sweep)}"
+            f"{place.trial:>5}  {place.runs:>4}  {'*' if place.chosen else ' '} {_place_text(study, place, sweep)}"
         )
     if outcome.scored:
         lines += ["", *(f"score    {s}" for s in outcome.scored.sentences)]
@@ -243,7 +243,7 @@ def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
     return "\n".join(lines)
 
 
-def _place_words(study: Study, place: RankedContender, sweep: StudyRecords) -> str:
+def _place_text(study: Study, place: RankedContender, sweep: StudyRecords) -> str:
     scale, text = scale_of(study), objective_of(study).text
     missed = f", {place.missed} {scale.missed}" if place.missed else ""
     shown = parameters_text(sweep.trials[place.trial])
@@ -326,10 +326,10 @@ def _benchmark(path: Path) -> str:
     return next((str(name) for name in named if name), "")
 
 
-def say_checks(checks: CheckerResult | None, folder: Path | None) -> None:
+def print_checks(checks: CheckerResult | None, folder: Path | None) -> None:
     """Print what the checkers said of the result files in ``folder``; nothing where they were not asked."""
     if checks is None or folder is None:
         return
     for sentence in checks.sentences:
         click.echo(f"checks   {sentence}")
-    click.echo(f"results  {near(folder)}/result_*.txt")
+    click.echo(f"results  {display_path(folder)}/result_*.txt")

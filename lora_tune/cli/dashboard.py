@@ -27,7 +27,7 @@ from lora_tune.cli.options import (
     load_sweep,
     watch_store,
 )
-from lora_tune.cli.web_server import Application, listen, own_token, refusal, same, visitor, well_formed
+from lora_tune.cli.web_server import Application, dashboard_token, listen, refusal, same, visitor, well_formed
 from lora_tune.review.notes import is_note, with_notes, with_style
 from lora_tune.store import open_store
 from lora_tune.store.port import Remark
@@ -133,23 +133,23 @@ def with_token(application: Application, token: str) -> Application:
 
 def run(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
     """What ``dashboard`` does; see cli/commands.py for its options."""
-    near = is_loopback(host)
-    if no_token and not near:
+    loopback = is_loopback(host)
+    if no_token and not loopback:
         raise InputError(f"--no-token is for this machine alone; {host} can be reached from others")
     review = load_review(study_name, output, storage)
-    hosts = frozenset({"127.0.0.1", "localhost", "::1", host}) if near else frozenset[str]()
+    hosts = frozenset({"127.0.0.1", "localhost", "::1", host}) if loopback else frozenset[str]()
     shown = only_shown(application(review, storage), hosts)
     if no_token:
         serve(shown, host, port, review.study.name)
         return
-    if not near:
+    if not loopback:
         click.echo(
             f"warning: {host} can be reached from other machines, and what they see travels unencrypted. Anyone with "
             "the address and token below can read all parameters and logs. Safer: leave --host out and use ssh -L, or "
             "put a reverse proxy with TLS in front (docs/review.md)",
             err=True,
         )
-    token = os.environ.get("LORA_TUNE_TOKEN") or own_token(review.paths.root / TOKEN_FILE)
+    token = os.environ.get("LORA_TUNE_TOKEN") or dashboard_token(review.paths.root / TOKEN_FILE)
     shown = with_token(shown, token)
     serve(shown, host, port, review.study.name, f"?token={quote(token)}")
 

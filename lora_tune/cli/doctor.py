@@ -40,7 +40,7 @@ from lora_tune.config.tables import Site
 from lora_tune.controller.runtime import option_refusals, preflight_warnings
 from lora_tune.launchers.base import Launcher, Ticket, launcher_kind
 from lora_tune.launchers.slurm import parse
-from lora_tune.launchers.slurm.client import ask, cluster_of, in_words
+from lora_tune.launchers.slurm.client import ask, cluster_of, inherited_variables
 from lora_tune.launchers.slurm.launcher import COMMANDS, SlurmLauncher
 from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
 from lora_tune.launchers.slurm.submission import question
@@ -50,7 +50,7 @@ from lora_tune.workloads.base import ALSO, PYXIS, Examined, Job, Resources, Work
 SWEEP_GB = 1.0
 """Room for a sweep's logs and database; a trial's log has a few megabytes."""
 
-_WORDS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
+_LABELS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 
 
 def run(
@@ -76,7 +76,7 @@ def _print_json(findings: Iterable[Finding]) -> Level:
     worst = Level.GOOD
     for finding in findings:
         worst = max(worst, finding.level)
-        level = _WORDS[finding.level].lower()
+        level = _LABELS[finding.level].lower()
         click.echo(json.dumps({"level": level, "what": finding.what, "why": finding.why, "fix": finding.fix}))
     return worst
 
@@ -86,7 +86,7 @@ def show_findings(findings: Iterable[Finding]) -> Level:
     worst = Level.GOOD
     for finding in findings:
         worst = max(worst, finding.level)
-        click.echo(f"{_WORDS[finding.level]:8} {finding.what}")
+        click.echo(f"{_LABELS[finding.level]:8} {finding.what}")
         if finding.why:
             click.echo(f"{'':8}   why:  {finding.why}")
         if finding.fix:
@@ -134,27 +134,27 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
     if absent:
         yield from absent
         return
-    asked = partial(ask, cluster=cluster_of(study.site))
-    answer = controller(asked)
+    queried = partial(ask, cluster=cluster_of(study.site))
+    answer = controller(queried)
     yield answer
     if answer.level is not Level.GOOD:
         return
-    yield accounting(asked)
-    yield partition(asked, study.site)
+    yield accounting(queried)
+    yield partition(queried, study.site)
     engine = workload.engine if isinstance(workload, Examined) else PYXIS
     if "CONT" in _places(study, workload) and engine == PYXIS:
-        yield pyxis(asked)
-    yield mpi(asked, study.site)
+        yield pyxis(queried)
+    yield mpi(queried, study.site)
     try:
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
         return  # said among the files
-    yield good(in_words(os.environ))
-    yield from time_limit(asked, study.site, job.resources.minutes)
+    yield good(inherited_variables(os.environ))
+    yield from time_limit(queried, study.site, job.resources.minutes)
     for refusal in option_refusals(job, study):
         what, _, fix = refusal.rpartition("; ")
         yield problem(what, "no job would be its trial's", fix)
-    yield accepted(asked, question(job, study.site))
+    yield accepted(queried, question(job, study.site))
 
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
@@ -281,20 +281,20 @@ def pyxis(ask: Ask) -> Finding:
 
 def mpi(ask: Ask, site: Site) -> Finding:
     """Whether Slurm offers the MPI start-up that the site names."""
-    wanted = site.mpi or "pmix"
+    required = site.mpi or "pmix"
     try:
         offered = mpi_types(ask("srun", "--mpi=list"))
     except LauncherError as error:
         return problem(
             f"srun --mpi=list fails: {error}", "the training's ranks cannot find each other", "srun --mpi=list"
         )
-    if wanted not in offered:
+    if required not in offered:
         return problem(
-            f"MPI type {wanted} is not offered; there are {', '.join(sorted(offered))}",
+            f"MPI type {required} is not offered; there are {', '.join(sorted(offered))}",
             "the training step fails at once",
             "site.mpi = one of these: pmi2 where pmix, which run.sub takes by itself, is missing",
         )
-    return good(f"MPI type {wanted} is offered")
+    return good(f"MPI type {required} is offered")
 
 
 def mpi_types(text: str) -> set[str]:
@@ -455,7 +455,7 @@ def answers(questions: list[Question], log: str) -> Iterator[Finding]:
 
 
 def probe(
-    launcher: Launcher, site: Site, questions: list[Question], folder: Path, limit: float, say: Callable[[str], None]
+    launcher: Launcher, site: Site, questions: list[Question], folder: Path, limit: float, echo: Callable[[str], None]
 ) -> Iterator[Finding]:
     """Submit the job, wait at most ``limit`` seconds for its end, and read its answers."""
     place = folder / "doctor" / time.strftime("%Y%m%d-%H%M%S")
@@ -471,7 +471,7 @@ def probe(
         script=True,
     )
     ticket = Ticket(name=job.name, folder=place, job_id=launcher.submit(job), submitted_at=time.time())
-    say(f"probe: job {ticket.job_id} submitted, waiting for it at most {limit / 60:g} min")
+    echo(f"probe: job {ticket.job_id} submitted, waiting for it at most {limit / 60:g} min")
     deadline = time.monotonic() + limit
     status = launcher.poll([ticket])[ticket.name]
     while status.state.alive and time.monotonic() < deadline:

@@ -33,7 +33,7 @@ from lora_tune.review.summary import (
     trial_name,
 )
 from lora_tune.search import pace
-from lora_tune.search.capping import not_worth
+from lora_tune.search.capping import gain_below_threshold
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, leaders, recommend
@@ -70,9 +70,9 @@ def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
     known = in_memory(study, sweep, sampler)
     stop = limits.may_propose(study, sweep, now)
     if not stop and study.budget.stop_below is not None:
-        stop = not_worth(study, expected_gain(known))
+        stop = gain_below_threshold(study, expected_gain(known))
     proposal = known.ask(study.search_space.distributions())
-    why = proposal.user_attrs.get("why") or _sampler_words(study, sweep, len(sweep.trials))
+    why = proposal.user_attrs.get("why") or _sampler_reason(study, sweep, len(sweep.trials))
     space = study.search_space
     return Next(
         tuned=space.conditions.present(proposal.params),
@@ -94,10 +94,10 @@ def why_proposed(study: Study, sweep: StudyRecords, trial: Trial) -> str:
         return trial.why
     if any(dict(point).items() <= dict(trial.tuned).items() for point in study.search.enqueue):
         return "the study file names this point in search.enqueue"
-    return _sampler_words(study, sweep, trial.number)
+    return _sampler_reason(study, sweep, trial.number)
 
 
-def _sampler_words(study: Study, sweep: StudyRecords, number: int) -> str:
+def _sampler_reason(study: Study, sweep: StudyRecords, number: int) -> str:
     from lora_tune.search.samplers import sampler_kind
 
     search, kind = study.search, sampler_kind(study)
@@ -107,8 +107,8 @@ def _sampler_words(study: Study, sweep: StudyRecords, number: int) -> str:
         return f"drawn at random: the first {search.startup_trials} are, so that the {search.sampler} model has a start"
     begin = sweep.trials[number].proposed_at if number in sweep.trials else math.inf
     ended = sum(t.finished_at is not None and t.finished_at <= begin for t in sweep.trials.values())
-    seen = "1 trial that had ended" if ended == 1 else f"{ended} trials that had ended"
-    return f"chosen by {search.sampler} from the results of {seen}; it tells neither why nor what it expects to gain"
+    basis = "1 trial that had ended" if ended == 1 else f"{ended} trials that had ended"
+    return f"chosen by {search.sampler} from the results of {basis}; it tells neither why nor what it expects to gain"
 
 
 def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[str, str]]:
@@ -121,9 +121,9 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
         story.append(("distance", _distance(study, sweep, trial, evals)))
     if trial.verdict is Verdict.REACHED and (place := _place(study, sweep, trial)):
         story.append(("place", place))
-    if slower := pace.clock_words(study, trial):
+    if slower := pace.clock_text(study, trial):
         story.append(("machine", slower))
-    if paused := conclusion.pause_words(trial.metrics):
+    if paused := conclusion.pause_text(trial.metrics):
         story.append(("suspended", paused))
     for attempt in sweep.attempts_of(trial.number):
         if attempt.failure or attempt.stop_sentence not in ("", trial.sentence):
@@ -137,13 +137,13 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
 def _distance(study: Study, sweep: StudyRecords, trial: Trial, evals: Sequence[Eval]) -> str:
     """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
     last, target = evals[-1], study.objective.target
-    sentence = study.eval_words(last)
+    sentence = study.eval_text(last)
     if target is not None:
         sentence += f", {study.shown(last.loss) - target:+.4f} against the target"
     band = pruning.band(study, sweep, trial)
     reached = [row for row in band if row[0] <= last.samples * (1 + 1e-6)]
     if not reached:
-        return "; ".join(part for part in (sentence, pruning.alone(study, sweep, trial)) if part)
+        return "; ".join(part for part in (sentence, pruning.lone_reason(study, sweep, trial)) if part)
     _, usual, limit = reached[-1]
     beyond = "below" if study.rising else "above"
     usual, limit = study.shown(usual), study.shown(limit)
@@ -202,8 +202,8 @@ def _train_if_possible(review: Review) -> dict[int, Sequence[TrainPoint]]:
 def _print_trial(review: Review, number: int, as_json: bool) -> None:
     if number not in review.sweep.trials:
         last = max(review.sweep.trials, default=None)
-        there = "it has none" if last is None else f"there are 0 to {last}"
-        raise InputError(f"--trial {number}: {review.study.name} has no such trial; {there}")
+        numbers = "it has none" if last is None else f"there are 0 to {last}"
+        raise InputError(f"--trial {number}: {review.study.name} has no such trial; {numbers}")
     story = trial_story(review.study, review.sweep, review.sweep.trials[number])
     if as_json:
         click.echo(json.dumps({"trial": number, **dict(story)}))
@@ -242,7 +242,7 @@ def _print_sweep(review: Review, advice: Sequence[Advice], ahead: Next, as_json:
     if account := stopping_account(study, sweep, time.time()):
         click.echo(f"\nStopping\n  {account_text(account)}")
     best = best_run(study, sweep)
-    for line in importance.told(study, sweep, best) if best is not None else ():
+    for line in importance.change_lines(study, sweep, best) if best is not None else ():
         click.echo(visible(f"\n{line}" if line.startswith("trial") else line, keep="\n"))
     click.echo("\nAdvice")
     for a in advice:

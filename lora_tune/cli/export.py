@@ -16,20 +16,20 @@ import click
 from lora_tune.base import VERSION
 from lora_tune.base.errors import InputError, NothingReachedError
 from lora_tune.base.host import installed
-from lora_tune.base.paths import near
+from lora_tune.base.paths import display_path
 from lora_tune.base.text import visible
 from lora_tune.cli.options import command_line, load_review, python
 from lora_tune.config.study import Study
 from lora_tune.controller.changed_study import base_trial, departed, refuse_departed
-from lora_tune.controller.conclusion import estimate_words
+from lora_tune.controller.conclusion import estimate_text
 from lora_tune.review import config_check, importance
 from lora_tune.review.stopping import runs_text
 from lora_tune.review.summary import best_run_text, objective_text, recommended_text, time_interval, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import clock_words
+from lora_tune.search.pace import clock_text
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.recommendation import Recommended, nearest, nearest_words, recommend
+from lora_tune.search.recommendation import Recommended, nearest, nearest_text, recommend
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Proposal, SourcesConfigs, Workload
@@ -84,14 +84,14 @@ def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
         yield f"{study.goal} was NOT reached: {trial.verdict or trial.state}: {trial.sentence}; {seed}"
         return
     if not objective.timed:
-        yield "; ".join(filter(None, (f"{objective.name}: {objective.text(score)}", clock_words(study, trial), seed)))
+        yield "; ".join(filter(None, (f"{objective.name}: {objective.text(score)}", clock_text(study, trial), seed)))
         return
     assert trial.seconds is not None
     assert trial.samples is not None
     low, high = time_interval(trial)
     within = "" if selected else f"90% interval {low:.1f} to {high:.1f} s; "
     result = f"time to {study.goal}: {trial.seconds:.3f} s; {within}{study.counted(trial.samples)}; {seed}"
-    yield "; ".join(filter(None, (result, estimate_words(metrics))))
+    yield "; ".join(filter(None, (result, estimate_text(metrics))))
     if metrics.packed_seconds is not None:
         yield f"this time is that of the trial alone; beside others in a pack it took {metrics.packed_seconds:.1f} s"
     by_clock = score if metrics.clock_objective is None else metrics.clock_objective
@@ -99,7 +99,7 @@ def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
         scale = by_clock / trial.seconds
         within = "" if selected else f", 90% interval {scale * low:.1f} to {scale * high:.1f} s"
         yield f"score, {objective_text(study)}: {by_clock:.1f} s{within}"
-    if machine := clock_words(study, trial):
+    if machine := clock_text(study, trial):
         yield machine
 
 
@@ -177,19 +177,19 @@ def typed(written: Written, workload: Workload) -> str:
     """
     line = written.usage
     if config_check.config_folder(workload) is None:
-        line = line.replace(f"source {written.path.name}", f"source {shlex.quote(near(written.path))}", 1)
+        line = line.replace(f"source {written.path.name}", f"source {shlex.quote(display_path(written.path))}", 1)
     return line.replace(" python -m ", f" {python()} -m ")
 
 
 def chosen(
-    study: Study, sweep: StudyRecords, number: int | None, *, near_miss: bool = False
+    study: Study, sweep: StudyRecords, number: int | None, *, nearest_run: bool = False
 ) -> tuple[Trial, Recommended | None]:
-    """Trial ``number``, or what the sweep recommends; with ``near_miss`` the nearest to a target that nothing reached.
+    """Trial ``number``, or what the sweep recommends; with ``nearest_run`` the nearest to an unreached target.
 
     Raises InputError or NothingReachedError.
     """
     closest = nearest(study, sweep)
-    if near_miss and number is None and closest is not None:
+    if nearest_run and number is None and closest is not None:
         return closest.trial, None
     if number is None:
         if (recommended := recommend(study, sweep)) is None:
@@ -197,7 +197,7 @@ def chosen(
                 raise NothingReachedError(f"{study.name}: {idle.sentence}")
             hint = ""
             if closest:
-                hint = f"; {nearest_words(closest)}; to export it: {command_line('export', study.name, '--nearest')}"
+                hint = f"; {nearest_text(closest)}; to export it: {command_line('export', study.name, '--nearest')}"
             raise NothingReachedError(f"{study.name}: {objective_of(study).nothing} yet{hint}")
         return recommended.trial, recommended
     if number not in sweep.trials:
@@ -218,14 +218,14 @@ def run(
     output: Path | None,
     json_: bool,
     number: int | None,
-    near_miss: bool,
+    nearest_run: bool,
     folder: Path | None,
     base: Path | None,
     check: bool,
 ) -> None:
     """What ``export`` does; see cli/commands.py for its options."""
     review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
-    trial, recommended = chosen(review.study, review.sweep, number, near_miss=near_miss)
+    trial, recommended = chosen(review.study, review.sweep, number, nearest_run=nearest_run)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)
     written = export_trial(review.study, trial, workload, folder or review.paths.best, recommended)
     if json_:
@@ -237,14 +237,14 @@ def run(
         click.echo(f"recommended: {recommended_text(review.study, recommended)}, {trial_name(trial)}")
         click.echo(f"best single run: {best_run_text(review.study, recommended)}")
     click.echo(f"{written.path}\nrun it: {typed(written, workload)}")
-    if doubt := departed(review.sweep, workload):
-        click.echo(f"warning: {doubt}; the export sources it: put it back before you run it", err=True)
+    if drift := departed(review.sweep, workload):
+        click.echo(f"warning: {drift}; the export sources it: put it back before you run it", err=True)
     if base is not None:
         changes = config_check.changed_against(base, written.path, workload)
         click.echo(f"\nagainst {base}: {len(changes)} variables differ" if changes else f"\nthe same as {base}")
         for change in changes:
             click.echo(visible(change))
-        for line in importance.told(review.study, review.sweep, trial) if trial.verdict is not None else ():
+        for line in importance.change_lines(review.study, review.sweep, trial) if trial.verdict is not None else ():
             click.echo(visible(line))
     if check:
         refuse_departed(review.sweep, workload, "the export sources it: put it back")
@@ -268,8 +268,8 @@ def _as_json(
 def _checked(config: Path, trial: Trial, workload: Workload) -> str:
     """What the check found, in words. Raises InputError when a variable has no effect or another value."""
     exported = config_check.exported_by(config, workload)
-    if wrong := config_check.effective(trial.parameters, exported):
-        raise InputError(f"{config}: {'; '.join(wrong)}; a file that it sources sets it again, remove it there")
+    if differences := config_check.effective(trial.parameters, exported):
+        raise InputError(f"{config}: {'; '.join(differences)}; a file that it sources sets it again, remove it there")
     unread = config_check.without_effect(config, workload)
     if unread is None:
         return f"checked: {len(exported)} variables source cleanly; which of them your command reads is not known here"

@@ -54,17 +54,17 @@ def read_logs(paths: Sequence[Path], study: Study | None = None) -> Iterator[Log
     workload = load_workload(study, study.name) if study is not None and study.log_kind != "mllog" else None
     for file in log_files(paths):
         mllog, digest, marked = MllogReader(), hashlib.sha256(), False
-        own = workload.reader() if workload else None
+        default_reader = workload.reader() if workload else None
         for piece in file.pieces():
             marked = marked or MARK in piece
             digest.update(piece)
             mllog.feed(piece)
-            if own is not None:
-                own.feed(piece)
-        if own is not None and own.run().evals:
-            yield Log(file.name, file.parent, digest.hexdigest(), [_with_command(own.run(), file.name)])
+            if default_reader is not None:
+                default_reader.feed(piece)
+        if default_reader is not None and default_reader.run().evals:
+            yield Log(file.name, file.parent, digest.hexdigest(), [_with_command(default_reader.run(), file.name)])
         elif file.problem or not marked:
-            what = "MLLOG line" if own is None else "eval as the study reads it"
+            what = "MLLOG line" if default_reader is None else "eval as the study reads it"
             yield file.problem or f"{file.name}: holds no {what}"
         else:
             yield Log(file.name, file.parent, digest.hexdigest(), mllog.runs())
@@ -76,8 +76,8 @@ def _with_command(run: RunLog, log: str) -> RunLog:
     if isinstance(command, str):
         return run
     pairs = {}
-    for word, following in zip(command.argv, (*command.argv[1:], ""), strict=True):
-        name, equals, text = word.lstrip("-").partition("=")
+    for argument, following in zip(command.argv, (*command.argv[1:], ""), strict=True):
+        name, equals, text = argument.lstrip("-").partition("=")
         pairs[name.replace("-", "_")] = text if equals else following
     values = {n: known for n, text in {**pairs, **command.environment}.items() if (known := scalar(text)) is not None}
     return replace(run, hyperparameters={**values, **run.hyperparameters})
@@ -86,7 +86,7 @@ def _with_command(run: RunLog, log: str) -> RunLog:
 def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:
     """The runs of a log that teach this study something, and of the others why they do not."""
     names = learnt_names(study)
-    fixed, own = study.search_space.fixed, study.benchmark
+    fixed, default_reader = study.search_space.fixed, study.benchmark
     for run in log.runs:
         values = {**priors.values_of(run.hyperparameters, [*names, *fixed]), **stated}
         lacking = [name for name in names if name not in values]
@@ -94,8 +94,8 @@ def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, no
         origin = (source or priors.source_of(run.hyperparameters) or log.parent, log.name, log.digest)
         prior = priors.prior_run(run, values, origin, now)
         announced = run.hyperparameters.get("submission_benchmark")
-        if own is not None and isinstance(announced, str) and announced != own.name:
-            yield f"it is of {announced}, and this study trains {own.name}"
+        if default_reader is not None and isinstance(announced, str) and announced != default_reader.name:
+            yield f"it is of {announced}, and this study trains {default_reader.name}"
         elif lacking:
             yield f"its log does not state {', '.join(lacking)}; give it with --set {lacking[0]}=VALUE"
         elif other:
@@ -170,12 +170,12 @@ def run(
     if json_:
         click.echo(json.dumps(_as_json(gathered, len(fresh), path)))
     else:
-        _say(study, fresh, len(gathered.taken) - len(fresh), gathered.left_out)
+        _print_result(study, fresh, len(gathered.taken) - len(fresh), gathered.left_out)
     if gathered.shown:
         click.echo(
             "nothing of these is taken yet: look at the columns, correct them with --map, and add --yes", err=json_
         )
-    everything = priors.words([*known, *fresh])
+    everything = priors.describe([*known, *fresh])
     click.echo(f"{study.name} starts from {everything or 'no old run'}: {path}", err=json_)
     if not takes_old_runs(study):
         click.echo(f"search.sampler is {study.search.sampler}, which uses no old runs here", err=True)
@@ -196,8 +196,8 @@ class Gathered:
     def logs(self, study: Study, paths: Sequence[Path], stated: Mapping[str, Value], source: str) -> None:
         """Take the runs of logs."""
         for log in read_logs(paths, study):
-            found = [log] if isinstance(log, str) else runs_of(log, study, stated, source, time.time())
-            self._take(found)
+            log_runs = [log] if isinstance(log, str) else runs_of(log, study, stated, source, time.time())
+            self._take(log_runs)
 
     def table(
         self,
@@ -230,11 +230,11 @@ class Gathered:
     def without(self, known: Sequence[PriorRun]) -> list[PriorRun]:
         """The runs that are not known, each once. A log's runs share its digest."""
         before = {run.digest for run in known}
-        fresh, seen = [], set[tuple[str, str]]()
+        fresh, duplicates = [], set[tuple[str, str]]()
         for run in self.taken:
             mark = (run.digest, repr(run.evals))
-            if run.digest not in before and mark not in seen:
-                seen.add(mark)
+            if run.digest not in before and mark not in duplicates:
+                duplicates.add(mark)
                 fresh.append(run)
         return fresh
 
@@ -255,7 +255,7 @@ def _as_json(gathered: Gathered, taken: int, file: Path) -> dict[str, object]:
     }
 
 
-def _say(study: Study, taken: Sequence[PriorRun], known: int, left_out: Mapping[str, int]) -> None:
+def _print_result(study: Study, taken: Sequence[PriorRun], known: int, left_out: Mapping[str, int]) -> None:
     """What was taken from where, and what was not and why."""
     by_source: dict[str, list[PriorRun]] = {}
     for run in taken:

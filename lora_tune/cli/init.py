@@ -20,7 +20,7 @@ import click
 from lora_tune.base.errors import InputError
 from lora_tune.base.files import MetricFiles, format_of
 from lora_tune.base.host import gpus_of_command, gpus_of_machine, send_signal, visible_in
-from lora_tune.base.paths import near
+from lora_tune.base.paths import display_path
 from lora_tune.base.text import counted
 from lora_tune.cli.options import called
 from lora_tune.config.study import parse_study
@@ -38,9 +38,9 @@ from lora_tune.workloads.proposed_space import (
     from_command,
     from_help,
     from_parser,
+    merged_options,
     place_of,
     propose,
-    together,
     without_value,
 )
 from lora_tune.workloads.script_constants import constants
@@ -87,7 +87,7 @@ class ScriptFacts:
 def study_text(facts: ScriptFacts) -> str:
     """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
     proposals = propose(facts.options, _steps(facts.log))
-    argv, keys = _words(facts, proposals)
+    argv, keys = _argv_text(facts, proposals)
     parts = [
         f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why\n",
         f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_config(facts, keys)}{_log(facts, proposals)}',
@@ -124,7 +124,7 @@ def _steps(log: LogGuess | None) -> int | None:
     return int(log.run.evals[-1].samples) if log is not None and log.unit == "step" else None
 
 
-def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[list[str], dict[str, str]]:
+def _argv_text(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[list[str], dict[str, str]]:
     """The command with a place for each parameter, the seed and a folder of the trial's own; and the config's keys.
 
     A seed that is not set today stays so: setting one may turn on slower, deterministic training.
@@ -137,7 +137,7 @@ def _words(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[
     keys = {option.flag: place for option, place in filled if option.in_file}
     if keys:
         argv = [
-            f"{word.removesuffix(facts.config)}{{config}}" if word.endswith(facts.config) else word for word in argv
+            f"{token.removesuffix(facts.config)}{{config}}" if token.endswith(facts.config) else token for token in argv
         ]
     for option, place in filled:
         if option.in_file:
@@ -169,11 +169,11 @@ def _places(options: Sequence[Option]) -> list[tuple[Option, str]]:
     """
     able = [(o, place) for o in options if (place := place_of(o))]
     named = [(o, place) for o, place in able if o.at is not None or o.value not in ("", "None")] or able[:1]
-    own: dict[str, str] = {}
+    extra: dict[str, str] = {}
     for option, place in named:
-        free = place not in own.values()
-        own.setdefault(option.value, place if free else f"{option.names[0]}{PurePath(place).suffix}")
-    return [(option, f"{{folder}}/{own[option.value]}") for option, _ in named]
+        free = place not in extra.values()
+        extra.setdefault(option.value, place if free else f"{option.names[0]}{PurePath(place).suffix}")
+    return [(option, f"{{folder}}/{extra[option.value]}") for option, _ in named]
 
 
 def _argv(facts: ScriptFacts, argv: list[str]) -> str:
@@ -181,18 +181,18 @@ def _argv(facts: ScriptFacts, argv: list[str]) -> str:
     if not facts.command:
         lines.append("# EDIT: the command that runs your script, a {NAME} where a parameter's value belongs")
     if facts.writes_files:
-        folders = sorted({w for word in argv if (w := word.rpartition("=")[2]).startswith("{folder}/")})
+        folders = sorted({w for token in argv if (w := token.rpartition("=")[2]).startswith("{folder}/")})
         if not folders:
             lines.append("# EDIT: no option for an output folder was found; {folder} is the trial's own folder")
         lines.append("# the relay prints the metrics that the script writes into files of this folder")
         one = len(folders) == 1 and not PurePath(folders[0]).suffix
         argv = [*RELAY, folders[0] if one else "{folder}", "--", *argv]
     rows, row = [], ""
-    for word in map(_text, argv):
-        if row and len(row) + len(word) > 100:
+    for token in map(_text, argv):
+        if row and len(row) + len(token) > 100:
             rows.append(row)
             row = ""
-        row += f"{word}, "
+        row += f"{token}, "
     rows.append(row.rstrip(", "))
     return "\n".join((*lines, "argv = [" + "\n        ".join(r.rstrip() for r in rows) + "]"))
 
@@ -275,8 +275,8 @@ def _objective(log: LogGuess | None) -> str:
     end = "highest" if log.rising else "lowest"
     unit = log.unit if log.unit.endswith("s") else f"{log.unit}s"
     why = f"the {end} eval of a trial counts, whenever it comes; progress is counted in {unit}"
-    best_there = "the best in that log: with this line the time to it counts"
-    target = f"# target = {reachable(best, rising=log.rising)!r}   # {best_there}"
+    best_comment = "the best in that log: with this line the time to it counts"
+    target = f"# target = {reachable(best, rising=log.rising)!r}   # {best_comment}"
     return f"[objective]\nmetric = {_text(log.metric)}   # {why}\n{direction}{target}\n"
 
 
@@ -322,15 +322,15 @@ def run(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str,
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     click.echo(text)
-    _say(output, logs, facts)
+    _print_result(output, logs, facts)
 
 
-def _say(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> None:
+def _print_result(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> None:
     """What to do next."""
     edits = sum("EDIT" in line for line in output.read_text(encoding="utf-8").splitlines())
-    file = shlex.quote(str(near(output)))
+    file = shlex.quote(str(display_path(output)))
     todo = f"; {edits} line{'s' if edits > 1 else ''} marked EDIT" if edits else ""
-    click.echo(f"# written: {near(output)}{todo}", err=True)
+    click.echo(f"# written: {display_path(output)}{todo}", err=True)
     if logs and not facts.writes_files:
         click.echo(f"# its log:  {called('logs')} --study {file} {shlex.join(map(str, logs))}", err=True)
     sweep = f"{called('sweep')} --study {file}"
@@ -381,12 +381,12 @@ def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option]
         listed, parsed = (from_help(text), False) if known is None else (known, True)
     if not listed:
         listed, parsed = script_constants(command), False
-    config = next((word for word in map(_named_file, command) if is_config(word) and Path(word).is_file()), "")
-    return [*together(typed, listed, parsed=parsed), *(_keys(config) if config else [])], config
+    config = next((token for token in map(_named_file, command) if is_config(token) and Path(token).is_file()), "")
+    return [*merged_options(typed, listed, parsed=parsed), *(_keys(config) if config else [])], config
 
 
-def _named_file(word: str) -> str:
-    return word.rpartition("=")[2] if word.startswith("-") else word
+def _named_file(token: str) -> str:
+    return token.rpartition("=")[2] if token.startswith("-") else token
 
 
 def _keys(config: str) -> list[Option]:
@@ -401,7 +401,7 @@ def _keys(config: str) -> list[Option]:
 
 def script_constants(command: Sequence[str]) -> list[Option]:
     """The constants that the command's Python files set and its ``--name=value`` words overwrite."""
-    files = [Path(word) for word in command if word.endswith(".py") and Path(word).is_file()]
+    files = [Path(token) for token in command if token.endswith(".py") and Path(token).is_file()]
     try:
         texts = [file.read_text(encoding="utf-8") for file in files]
     except (OSError, UnicodeDecodeError):

@@ -88,7 +88,7 @@ def after_interrupt(driver: Driver, command: str) -> None:
         except (KeyboardInterrupt, EOFError):
             click.echo(err=True)
     if answer == CANCEL:
-        gone = driver.cancel_all(_CANCEL_SECONDS)
-        click.echo("cancelled." if gone else "some jobs do not end; see lora_tune.status", err=True)
+        cancelled = driver.cancel_all(_CANCEL_SECONDS)
+        click.echo("cancelled." if cancelled else "some jobs do not end; see lora_tune.status", err=True)
     else:
         click.echo(f"the jobs keep running; resume with: {command}", err=True)

@@ -143,6 +143,6 @@ def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
     if others:
         known = f"{counted(others, 'lines')} with another value where one is known already"
         click.echo(f"{known}; the first counts: {TELL_APART}")
-    if sentence := unmatched.words(ended=True):
+    if sentence := unmatched.describe(ended=True):
         click.echo(sentence)
     return evals

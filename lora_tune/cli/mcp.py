@@ -21,16 +21,16 @@ from lora_tune import store as stores
 from lora_tune.base import VERSION
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
 from lora_tune.base.files import open_regular
-from lora_tune.base.paths import AttemptPaths, near
+from lora_tune.base.paths import AttemptPaths, display_path
 from lora_tune.base.text import redact, visible
 from lora_tune.cli import ask_tell
 from lora_tune.cli.ask_tell import as_json as trial_json
 from lora_tune.cli.explain import trial_story
 from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
 from lora_tune.cli.status import SweepCondition, SweepSnapshot
-from lora_tune.cli.steer import this_person
+from lora_tune.cli.steer import current_user
 from lora_tune.cli.verdict import arm_verdict, shown
-from lora_tune.config.space import range_words
+from lora_tune.config.space import range_text
 from lora_tune.config.study import Study, find_study, load_study, parse_study
 from lora_tune.controller.commits import resolve
 from lora_tune.controller.runtime import DrivePlan
@@ -109,7 +109,7 @@ class AgentTools:
             "objective": objective_text(known),
             "better_is": "larger" if objective.maximise else "smaller",
             "target": known.objective.target if objective.has_target else None,
-            "parameters": {name: range_words(d) for name, d in list(space.distributions().items())[:ROWS]},
+            "parameters": {name: range_text(d) for name, d in list(space.distributions().items())[:ROWS]},
             "fixed": dict(list(space.fixed.items())[:ROWS]),
             "baseline": "the configuration of the first trial, or the machine's own where the study names it",
             "budget": budget.model_dump(exclude_none=True),
@@ -133,7 +133,7 @@ class AgentTools:
         with self._store(plan) as store:
             requests = stores.Requests(store, plan.study.name)
             paused = apply_requests(plan.study, requests.all()).paused
-            number = requests.ask(_wish("resume")).number if paused else None
+            number = requests.ask(_request("resume")).number if paused else None
         return {"driver": self._drive(plan, number)}
 
     def propose(
@@ -159,7 +159,7 @@ class AgentTools:
         code = resolve(plan.study, commit).of_request if commit else {}
         with self._store(plan) as store:
             requests = stores.Requests(store, plan.study.name)
-            number = requests.ask(_wish("enqueue", values=values, clone_of=again, **code)).number
+            number = requests.ask(_request("enqueue", values=values, clone_of=again, **code)).number
         return {"request": number, "driver": self._drive(plan, number), "next": "status(wait=60)"}
 
     def tell(
@@ -179,8 +179,8 @@ class AgentTools:
         if trial is not None and self._trial(self._review(study), trial).state is TrialState.FINISHED:
             raise InputError(f"trial {trial} has ended; nothing is to be stopped")
         with self._store(plan) as store:
-            wish = _wish("pause") if trial is None else _wish("stop", trial=trial)
-            request = stores.Requests(store, plan.study.name).ask(wish)
+            steer_request = _request("pause") if trial is None else _request("stop", trial=trial)
+            request = stores.Requests(store, plan.study.name).ask(steer_request)
         return {"request": request.number, "next": "status shows what the driver answers"}
 
     # -- what is known ---------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class AgentTools:
         if trial is not None:
             return _rounded(asdict(arm_verdict(review.study, review.sweep, trial)))
         judged = campaign(review.study, review.sweep)
-        return {"ledger": judged.words, "configurations": [visible(arm.sentence) for arm in shown(judged)[:ROWS]]}
+        return {"ledger": judged.summary, "configurations": [visible(arm.sentence) for arm in shown(judged)[:ROWS]]}
 
     def why(self, trial: int | None = None, study: str = "") -> dict[str, Any]:
         """Why a trial was proposed, why it ended as it did and how far it was; without a number what the sweep
@@ -242,7 +242,7 @@ class AgentTools:
         paths = [AttemptPaths(review.paths.root / attempt.folder).log for attempt in reversed(attempts)]
         path = next((path for path in paths if path.is_file()), paths[0])
         kept = [line for line in _end_of(path) if containing in line][-max(1, min(lines, 2 * ROWS)) :]
-        return {"file": near(path), "lines": [visible(redact(line))[:LINE] for line in kept]}
+        return {"file": display_path(path), "lines": [visible(redact(line))[:LINE] for line in kept]}
 
     def export(self, study: str = "") -> dict[str, Any]:
         """Write what the sweep recommends as a config that runs by hand, and say how sure it is."""
@@ -345,8 +345,8 @@ def _name(study: str) -> str:
     return study
 
 
-def _wish(kind: str, **what: Any) -> Request:
-    return Request(kind=kind, what=what, who=f"{this_person()} (mcp)", asked_at=time.time())
+def _request(kind: str, **what: Any) -> Request:
+    return Request(kind=kind, what=what, who=f"{current_user()} (mcp)", asked_at=time.time())
 
 
 def _driven(store: stores.Store, name: str) -> bool:
@@ -406,7 +406,7 @@ def _status(snapshot: SweepSnapshot) -> dict[str, Any]:
         "node_hours": {"spent": round(totals.node_hours, 4), "allowed": budget.node_hours},
         "money": money(study, totals.node_hours),
         "recommended": None if totals.recommended is None else recommended_text(study, totals.recommended),
-        "verdicts": campaign(study, sweep).words,
+        "verdicts": campaign(study, sweep).summary,
         "running": [_row(study, t) for t in open_[: ROWS // 2]],
         "failures": [{"what": visible(f.line)[:LINE], "do": visible(f.remedy)[:LINE]} for f in totals.failures[:3]],
         "requests_waiting": [r.number for r in snapshot.requests if r.answered_at is None][:ROWS],
@@ -444,7 +444,9 @@ def _end_of(path: Path) -> Sequence[str]:
             file.seek(max(0, size - LOG_END))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError as error:
-        raise InputError(f"{near(path)}: {error.strerror}; the trial may not have begun: status says") from error
+        raise InputError(
+            f"{display_path(path)}: {error.strerror}; the trial may not have begun: status says"
+        ) from error
 
 
 TOOLS = ("init", "study", "start", "propose", "tell", "stop", "status", "verdict", "why", "history", "log", "export")
@@ -496,12 +498,12 @@ class Guarded:
     """A web application that answers only who has the token, as ``Authorization: Bearer TOKEN``."""
 
     def __init__(self, application: Callable[..., Awaitable[None]], token: str) -> None:
-        self._application, self._wanted = application, f"Bearer {token}".encode()
+        self._application, self._authorization = application, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request, or the application's start and end."""
         words = dict(scope.get("headers") or ()).get(b"authorization", b"")
-        if scope["type"] == "lifespan" or hmac.compare_digest(words, self._wanted):
+        if scope["type"] == "lifespan" or hmac.compare_digest(words, self._authorization):
             await self._application(scope, receive, send)
             return
         headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]

@@ -80,7 +80,7 @@ class Metrics:
         self._sweeps: dict[str, SweepGauges] = {}
         self._ticks: dict[str, float] = {}
 
-    def serve(self, where: str, say: Callable[[str], object] | None = None) -> Metrics:
+    def serve(self, where: str, echo: Callable[[str], object] | None = None) -> Metrics:
         """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. say: is told the address.
 
         Raises InputError for another form, SetupError when the port is taken or the library is missing.
@@ -99,10 +99,10 @@ class Metrics:
             raise InputError(f"{TOKEN_VARIABLE} has less than {SHORTEST_TOKEN} characters; take more")
         server = listen(with_bearer(answers, token) if token else answers, host, port)
         threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
-        if say is not None:
-            say(f"metrics  http://{host}:{server.server_port}/metrics")
+        if echo is not None:
+            echo(f"metrics  http://{host}:{server.server_port}/metrics")
             if not is_loopback(host) and not token:
-                say(
+                echo(
                     f"warning: anyone who can reach {host} can read these metrics, unencrypted; leave them on "
                     "127.0.0.1 and put a web server that asks for passwords in front (docs/service.md)"
                 )

@@ -31,9 +31,9 @@ from lora_tune.base.errors import (
     StoreError,
     StudyError,
 )
-from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.paths import SweepPaths, display_path
 from lora_tune.base.registry import fault
-from lora_tune.base.text import print_anything
+from lora_tune.base.text import escape_unprintable
 
 if TYPE_CHECKING:
     from lora_tune.config.study import Study
@@ -55,14 +55,14 @@ _NAMED = re.compile(r"(?<![/\w.-])lora-tune (init|sweep|status|export|recipes)\b
 """A command without a study, as messages name it."""
 
 
-def python(near: Callable[[Path], str] = near) -> str:
+def python(display_path: Callable[[Path], str] = display_path) -> str:
     """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active.
 
     near: how a path is written.
     """
     executable = shutil.which("python")
     same = executable is not None and Path(executable).absolute() == Path(sys.executable).absolute()
-    return "python" if same else shlex.quote(near(Path(sys.executable)))
+    return "python" if same else shlex.quote(display_path(Path(sys.executable)))
 
 
 def called(command: str) -> str:
@@ -72,7 +72,7 @@ def called(command: str) -> str:
         return f"{python()} -m lora_tune.{command}"
     at_hand = shutil.which(program.name)
     same = at_hand is not None and Path(at_hand).absolute() == program.absolute()
-    return f"{program.name if same else shlex.quote(near(program))} {command}"
+    return f"{program.name if same else shlex.quote(display_path(program))} {command}"
 
 
 def command_line(command: str, study: str, *more: str) -> str:
@@ -132,7 +132,7 @@ def absolute_command_line(command: str, *more: str, study: str, folder: Path, st
     url = storage or ({} if context is None else context.params).get("storage")
     place = ["--storage", str(url)] if url and not stores.has_password(str(url)) else []
     argv = [f"lora_tune.{command}", "--study", study, "--output", str(folder.absolute()), *place, *more]
-    return f"{python(near=str)} -m {shlex.join(argv)}"
+    return f"{python(display_path=str)} -m {shlex.join(argv)}"
 
 
 def as_typed(text: str) -> str:
@@ -156,21 +156,21 @@ def _complete_study(context: click.Context, parameter: click.Parameter, incomple
     return [name for name in (*known_studies(), *_study_files()) if name.startswith(incomplete)]
 
 
-_STUDY_WORD = f"{__name__}.study"
+_STUDY_ARGUMENT = f"{__name__}.study"
 """Where a command's context keeps the study that was given without an option."""
 
 
-def _keep_word(context: click.Context, parameter: click.Parameter, word: str | None) -> None:
-    context.meta[_STUDY_WORD] = word
+def _keep_argument(context: click.Context, parameter: click.Parameter, study_argument: str | None) -> None:
+    context.meta[_STUDY_ARGUMENT] = study_argument
 
 
 def _chosen_study(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
     """The study, by its option or as the first word; what to type where there is neither."""
-    word = context.meta.get(_STUDY_WORD)
-    if context.resilient_parsing or (name is None) != (word is None):
-        return name or word
+    study_argument = context.meta.get(_STUDY_ARGUMENT)
+    if context.resilient_parsing or (name is None) != (study_argument is None):
+        return name or study_argument
     if name is not None:
-        raise click.UsageError(f"the study is given twice: {name} by --study, and {word}; give one of them")
+        raise click.UsageError(f"the study is given twice: {name} by --study, and {study_argument}; give one of them")
     files = _study_files()
     logs = [p.make_metavar(context) for p in context.command.params if isinstance(p, click.Argument) and p.required]
     line = " ".join([context.command_path, "--study", files[0] if files else "NAME", *logs])
@@ -191,7 +191,7 @@ _study_argument = click.argument(
     required=False,
     is_eager=True,  # before the option, which knows what to say of both
     expose_value=False,
-    callback=_keep_word,
+    callback=_keep_argument,
     shell_complete=_complete_study,
 )
 
@@ -251,7 +251,7 @@ def guarded(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
-        print_anything()
+        escape_unprintable()
         try:
             return command(*arguments, **options)
         except LoraTuneError as error:

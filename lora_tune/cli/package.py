@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from lora_tune.base.errors import EXIT_INPUT, InputError
-from lora_tune.base.paths import near
+from lora_tune.base.paths import display_path
 from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.package import (
     check_description,
@@ -106,15 +106,15 @@ def _announced(results: Path, ruleset: str) -> dict[str, object]:
     A public package (v4.0) has logs of two platforms: its description alone says which it is.
     """
     keys = ("submission_org", "submission_division", "submission_status", "submission_platform")
-    found: dict[str, set[str]] = {key: set() for key in keys}
+    by_key: dict[str, set[str]] = {key: set() for key in keys}
     for file in result_files(results):
         log = parse(_log(file).decode("utf-8", "replace").splitlines(), ruleset)
         for key in keys:
-            found[key] |= {str(line.value["value"]) for line in log.lines if line.key == key}
-    for key, values in found.items():
+            by_key[key] |= {str(line.value["value"]) for line in log.lines if line.key == key}
+    for key, values in by_key.items():
         if len(values) > 1 and key in ("submission_org", "submission_division"):
             raise InputError(f"{results}: the logs say {key} {' and '.join(sorted(values))}; a package has one")
-    return {key: values.pop() for key, values in found.items() if len(values) == 1}
+    return {key: values.pop() for key, values in by_key.items() if len(values) == 1}
 
 
 def _begin_description(file: Path, announced: Mapping[str, object]) -> None:
@@ -144,12 +144,12 @@ def _machine() -> dict[str, str]:
 
 def _read_description(file: Path) -> dict[str, object]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        by_key = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: is no system description: {error}; remove it, and it is begun anew") from error
-    if not isinstance(found, dict):
+    if not isinstance(by_key, dict):
         raise InputError(f"{file}: holds no JSON object; remove it, and it is begun anew")
-    return found
+    return by_key
 
 
 def _code(folder: Path) -> dict[str, bytes]:
@@ -204,7 +204,7 @@ def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str) -> Non
     for folder in sorted((package / "results").glob(f"*/{benchmark}")):
         for sentence in sentences(read_submission(folder, ruleset)):
             click.echo(f"score            {sentence}")
-    click.echo(f"package          {near(results)}")
+    click.echo(f"package          {display_path(results)}")
     if refused:
         sys.exit(EXIT_INPUT)
 

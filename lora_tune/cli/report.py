@@ -61,7 +61,7 @@ from lora_tune.review.summary import (
 from lora_tune.search.campaign import ArmState, campaign
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
-from lora_tune.search.recommendation import chance_to_pass, nearest_words, recommend
+from lora_tune.search.recommendation import chance_to_pass, nearest_text, recommend
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
@@ -158,7 +158,7 @@ def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
     judged = campaign(study, sweep)
     arms = [arm.sentence for arm in shown(judged) if arm.state is not ArmState.CHOSEN_BY]
     rest = [f"{len(arms) - ARMS_SHOWN} more: lora-tune verdict lists them"] if len(arms) > ARMS_SHOWN else []
-    return [judged.words, *arms[:ARMS_SHOWN], *rest] if judged.tested else []
+    return [judged.summary, *arms[:ARMS_SHOWN], *rest] if judged.tested else []
 
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:
@@ -166,7 +166,7 @@ def _against(study: Study, sweep: StudyRecords) -> list[str]:
     recommended = recommend(study, sweep)
     if recommended is None:
         return []
-    return [line.strip() for line in importance.told(study, sweep, recommended.shown)]
+    return [line.strip() for line in importance.change_lines(study, sweep, recommended.shown)]
 
 
 Card = tuple[str, str, str]
@@ -177,7 +177,7 @@ def _cards(study: Study, sweep: StudyRecords, summary: Overview) -> list[Card]:
     cards = [*_recommended_card(study, summary), _result_card(study, summary)]
     if expected := chance_to_pass(study, sweep, summary.recommended):
         cards.append(("Passing with ten runs", f"{expected.passes:.0%}", expected.sentence))
-    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in summary.verdicts.items())
+    ended = ", ".join(f"{n} {objective_of(study).verdict_name(v)}" for v, n in summary.verdicts.items())
     cards.append(("Trials", str(summary.trials), ended + (f", {summary.open} open" if summary.open else "")))
     money = f"= {summary.node_hours * price:,.0f} in money, " if (price := study.budget.price_per_node_hour) else ""
     budget = f"of {study.budget.node_hours:g} allowed, " if study.budget.node_hours else ""
@@ -206,7 +206,7 @@ def _recommended_card(study: Study, summary: Overview) -> list[Card]:
 def _result_card(study: Study, summary: Overview) -> Card:
     label, objective = f"Best single run: {objective_text(study)}", objective_of(study)
     if summary.best is None:
-        return (label, "none yet", nearest_words(summary.nearest) if summary.nearest else objective.nothing)
+        return (label, "none yet", nearest_text(summary.nearest) if summary.nearest else objective.nothing)
     value, number = summary.best.objective, summary.best.number
     if not objective.timed:
         return (label, objective.text(value), f"trial {number}")

@@ -45,8 +45,8 @@ from lora_tune.review.summary import (
     trial_name,
 )
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import clock_words
-from lora_tune.search.recommendation import Recommended, leaders, nearest_words
+from lora_tune.search.pace import clock_text
+from lora_tune.search.recommendation import Recommended, leaders, nearest_text
 from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, Trial, TrialState
@@ -123,7 +123,7 @@ def as_json(
         if totals.nearest is None
         else {**_trial(study, sweep, totals.nearest.trial, now), "missing": totals.nearest.missing},
         "running": [_trial(study, sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
-        "trouble": totals.trouble or None,
+        "trouble": totals.warning or None,
         "failures": [
             {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
             for f in totals.failures
@@ -154,7 +154,7 @@ def _trial(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> dict[
         "objective": trial.metrics.objective,
         "seconds": trial.seconds,
         "machine_slower": trial.metrics.slower,
-        "machine": clock_words(study, trial) or None,
+        "machine": clock_text(study, trial) or None,
         "samples": trial.samples,
         "eval_loss": _finite(study.shown(evals[-1].loss)) if evals else None,
         "eval_samples": evals[-1].samples if evals else None,
@@ -241,12 +241,12 @@ def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text)
     grid.add_row("sweep", Text(f"{study.name}  {sweep.digest}"))
     grid.add_row("state", condition)
     of = f" of {summary.planned}" if summary.planned else ""
-    counts = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in summary.verdicts.items())
+    counts = ", ".join(f"{n} {objective_of(study).verdict_name(v)}" for v, n in summary.verdicts.items())
     open_ = f"{summary.open} open" if summary.open else ""
     states = ", ".join(part for part in (open_, counts) if part) or "none ended"
     grid.add_row("trials", Text(f"{summary.trials}{of}: {states}"))
-    if summary.trouble:
-        grid.add_row("trouble", Text(summary.trouble, style="bold red"))
+    if summary.warning:
+        grid.add_row("trouble", Text(summary.warning, style="bold red"))
     if summary.recommended:
         sentence = f"{recommended_text(study, summary.recommended)}, {trial_name(summary.recommended.trial)}"
         grid.add_row("recommended", _styled(sentence, parameters_text(summary.recommended.trial)))
@@ -287,7 +287,7 @@ def _best(study: Study, summary: Overview) -> Text:
     if summary.best is None:
         missing = Text(f"{objective_of(study).nothing} yet", style="dim")
         nearest = summary.nearest
-        return missing if nearest is None else missing.append(f"; {nearest_words(nearest)}", style="default")
+        return missing if nearest is None else missing.append(f"; {nearest_text(nearest)}", style="default")
     text = Text(objective_of(study).text(summary.best.objective), style="bold green")
     if score := score_text(study, summary.best):
         text.append(f", {score}", style="green")

@@ -40,14 +40,14 @@ def run(study_name: str, storage: str | None, output: Path | None, json_: bool, 
     try:
         requests = stores.Requests(store, review.study.name)
         now = time.time()
-        wanted = list(parse(apply_requests(review.study, requests.all()).study, review.sweep, options, now))
-        for request in wanted:
+        requested = list(parse(apply_requests(review.study, requests.all()).study, review.sweep, options, now))
+        for request in requested:
             noted = requests.ask(request)
             click.echo(json.dumps(asdict(noted)) if json_ else f"request {noted.number}: {describe(noted)}")
-        if not wanted and json_:
+        if not requested and json_:
             for known in requests.all():
                 click.echo(json.dumps(asdict(known)))
-        elif not wanted:
+        elif not requested:
             click.echo("\n".join(listed(requests.all(), now)) or "nothing was asked of this sweep")
         elif now - store.held(review.study.name).renewed_at > LEASE_SECONDS:
             click.echo("nobody drives the sweep now; its next driver does this first", err=True)
@@ -62,7 +62,7 @@ def listed(requests: list[Request], now: float) -> Iterator[str]:
         yield visible(f"{r.number}  {r.who}, {ago} ago: {describe(r)}: {r.answer or 'not answered yet'}")
 
 
-def this_person() -> str:
+def current_user() -> str:
     """Who asks, as user@host."""
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
@@ -86,7 +86,7 @@ def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: fl
     InputError
         For what the driver would refuse.
     """
-    who = this_person()
+    who = current_user()
 
     def request(kind: str, **what: Any) -> Request:
         return Request(kind=kind, what=what, who=who, asked_at=now)

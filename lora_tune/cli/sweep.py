@@ -14,7 +14,7 @@ import click
 
 from lora_tune import store as stores
 from lora_tune.base import errors
-from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.paths import SweepPaths, display_path
 from lora_tune.base.text import HIDDEN, counted, redact
 from lora_tune.cli import export
 from lora_tune.cli.interrupts import after_interrupt, make_view, run_interruptibly, writing_results
@@ -29,7 +29,7 @@ from lora_tune.cli.options import (
     typed,
 )
 from lora_tune.config.holding import study_holding
-from lora_tune.config.space import range_words
+from lora_tune.config.space import range_text
 from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study, closed_violations, find_study, load_study, secrets_written_in
 from lora_tune.config.tables import replaced_in
@@ -39,21 +39,21 @@ from lora_tune.controller.runtime import (
     DrivePlan,
     Environment,
     driver,
-    given_back,
     make_clock,
     open_sweep,
     preflight_warnings,
+    release_at_exit,
 )
-from lora_tune.controller.sweep_records import still_there
+from lora_tune.controller.sweep_records import check_store
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.launchers.base import launcher_kind
-from lora_tune.launchers.slurm.client import in_words
+from lora_tune.launchers.slurm.client import inherited_variables
 from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import promise_text
 from lora_tune.review.summary import parameters_text, recommended_text, score_text, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.recommendation import best_run, nearest, nearest_words, recommend
+from lora_tune.search.recommendation import best_run, nearest, nearest_text, recommend
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Trial, Verdict
@@ -74,7 +74,7 @@ class How:
     accept_changes: bool
     standby: bool
     metrics: str | None
-    say: bool
+    verbose: bool
 
 
 def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: Any) -> None:
@@ -91,8 +91,8 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
     plan = plan_of(file, from_file, study_options, options["output"])
     for violation in closed_violations(study):  # what is fatal was refused above
         click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
-    if gone := replaced_in(plan.text):
-        click.echo(f"warning: {gone}", err=True)
+    if replaced := replaced_in(plan.text):
+        click.echo(f"warning: {replaced}", err=True)
     if dry_run:
         print_proposals(plan)
         if options["logs"] and not check_logs(study, plan.workload, options["logs"]):
@@ -105,7 +105,7 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
         accept_changes=options["accept_changes"],
         standby=options["standby"],
         metrics=options["metrics"],
-        say=not as_json,
+        verbose=not as_json,
     )
     sys.exit(_sweep(plan, options["storage"], make_view(quiet, as_json), how))
 
@@ -118,7 +118,7 @@ def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:
     store = open_store(plan.paths, storage)
     try:
         lease = take_lease(store, plan.study.name, time.time())
-        with given_back(store, lease):
+        with release_at_exit(store, lease):
             sweep = merge_rescued(store, lease, plan.paths.rescued)
     finally:
         store.close()
@@ -137,7 +137,7 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
         if how.metrics:
             from lora_tune.cli.metrics import Metrics
 
-            environment = Metrics().serve(how.metrics, click.echo if how.say else None).measured(environment)
+            environment = Metrics().serve(how.metrics, click.echo if how.verbose else None).measured(environment)
         store = _open_patiently(plan, storage, environment) if how.standby else open_sweep(plan, storage, clock.now())
         if how.standby:
             lease, _ = wait_for_lease(store, study.name, clock.now, watcher.line)
@@ -159,9 +159,9 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
         return errors.EXIT_INTERRUPTED
     with writing_results(command_line("sweep", study.name)):
         code = _hand_over(
-            with_base(study, driving.sweep), driving.sweep, plan.workload, paths, outcome, store, say=how.say
+            with_base(study, driving.sweep), driving.sweep, plan.workload, paths, outcome, store, verbose=how.verbose
         )
-    still_there(store, driving.sweep, driving.requests, paths.rescued, time.time())
+    check_store(store, driving.sweep, driving.requests, paths.rescued, time.time())
     return code
 
 
@@ -169,7 +169,7 @@ def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
     """What is begun, or gone on with, and where."""
     most = study.budget.trials
     ended = sum(t.verdict is not None for t in sweep.trials.values())
-    at_once = f"{study.budget.parallel} at a time, records in {near(paths.root)}"
+    at_once = f"{study.budget.parallel} at a time, records in {display_path(paths.root)}"
     if not sweep.trials:
         return f"{study.name}: {counted(most, 'trials') if most else 'any number of trials'}, {at_once}"
     taken = f", {len(sweep.trials) - ended} open ones are taken over" if ended < len(sweep.trials) else ""
@@ -206,7 +206,7 @@ def _hand_over(
     outcome: Outcome,
     store: stores.Store,
     *,
-    say: bool,
+    verbose: bool,
 ) -> int:
     """Export the best, write the report, say where they are; returns the exit code."""
     from lora_tune.cli import report
@@ -215,13 +215,13 @@ def _hand_over(
     sweep = replace(sweep, priors=priors.read(paths.priors))
     written = export.export_best(study, sweep, workload, paths.best)
     report.write_report(study, sweep, paths.report, feedback_if_known(store, study.name))
-    if say:
+    if verbose:
         click.echo(summary(study, sweep, outcome))
         if written is not None:
-            click.echo(f"config   {near(written.path)}\nrun it   {export.typed(written, workload)}")
+            click.echo(f"config   {display_path(written.path)}\nrun it   {export.typed(written, workload)}")
         if written is None and nearest(study, sweep):
             click.echo(f"config   {command_line('export', study.name, '--nearest')}")
-        click.echo(f"report   {near(paths.report)}\nreview   {command_line('dashboard', study.name)}")
+        click.echo(f"report   {display_path(paths.report)}\nreview   {command_line('dashboard', study.name)}")
     return errors.EXIT_DONE if written is not None else errors.EXIT_NOTHING_REACHED
 
 
@@ -229,13 +229,13 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
     """A few lines: why it ended, how the trials ended, what to take, the best run."""
     counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     objective = objective_of(study)
-    ended = ", ".join(f"{n} {objective.word(v)}" for v, n in counts.items() if n)
+    ended = ", ".join(f"{n} {objective.verdict_name(v)}" for v, n in counts.items() if n)
     best = best_run(study, sweep)
     lines = [f"\n{outcome.reason}: {ended or 'no trial ended'}"]
     if best is None:
         lines.append(objective.nothing)
         if closest := nearest(study, sweep):
-            lines.append(f"{nearest_words(closest)}: {parameters_text(closest.trial)}")
+            lines.append(f"{nearest_text(closest)}: {parameters_text(closest.trial)}")
     else:
         other = f" ({score})" if (score := score_text(study, best)) else ""
         if idle := no_effect(study, sweep):
@@ -271,7 +271,7 @@ def print_proposals(plan: DrivePlan) -> None:
         remarks = [f"no trial would run: {mark}", *remarks]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     if launcher_kind(study.site).slurm:
-        click.echo(f"# {in_words(os.environ)}")
+        click.echo(f"# {inherited_variables(os.environ)}")
     begin = _start(workload)
     study = study_holding(study, begin.tuned if begin else None, _unread(workload))
     session = Session(study, start=begin)
@@ -312,7 +312,7 @@ def _outline(study: Study, begin: Start | None) -> Iterator[str]:
     for name, distribution in study.search_space.distributions().items():
         choices = getattr(distribution, "choices", ())
         few = f"one of {len(choices)}: {', '.join(map(str, choices[:FEW]))} ..." if len(choices) > FEW else ""
-        yield f"space: {name} {few or range_words(distribution)}"
+        yield f"space: {name} {few or range_text(distribution)}"
     points = len(study.search.enqueue)
     first = ["no configuration of today" if begin is None else f"{begin.name} as it stands"]
     first += [f"{counted(points, 'points')} of search.enqueue"] if points else []

@@ -26,8 +26,8 @@ RUN_ONCE_SHOWN = 10
 def arm_verdict(study: Study, sweep: StudyRecords, trial: int) -> ArmVerdict:
     """The verdict of the arm that a trial is a run of. Raises InputError where there is none."""
     if trial not in sweep.trials:
-        there = f"there are 0 to {max(sweep.trials)}" if sweep.trials else "it has none"
-        raise InputError(f"--trial {trial}: {study.name} has no such trial; {there}")
+        known = f"there are 0 to {max(sweep.trials)}" if sweep.trials else "it has none"
+        raise InputError(f"--trial {trial}: {study.name} has no such trial; {known}")
     judged = campaign(study, sweep).of(trial)
     if judged is None:
         raise InputError(
@@ -43,7 +43,7 @@ def as_json(judged: Campaign) -> dict[str, Any]:
         "error": CAMPAIGN_ERROR,
         "spent": judged.spent,
         "tested": judged.tested,
-        "sentence": judged.words,
+        "sentence": judged.summary,
         "arms": [asdict(arm) for arm in judged.arms],
     }
 
@@ -66,7 +66,7 @@ def run(study_name: str, storage: str | None, output: Path | None, number: int |
         click.echo(visible(arm.sentence))
     if (hidden := len(judged.arms) - len(shown(judged))) > 0:
         click.echo(f"{hidden} more with one run each")
-    click.echo(judged.words)
+    click.echo(judged.summary)
 
 
 def shown(judged: Campaign) -> list[ArmVerdict]:

@@ -134,7 +134,7 @@ SHORTEST_TOKEN = 16
 """Characters of a token that nobody guesses."""
 
 
-def own_token(path: Path) -> str:
+def dashboard_token(path: Path) -> str:
     """The token in the file ``path``, made with mode 0600 where there is none, so that an address stays valid.
 
     Raises SetupError where the file is not this user's alone: others may know what is in it.
@@ -143,7 +143,7 @@ def own_token(path: Path) -> str:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileExistsError:
-            return _read_own(path)
+            return _read_token(path)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             os.fchmod(file.fileno(), 0o600)
             token = secrets.token_urlsafe(24)
@@ -153,7 +153,7 @@ def own_token(path: Path) -> str:
         raise SetupError(f"{path}: {error.strerror}; set LORA_TUNE_TOKEN to a secret instead") from error
 
 
-def _read_own(path: Path) -> str:
+def _read_token(path: Path) -> str:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         text = file.read(200).decode("ascii", errors="replace").strip()
@@ -202,13 +202,13 @@ def visitor(environ: Mapping[str, Any]) -> str:
 def _user_of(address: str, port: int) -> str | None:
     """The user whose socket has this local address (proc(5), net/tcp); None where the kernel does not say."""
     table, family = ("tcp6", socket.AF_INET6) if ":" in address else ("tcp", socket.AF_INET)
-    words = struct.unpack(f">{4 if family == socket.AF_INET6 else 1}I", socket.inet_pton(family, address))
-    wanted = "".join(f"{socket.htonl(word):08X}" for word in words) + f":{port:04X}"
+    parts = struct.unpack(f">{4 if family == socket.AF_INET6 else 1}I", socket.inet_pton(family, address))
+    address_hex = "".join(f"{socket.htonl(part):08X}" for part in parts) + f":{port:04X}"
     try:
         rows = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
     except OSError:
         return None
-    uids = [fields[7] for row in rows if len(fields := row.split()) > 7 and fields[1] == wanted]
+    uids = [fields[7] for row in rows if len(fields := row.split()) > 7 and fields[1] == address_hex]
     if len(uids) != 1:
         return None
     try:

@@ -386,7 +386,7 @@ class Conditions:
         gone = self.absent(values)
         return all(values.get(name) == value if name in values else name in gone for name, value in point.items())
 
-    def words(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """Under which values a parameter exists, for people: "OPTIMIZER = 'adam' or 'lamb' and TP = 2"."""
         return " and ".join(f"{p} = {' or '.join(map(repr, allowed))}" for p, allowed in self.of[name].items())
 

@@ -297,7 +297,7 @@ def _check_conditions(space: Space) -> None:
         for used in sorted(Formula(parameter.formula).names & conditions.of.keys()):
             wanted = needed(used, conditions.of)
             if any(p not in own or not set(own[p]) <= set(values) for p, values in wanted.items()):
-                where = conditions.words(used)
+                where = conditions.describe(used)
                 raise SpaceError(name, f"its formula needs {used}, which exists only where {where}; give it that when")
 
 
@@ -321,7 +321,7 @@ def _check_nodes(parameter: Parameter | None) -> None:
 # What a distribution can propose.
 
 
-def range_words(distribution: BaseDistribution) -> str:
+def range_text(distribution: BaseDistribution) -> str:
     """What a distribution can propose, for people."""
     if choices := getattr(distribution, "choices", None):
         return f"one of {', '.join(map(repr, choices))}"

@@ -12,8 +12,10 @@ from lora_tune.config.study import Study
 def counts_node_hours(study: Study) -> bool:
     """Whether people count node-hours: not on one machine of their own, without a budget or a price of them."""
     budget, settings = study.budget, study.objective
-    asked_for = budget.node_hours is not None or budget.price_per_node_hour is not None
-    return asked_for or "node_hours" in (settings.score, settings.second) or not on_this_machine(study.site.launcher)
+    was_requested = budget.node_hours is not None or budget.price_per_node_hour is not None
+    return (
+        was_requested or "node_hours" in (settings.score, settings.second) or not on_this_machine(study.site.launcher)
+    )
 
 
 def spent_name(study: Study) -> str:
@@ -26,6 +28,6 @@ def spent_text(study: Study, node_hours: float, hours: Callable[[float], str] = 
     return hours(node_hours) if counts_node_hours(study) else duration(node_hours * 3600)
 
 
-def spent_words(node_hours: float, *, machine_time: bool) -> str:
+def spent_phrase(node_hours: float, *, machine_time: bool) -> str:
     """An amount with its name: ``0.25 node-hours``, or ``15.0 min of machine time``."""
     return f"{duration(node_hours * 3600)} of machine time" if machine_time else f"{node_hours:.3g} node-hours"

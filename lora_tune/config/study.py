@@ -21,7 +21,7 @@ from lora_tune.config.objective import LORA_TARGET, ObjectiveSettings, check_goa
 from lora_tune.config.parameters import FormulaError, LayoutParameter, Parameter, Value, as_parameter
 from lora_tune.config.problems import Section, first_problem, line_shown
 from lora_tune.config.secrets import Secret, without_values, written_in
-from lora_tune.config.space import Space, SpaceError, check_space, range_words, within
+from lora_tune.config.space import Space, SpaceError, check_space, range_text, within
 from lora_tune.config.tables import CHEAP_TRIALS, DEFAULT_AUDIT, Budget, Pruning, Search, Site, WorkloadTable
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Study(Section):
         """An eval, as it is kept, as the log printed it."""
         return round(self.ceiling - loss, 12) if self.rising else loss
 
-    def eval_words(self, point: Eval) -> str:
+    def eval_text(self, point: Eval) -> str:
         """An eval for people: "eval loss 0.4832 at 640 samples"."""
         return f"{self.measure} {number(self.shown(point.loss))} at {self.counted(point.samples)}"
 
@@ -429,9 +429,9 @@ def _check_search(study: Study, path: Path) -> None:
                     path, f"search.enqueue.{index}.{key}", f"is not tuned; tuned are {', '.join(sorted(tuned))}"
                 )
             if not within(tuned[key], value):
-                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} is not {range_words(tuned[key])}")
+                raise StudyError(path, f"search.enqueue.{index}.{key}", f"{value!r} is not {range_text(tuned[key])}")
             if key in absent:
-                problem = f"exists only where {conditions.words(key)}; remove it from this point"
+                problem = f"exists only where {conditions.describe(key)}; remove it from this point"
                 raise StudyError(path, f"search.enqueue.{index}.{key}", problem)
 
 

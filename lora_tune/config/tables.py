@@ -220,7 +220,7 @@ class Site(Variables):
         variables = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
         return {name: value for name, value in variables.items() if value}
 
-    def sbatch_words(self, nodes: int) -> tuple[str, ...]:
+    def sbatch_arguments(self, nodes: int) -> tuple[str, ...]:
         """What ``sbatch`` needs on this cluster, as options for somebody who types the line for ``nodes`` nodes.
 
         Of a longer node list the first ones are named: sbatch would demand all of them.

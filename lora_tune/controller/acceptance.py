@@ -19,7 +19,7 @@ from lora_tune.base.paths import ATTEMPT_KEY, token_in
 from lora_tune.base.text import counted, duration
 from lora_tune.config.study import Study, goal_of
 from lora_tune.controller.evidence import task
-from lora_tune.controller.policy import FLUSH, lost_evals
+from lora_tune.controller.policy import FLUSH, missing_evals
 from lora_tune.launchers.base import JobStatus
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
@@ -107,7 +107,7 @@ UNPLACED_SECONDS = 4.0
 apart."""
 
 
-class SeenPauses:
+class ObservedPauses:
     """Pauses of one job without a runner of ours, as the driver's looks show them; never longer than they were."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ def unplaced(status: JobStatus, run: RunLog, *, left_out: bool) -> Diagnosis | N
     )
 
 
-def suspended_words(status: JobStatus) -> str:
+def suspended_text(status: JobStatus) -> str:
     """What a person should know of a job that stands still just now; "" for all others."""
     return (
         f"job {status.job_id} is suspended ({status.reason}): it goes on when it is resumed, and the time in between "
@@ -153,7 +153,7 @@ def suspended_words(status: JobStatus) -> str:
 # What one log cannot show the others can: a program that goes on from a checkpoint which trials share, or that started
 # again inside its job, does in no time what takes every other trial long.
 
-FAR = 3.0
+FAR_OFF = 3.0
 """How many times less than every other trial's a progress, a time or a length is doubted."""
 
 LIFE_SECONDS = 60.0
@@ -171,7 +171,7 @@ REMEDY = (
 )
 
 
-def why_doubted(
+def implausibility(
     study: Study, sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunLog, last: int
 ) -> Diagnosis | None:
     """Why a run that would be the best so far is not believed yet, or None. last: number of its attempt.
@@ -193,7 +193,7 @@ def why_doubted(
     if study.budget.attempts == 1 or (earlier and _agree(earlier[0], run.evals[0], usual if low else math.inf)):
         return None
     if low and earlier and run.evals[0].loss <= earlier[-1].loss:
-        what = f"its first eval goes on where its attempt before ended ({study.eval_words(earlier[-1])}): {what}"
+        what = f"its first eval goes on where its attempt before ended ({study.eval_text(earlier[-1])}): {what}"
         return Diagnosis(FailureKind.CONFIGURATION, what, REMEDY)
     return Diagnosis(FailureKind.CLOCK, f"too good beside the others: {what}", REMEDY)
 
@@ -222,13 +222,13 @@ def _ended(sweep: StudyRecords) -> dict[int, Sequence[Eval]]:
 
 def _usual_level(sweep: StudyRecords, trial: Trial, first: Eval) -> float:
     """The lowest loss that any other trial had after ``FAR`` times the progress of a first eval; inf: nobody was."""
-    others = [evals for evals in _others(sweep, trial).values() if evals[-1].samples >= FAR * first.samples > 0]
-    return min((e.loss for evals in others for e in evals if e.samples <= FAR * first.samples), default=math.inf)
+    others = [evals for evals in _others(sweep, trial).values() if evals[-1].samples >= FAR_OFF * first.samples > 0]
+    return min((e.loss for evals in others for e in evals if e.samples <= FAR_OFF * first.samples), default=math.inf)
 
 
 def _too_low(study: Study, first: Eval) -> str:
-    where = f"its first eval is {study.eval_words(first)}"
-    return f"{where}, and no other trial was there after {FAR:g} times as much training"
+    where = f"its first eval is {study.eval_text(first)}"
+    return f"{where}, and no other trial was there after {FAR_OFF:g} times as much training"
 
 
 def _too_soon(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> str:
@@ -238,7 +238,7 @@ def _too_soon(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> s
         return ""
     samples, seconds = first[0]
     usual = min(float(seconds_at(np.array([samples]), points)[0]) for points in others.values())
-    if usual < FAR * seconds or usual - seconds <= MISSING_SECONDS:
+    if usual < FAR_OFF * seconds or usual - seconds <= MISSING_SECONDS:
         return ""
     return (
         f"its first eval, at {study.counted(samples)}, came after {duration(seconds)}, which took {duration(usual)} or "
@@ -254,7 +254,7 @@ def _unaccounted(sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunL
         return ""
     logged = max([seconds for _, seconds in points] + [run.seconds or 0.0])
     rest = status.seconds - status.standstill_seconds - logged
-    if rest <= logged or rest <= LIFE_SECONDS + FAR * max(others):
+    if rest <= logged or rest <= LIFE_SECONDS + FAR_OFF * max(others):
         return ""
     return (
         f"its job ran for {duration(status.seconds)}, of which its log accounts for {duration(logged)}; those of other "
@@ -288,16 +288,16 @@ def _agree(one: Eval, other: Eval, usual: float) -> bool:
     """
     low, high = sorted((one.seconds, other.seconds))
     if math.isfinite(usual):
-        near = abs(one.loss - other.loss) <= SAME_LOSS * (usual - max(one.loss, other.loss))
+        equal = abs(one.loss - other.loss) <= SAME_LOSS * (usual - max(one.loss, other.loss))
     else:
-        near = math.isclose(one.loss, other.loss, rel_tol=0.1)
-    return near and one.samples == other.samples and (high <= ALIKE * low or high - low <= MISSING_SECONDS)
+        equal = math.isclose(one.loss, other.loss, rel_tol=0.1)
+    return equal and one.samples == other.samples and (high <= ALIKE * low or high - low <= MISSING_SECONDS)
 
 
 ORDER_SECONDS = 1.0
 """How far time stamps of several ranks may run backwards while samples grow; in 2,078 public logs they never do."""
 
-SEEN_LATE_SECONDS = 2.0
+LATE_READ_SECONDS = 2.0
 """How much longer than its job a run without time stamps may seem: its lines are seen late, one more than another."""
 
 STEP_SECONDS = 0.5
@@ -312,7 +312,7 @@ FEW_DIGITS = 0.0505
 LARGEST_LOSS = 1e6
 """A loss below minus this many times the target (or 1) is no loss."""
 
-STATED_AS_GIVEN = frozenset(
+STATED_BY_CONFIG = frozenset(
     {
         "opt_base_learning_rate", "global_batch_size", "opt_learning_rate_training_steps", "max_steps", "lora_rank",
         "lora_alpha",
@@ -344,14 +344,14 @@ def why_untrue(
         or _other_values(study, trial, written, run)
         or _impossible_loss(study, run)
         or _no_training(study, trial, run)
-        or lost_evals(study, trial, run)
+        or missing_evals(study, trial, run)
         or impossible_times(run, status, stamped=stamped, unit=study.progress_unit)
         or _no_time(study, trial, status, run, read_at_once, stamped=stamped)
-        or (None if _pace_alone(study, run) else begun_above_zero(run, study.progress_unit))
+        or (None if _only_pace(study, run) else begun_above_zero(run, study.progress_unit))
     )
 
 
-def _pace_alone(study: Study, run: RunLog) -> bool:
+def _only_pace(study: Study, run: RunLog) -> bool:
     """Whether a run that says that it goes on from a checkpoint is compared by its pace, which that leaves alone."""
     return bool(run.resumed) and not objective_of(study).judges_evals
 
@@ -394,7 +394,7 @@ def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool, unit: str
             f"{counted(before.samples, unit)}"
         )
     longest = max((point.seconds for point in known), default=0.0)
-    inexact = STEP_SECONDS + status.seconds_error + _unit(known) if stamped else SEEN_LATE_SECONDS
+    inexact = STEP_SECONDS + status.seconds_error + _unit(known) if stamped else LATE_READ_SECONDS
     if status.seconds is not None and longest > status.seconds + inexact:
         return _clock(f"the log spans {longest:.1f} s, and its job ran for {status.seconds:.1f} s")
     steps = [step for step in status.clock_steps if abs(step) >= STEP_SECONDS]
@@ -450,7 +450,7 @@ def _no_time(
     if stop is None:
         return None
     unseen = read_at_once(stop.seconds)
-    outlived = unseen is not None and status.seconds is not None and status.seconds > unseen + SEEN_LATE_SECONDS
+    outlived = unseen is not None and status.seconds is not None and status.seconds > unseen + LATE_READ_SECONDS
     what = f"the log has the target {stop.seconds:.1f} s after its run began"
     remedy = f"its lines came all at once and have no time stamps: {FLUSH}, or print the seconds"
     if outlived:
@@ -491,14 +491,14 @@ def _other_values(study: Study, trial: Trial, written: Mapping[str, Value], run:
     for name in trial.parameters:
         key = key_of(benchmark, name)
         values = {n: value for n, value in written.items() if key_of(benchmark, n) == key}
-        if key not in STATED_AS_GIVEN or key not in run.hyperparameters or not values:
+        if key not in STATED_BY_CONFIG or key not in run.hyperparameters or not values:
             continue
-        came = run.hyperparameters[key]
-        if not any(_same(value, came) for value in values.values()):
+        logged_value = run.hyperparameters[key]
+        if not any(_same(value, logged_value) for value in values.values()):
             stated = " and ".join(f"{n} {value}" for n, value in values.items())
             return Diagnosis(
                 FailureKind.MISMATCH,
-                f"the log announces {key} = {came}, and the job was written with {stated}",
+                f"the log announces {key} = {logged_value}, and the job was written with {stated}",
                 f"either the log is another run's, or the program does not use {' and '.join(values)} as it is written,"
                 " or announces something else under this key: check the program",
             )

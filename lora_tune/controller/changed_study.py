@@ -9,7 +9,7 @@ from pathlib import Path
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.config.holding import study_holding
 from lora_tune.config.study import Study, parse_study, study_changes
-from lora_tune.controller.conclusion import BELIEVED
+from lora_tune.controller.conclusion import PLAUSIBLE_VERDICTS
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Start, Starts, Workload, start
 from lora_tune.workloads.base_config import differences
@@ -51,7 +51,7 @@ def edited(workload: Workload) -> str:
         now = workload.start_values()
     except SetupError as error:
         return str(error)
-    return _words(begin.name, begin.values, now)
+    return _change_text(begin.name, begin.values, now)
 
 
 def departed(sweep: StudyRecords, workload: Workload) -> str:
@@ -63,7 +63,7 @@ def departed(sweep: StudyRecords, workload: Workload) -> str:
         now = workload.start_values()
     except SetupError as error:
         return str(error)
-    return _words(str(base.metrics.base), base.base_values, now)
+    return _change_text(str(base.metrics.base), base.base_values, now)
 
 
 def refuse_departed(sweep: StudyRecords, workload: Workload, remedy: str = REMEDY) -> None:
@@ -72,7 +72,7 @@ def refuse_departed(sweep: StudyRecords, workload: Workload, remedy: str = REMED
         raise InputError(f"{sentence}; {remedy}")
 
 
-def _words(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def _change_text(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     changes = [str(change).strip() for change in differences(before, now)]
     more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     return f"{name} is not what this sweep began with: {', '.join(changes[:SHOWN])}{more}" if changes else ""
@@ -95,13 +95,13 @@ def changes_since(sweep: StudyRecords, file: Path, study: Study) -> Sequence[str
     return study_changes(parse_study(sweep.study_toml, file), study)
 
 
-def lasting(changes: Sequence[str], sweep: StudyRecords) -> str:
+def unacceptable(changes: Sequence[str], sweep: StudyRecords) -> str:
     """Why nobody can accept these changes, or "": trials that have ended were judged by another goal.
 
     Their verdicts and times would stand beside those of trials that went for the new one, and be called the same.
     """
     goal = [change for change in changes if _GOAL.match(change)]
-    if not goal or all(trial.verdict not in BELIEVED for trial in sweep.trials.values()):
+    if not goal or all(trial.verdict not in PLAUSIBLE_VERDICTS for trial in sweep.trials.values()):
         return ""
     return f"the results so far are by what it said before ({'; '.join(goal)})"
 

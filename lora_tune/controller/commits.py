@@ -107,6 +107,6 @@ def _git(folder: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LauncherError(f"git {arguments[0]} in {folder}: {error}; install git, or look at the disk") from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"ended with {done.returncode}"
-        raise LauncherError(f"git {arguments[0]} in {folder}: {said}; run it by hand to see why")
+        output = " ".join(done.stderr.split()) or f"ended with {done.returncode}"
+        raise LauncherError(f"git {arguments[0]} in {folder}: {output}; run it by hand to see why")
     return done.stdout.strip()

@@ -30,7 +30,7 @@ def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLo
     """
     change = healing.healing_samples(trial, run)
     timing = curves.timing(run, change)
-    unlike = change or (math.inf if healing.own_shape(trial, run) else 0.0)
+    unlike = change or (math.inf if healing.has_special_curve(trial, run) else 0.0)
     family = None if unlike else _public_family(study, trial)
     crossing = curves.estimate(run, study.target, family=family, healing=unlike)
     objective = objective_of(study)
@@ -104,13 +104,13 @@ def _second_phase(healed: curves.Healed) -> TrialMetrics:
     )
 
 
-def estimate_words(metrics: TrialMetrics) -> str:
+def estimate_text(metrics: TrialMetrics) -> str:
     """What of a trial's time is an estimate, for people; "" for a time that was measured."""
     estimated = metrics.estimated_seconds
     return f"{estimated:.3g} s of it are estimated: its log was not being read then" if estimated else ""
 
 
-def pause_words(metrics: TrialMetrics) -> str:
+def pause_text(metrics: TrialMetrics) -> str:
     """What was left out of a trial's time, for people; "" where nothing was."""
     paused = metrics.paused_seconds
     return f"its job stood still for {paused:.3g} s beside, which do not count" if paused else ""
@@ -217,18 +217,18 @@ def conclude(
     *,
     trial: Trial,
     node_at_fault: bool = False,
-    far_over: bool = False,
+    far_over_memory: bool = False,
 ) -> Finish | Retry:
     """For a job that is over: what its log and the driver's own stops make of the trial.
 
-    far_over: by its layout it needs far more memory than a GPU has. node_at_fault: its failure may be its node's,
-    whatever its class (``node_faults.may_be_the_nodes``).
+    far_over_memory: by its layout it needs far more memory than a GPU has. node_at_fault: its failure may be its
+    node's, whatever its class (``node_faults.may_be_the_nodes``).
 
     The log decides, not the exit code: a target in the log is success whatever the code, and a clean exit without
     evals is a failure.
     """
     attempt = attempts[-1]
-    if far_over and diagnosis.kind is FailureKind.INFEASIBLE:
+    if far_over_memory and diagnosis.kind is FailureKind.INFEASIBLE:
         diagnosis = replace(diagnosis, certain=True)
     if trial.probe and probed(run):
         timing = curves.timing(run)
@@ -238,8 +238,8 @@ def conclude(
     if measured := _measured(study, trial, attempt, run, whole=whole):
         stop = objective_of(study).stop(run)
         if stop is not None and not math.isfinite(stop.seconds):  # a full disk, a truncated file
-            lost = "the log shows the target and not when the run began: lines of it are lost"
-            return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, lost), node_at_fault)
+            truncated = "the log shows the target and not when the run began: lines of it are lost"
+            return _after_failure(study, attempts, status, Diagnosis(FailureKind.UNKNOWN, truncated), node_at_fault)
         return Finish(Verdict.REACHED, measured)
     if stopped := _stopped(attempt, status, diagnosis):
         return stopped
@@ -256,8 +256,8 @@ def _measured(study: Study, trial: Trial, attempt: Attempt, run: RunLog, *, whol
     whole: whether the job ended by itself without a failure.
     """
     objective = objective_of(study)
-    own_end = whole and attempt.stop in (StopKind.NONE, StopKind.REACHED)
-    measured = objective.measured(trial, run, ended=own_end)
+    ended_by_itself = whole and attempt.stop in (StopKind.NONE, StopKind.REACHED)
+    measured = objective.measured(trial, run, ended=ended_by_itself)
     cut_short = not objective.has_target and attempt.stop in (StopKind.PRUNED, StopKind.CAPPED)
     return "" if cut_short else measured
 
@@ -284,20 +284,20 @@ def of_training(status: JobStatus, run: RunLog) -> JobStatus:
     return replace(status, exit_code=0) if status.step_failed and run.run_stop_ms is not None and run.evals else status
 
 
-BELIEVED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED, Verdict.CAPPED)
+PLAUSIBLE_VERDICTS = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED, Verdict.CAPPED)
 """Ends that say something of the trial's parameters."""
 
 
 def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Finish | Retry:
     """For a result that cannot be true: measured again where another attempt may tell, else a named failure."""
     if untrue.kind not in RETRIED:
-        return Finish(Verdict.FAILED, f"{untrue.kind}: {untrue.told}")
-    if made(attempts) >= study.budget.attempts:
-        return Finish(Verdict.FAILED, f"{untrue.kind}, {len(attempts)} attempts: {untrue.told}")
-    return Retry(f"{untrue.kind}: {untrue.told}")
+        return Finish(Verdict.FAILED, f"{untrue.kind}: {untrue.sentence}")
+    if counted_attempts(attempts) >= study.budget.attempts:
+        return Finish(Verdict.FAILED, f"{untrue.kind}, {len(attempts)} attempts: {untrue.sentence}")
+    return Retry(f"{untrue.kind}: {untrue.sentence}")
 
 
-def made(attempts: Sequence[Attempt]) -> int:
+def counted_attempts(attempts: Sequence[Attempt]) -> int:
     """How many of these count: those that a machine has had, and whose fault was not fixed since."""
     return sum(attempt.failure not in UNTRIED and attempt.fixed_at is None for attempt in attempts)
 
@@ -320,16 +320,16 @@ def _after_failure(
 ) -> Finish | Retry:
     attempt = attempts[-1]
     kind = diagnosis.kind or "unknown"
-    what = attempt.stop_sentence or diagnosis.told or f"job {status.state.value}, exit code {status.exit_code}"
+    what = attempt.stop_sentence or diagnosis.sentence or f"job {status.state.value}, exit code {status.exit_code}"
     if kind == "infeasible":
         before = any(a.failure == "infeasible" for a in attempts[:-1])
-        last = diagnosis.certain or before or made(attempts) >= study.budget.attempts
+        last = diagnosis.certain or before or counted_attempts(attempts) >= study.budget.attempts
         if last or launcher_kind(study.site).one_machine:
             return Finish(Verdict.INFEASIBLE, what)
         return Retry(f"{what}; once more on another node, since memory failures can be flaky", status.nodes)
     if kind == "diverged":
         return Finish(Verdict.PRUNED, what)
-    spent = kind not in UNTRIED and made(attempts) >= study.budget.attempts
+    spent = kind not in UNTRIED and counted_attempts(attempts) >= study.budget.attempts
     if kind == FailureKind.CAPACITY and (
         waited := limits.without_nodes(study, [*attempts[:-1], replace(attempt, failure=kind)])
     ):
@@ -341,7 +341,7 @@ def _after_failure(
             return Retry(f"{kind}: {what}; once more on another node than {', '.join(nodes)}", nodes)
         return Finish(Verdict.FAILED, f"{kind}: {what}")
     if spent:
-        tried = f", {made(attempts)} attempts" if made(attempts) > 1 else ""
+        tried = f", {counted_attempts(attempts)} attempts" if counted_attempts(attempts) > 1 else ""
         return Finish(Verdict.FAILED, f"{kind}{tried}: {what}")
     return Retry(f"{kind}: {what}", status.nodes if kind in ("infrastructure", "flaky", "unknown") else ())
 
@@ -353,7 +353,7 @@ def _by_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> bool
 
 def _last_eval(study: Study, run: RunLog) -> str:
     target = study.objective.target
-    return study.eval_words(run.evals[-1]) + ("" if target is None else f", target {target:g}")
+    return study.eval_text(run.evals[-1]) + ("" if target is None else f", target {target:g}")
 
 
 def cause(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis, *, log_cut: bool = False) -> Diagnosis:
@@ -367,12 +367,12 @@ def cause(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis, *, log_cut:
         remedy = "its log was cut or replaced while it ran, so the cause is unknown; the trial is run again"
         diagnosis = replace(diagnosis, kind=FailureKind.INFRASTRUCTURE, remedy=remedy, certain=False)
     certain, also = attempt.stop is StopKind.UNREAD, diagnosis.line if diagnosis.specific else diagnosis.also
-    given_up = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain, also)
+    final = Diagnosis(FailureKind(attempt.failure), attempt.line, attempt.remedy, certain, also)
     if attempt.stop in (StopKind.QUEUE, StopKind.TIME_LIMIT, StopKind.UNREAD):
-        return given_up
+        return final
     little = (
         diagnosis.kind in (FailureKind.NONE, FailureKind.UNKNOWN, FailureKind.INFRASTRUCTURE) and not diagnosis.specific
     )
     if attempt.stop is StopKind.SILENT and little and status.state is not JobState.NODE_FAILED:
-        return given_up
+        return final
     return diagnosis

@@ -17,7 +17,7 @@ from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Workload
 
 if TYPE_CHECKING:
-    from lora_tune.search.session import Asked
+    from lora_tune.search.session import SearchPoint
 
 
 class Clock(Protocol):
@@ -65,7 +65,7 @@ class Proposer(Protocol):
     It is made from the records at each start and remembers nothing beyond them.
     """
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         """A proposal, or why there is none now, in words; with nothing open that ends the loop."""
         ...
 

@@ -59,7 +59,7 @@ class Orphans:
                     self._events.note(text, "orphan", job=ticket.job_id)
                     self._launcher.cancel(ticket)
         except LauncherError as error:
-            self._events.trouble("cluster", str(error))
+            self._events.warn_once("cluster", str(error))
 
 
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
@@ -162,7 +162,7 @@ class Driver:
 
     def tick(self) -> str:
         """One round. Returns why the sweep is over, "" while it is not."""
-        if self._now() - self._records.asked_at >= LEASE_SECONDS:
+        if self._now() - self._records.queried_at >= LEASE_SECONDS:
             self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
         self._cancel_orphans()
         if not self._records.away:
@@ -172,8 +172,8 @@ class Driver:
         self._submit_waiting()
         reason = self._proposals.refill(self._study, lambda: bool(self.interrupt))
         self._save()
-        if self._records.lost and not self._on_cluster():
-            raise SetupError(self._records.lost)
+        if self._records.database_error and not self._on_cluster():
+            raise SetupError(self._records.database_error)
         ended = self._tell()
         self._dependencies.view.update(self._study, self.sweep, self._now())
         if self._submissions.refused is not None and not (self._on_cluster() or self._records.unsaved):
@@ -222,8 +222,8 @@ class Driver:
     def _cancel_orphans(self) -> None:
         """Not without the lease, and not while the database is away: what is unknown here may be another driver's."""
         if self._orphans.due(self._now()) and not self._records.away and self._save():
-            wanted = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
-            self._orphans.cancel(wanted, self._now())
+            job_names = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
+            self._orphans.cancel(job_names, self._now())
 
     def _may_ask(self) -> bool:
         """Not while the database is away: another driver may have taken over, and proposes as well."""
@@ -266,7 +266,7 @@ class Driver:
         ended = self._work.take_ended()
         for trial in ended:
             self._dependencies.session.tell(trial)
-        self._events.trouble("optuna", self._show())
+        self._events.warn_once("optuna", self._show())
         return bool(ended)
 
     def _show(self) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from lora_tune.config.study import Study, goal_of
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope, Family
-from lora_tune.curves.comparison import ComparedRun, comparable, course
+from lora_tune.curves.comparison import ComparedRun, comparable, compared_run
 from lora_tune.curves.points import Array
 from lora_tune.curves.published import PUBLISHED_STEP, BesideEnvelope, credibility
 from lora_tune.curves.stopping import Evidence
@@ -48,7 +48,11 @@ class Applicable:
 def applicable(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Applicable:
     """Which curves apply to a trial. run: its log, as far as it goes."""
     change = healing.healing_samples(trial, run, sweep)
-    known, of_workload, kind = believed(study, sweep, trial), public_envelope(study, trial), task(trial, change, run)
+    known, of_workload, kind = (
+        applicable_envelope(study, sweep, trial),
+        public_envelope(study, trial),
+        task(trial, change, run),
+    )
     alike = [(t, r) for t, r in _referenced(study, sweep) if r.task == kind]
     beside = [(t, r, times_as_long(study, sweep, t, trial, run)) for t, r in alike]
     faster = _faster(study, trial, beside)
@@ -62,7 +66,7 @@ def applicable(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> 
     )
     may_heal = faster or bool(goal_of(study) or run.hyperparameters.get("submission_benchmark"))
     own = _healed(study, beside) if may_heal and not change and not judges else 0.0
-    like = known is not None and not healing.own_shape(trial, run)
+    like = known is not None and not healing.has_special_curve(trial, run)
     follows = like and bool(run.evals) and run.evals[-1].samples >= begin
     evidence = Evidence(
         finished=[replace(r, longer=max(1.0, float(times[-1]))) for _, r, times in beside],
@@ -131,7 +135,7 @@ def _compared(study: Study, sweep: StudyRecords) -> Sequence[tuple[Trial, Compar
         kind = task(trial, _change(trial))
         tasks[kind] += 1
         if tasks[kind] <= study.pruning.references + 1:
-            kept.append((trial, course(sweep.last_evals(trial.number), length=max_samples(trial), task=kind)))
+            kept.append((trial, compared_run(sweep.last_evals(trial.number), length=max_samples(trial), task=kind)))
     return kept
 
 
@@ -192,7 +196,7 @@ def public_envelope(study: Study, trial: Trial) -> Envelope | None:
     return convergence.published(batch)
 
 
-def believed(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:
+def applicable_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:
     """:func:`public_envelope`, until a good run of the sweep has contradicted it."""
     return public_envelope(study, trial) if contradiction(study, sweep) is None else None
 
@@ -224,14 +228,14 @@ class _SweepCredibility:
 def _credibility(study: Study, sweep: StudyRecords) -> _SweepCredibility:
     if study.objective.curves == "own" or not objective_of(study).has_target:
         return _SweepCredibility({}, frozenset(), None)
-    return sweep.once(("credibility", study.digest), lambda: _believe(study, sweep))
+    return sweep.once(("credibility", study.digest), lambda: _compute_credibility(study, sweep))
 
 
-def _believe(study: Study, sweep: StudyRecords) -> _SweepCredibility:
+def _compute_credibility(study: Study, sweep: StudyRecords) -> _SweepCredibility:
     good = list(_good(study, sweep))
-    belief = credibility((run for _, run in good), study.target, study.pruning.false_prune_rate)
-    against = None if belief.contradicted is None else good[belief.contradicted][0]
-    return _SweepCredibility(belief.shown, frozenset(belief.confirmed), against)
+    credible = credibility((run for _, run in good), study.target, study.pruning.false_prune_rate)
+    against = None if credible.contradicted is None else good[credible.contradicted][0]
+    return _SweepCredibility(credible.shown, frozenset(credible.confirmed), against)
 
 
 def _good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, BesideEnvelope]]:
@@ -241,7 +245,7 @@ def _good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, BesideEnve
         # Later trials change nothing of this one.
         begin = _begins_at(trial, None, None, envelope) if envelope else math.inf
         if envelope is not None and math.isfinite(begin):
-            run = course(sweep.last_evals(trial.number), task=trial.parameters.get("GBS"))
+            run = compared_run(sweep.last_evals(trial.number), task=trial.parameters.get("GBS"))
             yield trial, BesideEnvelope(run, envelope, begin)
 
 

@@ -50,7 +50,7 @@ def healing_samples(trial: Trial, run: RunLog, sweep: StudyRecords | None = None
     return alike or curves.recognised([run])
 
 
-def own_shape(trial: Trial, run: RunLog | None = None) -> bool:
+def has_special_curve(trial: Trial, run: RunLog | None = None) -> bool:
     """Whether curves of runs in other precisions say nothing of this trial's. run: its log, as far as it goes."""
     stated = precision(trial, run)
     return stated.lowest == FP4 or stated.healing_steps > 0 or (trial.metrics.healing_samples or 0.0) > 0

@@ -48,7 +48,7 @@ class JobStops:
         try:
             self._launcher.cancel(self._jobs.ticket(attempt), force=force)
         except LauncherError as error:
-            self._events.trouble("cluster", str(error))  # the kill that follows tries again
+            self._events.warn_once("cluster", str(error))  # the kill that follows tries again
 
 
 def proposal(trial: Trial, attempt: int) -> Proposal:

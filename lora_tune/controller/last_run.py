@@ -19,7 +19,7 @@ from lora_tune.search.samplers import repeats_leader, sampler_kind
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
 
 if TYPE_CHECKING:
-    from lora_tune.search.session import Asked
+    from lora_tune.search.session import SearchPoint
 
 WHY = "the configuration that is believed best, which no trial has run as a whole"
 """Why such a trial is proposed."""
@@ -35,7 +35,7 @@ class Proposes(Proposer, Enqueues, Discards, Protocol):
         """Whether points that somebody asked for are still to be proposed."""
         ...
 
-    def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
+    def propose(self, tuned: Mapping[str, Value], why: str) -> SearchPoint:
         """A trial of these values, whatever the search would propose."""
         ...
 
@@ -83,11 +83,11 @@ class LastRun:
     ) -> None:
         self._search, self._study, self._records, self._now = search, study, records, now
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         """The search's own proposal, or what is believed best; meanwhile why nothing is proposed."""
         study = self._study()
-        if (again := self._again(study)) is not None:
-            return again
+        if (repeated := self._baseline_point(study)) is not None:
+            return repeated
         beyond_runs = sampler_kind(study).recommends_unrun and objective_of(study).timed
         if not beyond_runs or not self._records().reached() or self._search.points_wait():
             return self._search.ask()
@@ -98,17 +98,19 @@ class LastRun:
             return f"the last trial waits for the {going} that run, to be what is believed best then"
         return self._unrun() or self._search.ask()
 
-    def _again(self, study: Study) -> Asked | None:
+    def _baseline_point(self, study: Study) -> SearchPoint | None:
         """The leader again, of a sampler whose proposals do not repeat what is in doubt themselves."""
         if not repeats_leader(study) or not self._records().reached() or self._search.points_wait():
             return None
-        from lora_tune.search.scatter import WHY as AGAIN
+        from lora_tune.search.scatter import WHY as RERUN_REASON
         from lora_tune.search.scatter import next_repeat
 
         tuned = next_repeat(study, self._records())
-        return None if tuned is None else self._search.propose(study.search_space.conditions.complete(tuned), AGAIN)
+        return (
+            None if tuned is None else self._search.propose(study.search_space.conditions.complete(tuned), RERUN_REASON)
+        )
 
-    def _unrun(self) -> Asked | None:
+    def _unrun(self) -> SearchPoint | None:
         """A trial of what is recommended; None where one has run it, or while others run."""
         from lora_tune.search.recommendation import recommend
 

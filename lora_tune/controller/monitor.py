@@ -11,12 +11,12 @@ from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
 from lora_tune.controller import acceptance, conclusion, healing, limits, node_faults, policy, pruning
 from lora_tune.controller.acceptance import (
-    SeenPauses,
+    ObservedPauses,
+    implausibility,
     impossible_times,
     other_log,
-    suspended_words,
+    suspended_text,
     unplaced,
-    why_doubted,
     why_untrue,
 )
 from lora_tune.controller.dependencies import Clock, Dependencies
@@ -30,25 +30,25 @@ from lora_tune.logs.follower import LogFollower, ReadBudget
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search import pace
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.physics import far_over
+from lora_tune.search.physics import far_over_memory
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, UnitOfWork, Verdict
 
 # A verdict as one terse line for who watches; the whole sentence stands in driver.log, status and the report.
 
-_NUMBER, _WORD = 9, 11
+_NUMBER, _OUTCOME = 9, 11
 """Characters of the columns "trial 12" and "infeasible"."""
 
 
-def verdict_line(trial: Trial, word: str, sentence: str) -> str:
+def verdict_line(trial: Trial, outcome: str, sentence: str) -> str:
     """``trial 3  pruned      diverged: ...``: the columns of all verdicts stand below one another.
 
     A replicate is ``run 3    reached     trial 13: ...``: its number is not that of the trial that is run again.
     word: the trial's verdict, for people. sentence: why.
     """
     if trial.replicate_of is None:
-        return f"{f'trial {trial.number}':<{_NUMBER}}{word:<{_WORD}} {sentence}"
-    return f"{f'run {trial.number}':<{_NUMBER}}{word:<{_WORD}} trial {trial.replicate_of}: {sentence}"
+        return f"{f'trial {trial.number}':<{_NUMBER}}{outcome:<{_OUTCOME}} {sentence}"
+    return f"{f'run {trial.number}':<{_NUMBER}}{outcome:<{_OUTCOME}} trial {trial.replicate_of}: {sentence}"
 
 
 def first_clause(sentence: str) -> str:
@@ -79,24 +79,24 @@ class EndedJobs:
         diagnosis = self._diagnosis(attempt, status, log, run)
         attempts = [*self._work.sweep.attempts_of(trial.number)[:-1], attempt]
         suspect = node_faults.may_be_the_nodes(self._work.sweep, attempt, now)
-        over = diagnosis.kind is FailureKind.INFEASIBLE and far_over(self._study, trial.parameters)
+        over = diagnosis.kind is FailureKind.INFEASIBLE and far_over_memory(self._study, trial.parameters)
         action = conclusion.conclude(
-            self._study, attempts, status, run, diagnosis, trial=trial, node_at_fault=suspect, far_over=over
+            self._study, attempts, status, run, diagnosis, trial=trial, node_at_fault=suspect, far_over_memory=over
         )
-        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
+        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.PLAUSIBLE_VERDICTS:
             untrue = self._untrue(trial, attempt, status, log, (*runs, run))
             if untrue is not None:
                 diagnosis, action = untrue, conclusion.refuse(self._study, attempts, untrue)
         failed = isinstance(action, conclusion.Retry) or action.verdict in (Verdict.FAILED, Verdict.INFEASIBLE)
         kind = (diagnosis.kind or FailureKind.UNKNOWN) if failed else FailureKind.NONE
         shown = diagnosis if failed else Diagnosis()
-        attempt = replace(attempt, failure=kind.value, line=shown.told, remedy=shown.remedy)
+        attempt = replace(attempt, failure=kind.value, line=shown.sentence, remedy=shown.remedy)
         self._work.put_attempt(attempt)
-        self._events.trouble(f"log of trial {trial.number}", "")
+        self._events.warn_once(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
         if isinstance(action, conclusion.Retry) and kind is FailureKind.CAPACITY:
             self._events.log("retry", trial=trial.number, text=f"trial {trial.number}: again: {action.sentence}")
-            self._events.trouble("capacity", limits.NO_NODES)
+            self._events.warn_once("capacity", limits.NO_NODES)
             self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
         if isinstance(action, conclusion.Retry):
@@ -132,7 +132,7 @@ class EndedJobs:
                 return untrue
         if attempt.stop in (StopKind.PRUNED, StopKind.CAPPED):
             return None
-        return why_doubted(self._study, self._work.sweep, trial, status, runs[-1], attempt.number)
+        return implausibility(self._study, self._work.sweep, trial, status, runs[-1], attempt.number)
 
     def _diagnosis(self, attempt: Attempt, status: JobStatus, log: LogFollower, run: RunLog) -> Diagnosis:
         """Why the attempt failed, if it did."""
@@ -142,15 +142,17 @@ class EndedJobs:
         state, code = status.state.value, status.exit_code
         if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
             # A log that is gone, or of which a part is, says nothing about the study's pattern.
-            gone = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
+            truncated = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
             return (
-                gone or other_log(attempt, status, *log.ends()) or policy.unread(self._study, unmatched, str(log.path))
+                truncated
+                or other_log(attempt, status, *log.ends())
+                or policy.unread(self._study, unmatched, str(log.path))
             )
-        seen = diagnose(
+        diagnosed = diagnose(
             status.output or log.failures(), state=state, exit_code=code, reason=status.reason, run=run,
             unit=self._study.progress_unit,
         )  # fmt: skip
-        return conclusion.cause(attempt, status, seen, log_cut=log.cut)
+        return conclusion.cause(attempt, status, diagnosed, log_cut=log.cut)
 
     def _finish(
         self,
@@ -171,22 +173,22 @@ class EndedJobs:
         sentence, end = action.sentence, stop or (run.evals[-1] if run.evals else None)
         if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
             metrics = replace(metrics, estimated_seconds=round(estimated, 3))
-            sentence = f"{sentence}; {conclusion.estimate_words(metrics)}"
+            sentence = f"{sentence}; {conclusion.estimate_text(metrics)}"
         if run.paused_seconds:
             metrics = replace(metrics, paused_seconds=round(run.paused_seconds, 3))
-            sentence = f"{sentence}; {conclusion.pause_words(metrics)}"
+            sentence = f"{sentence}; {conclusion.pause_text(metrics)}"
         done = replace(
             trial, seconds=stop.seconds if stop else None, samples=stop.samples if stop else None, metrics=metrics
         ).finished(action.verdict, sentence, now)
         self._work.put_trial(done)
         for other in pace.at_reference_pace(self._study, self._work.sweep):
             self._work.put_trial(other)
-        word = objective_of(self._study).word(action.verdict)
+        outcome = objective_of(self._study).verdict_name(action.verdict)
         failed = action.verdict is Verdict.FAILED
         shown = "; ".join(filter(None, (sentence, attempts[-1].remedy))) if failed else first_clause(sentence)
         self._events.note(
-            f"trial {trial.number}: {word}: {sentence}", "finished",
-            shown=verdict_line(trial, word, shown), trial=trial.number,
+            f"trial {trial.number}: {outcome}: {sentence}", "finished",
+            shown=verdict_line(trial, outcome, shown), trial=trial.number,
         )  # fmt: skip
 
 
@@ -218,7 +220,7 @@ class JobMonitor:
         self._stops, self._ended = stops, EndedJobs(study, dependencies.clock, work, jobs, events)
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._ran_at: dict[tuple[int, int], float] = {}
-        self._pauses: dict[tuple[int, int], SeenPauses] = {}
+        self._pauses: dict[tuple[int, int], ObservedPauses] = {}
         self._over: dict[tuple[int, int], JobStatus] = {}
         self._adopted = frozenset(work.sweep.attempts)
         self.shared = SharedJobs(dependencies.launcher, work, events)
@@ -230,13 +232,13 @@ class JobMonitor:
         try:
             statuses = self._dependencies.launcher.poll([self._jobs.ticket(a) for a in live])
         except LauncherError as error:
-            self._events.trouble("cluster", str(error))
+            self._events.warn_once("cluster", str(error))
             return PollResult({})
-        self._events.trouble("cluster", "")
+        self._events.warn_once("cluster", "")
         absent = tuple(a for a in live if a.submitted_at is None and _never_began(statuses[a.job_name]))
         budget = ReadBudget(len(live))
         fresh = {a.trial: self._advance(a, statuses[a.job_name], budget) for a in live if a not in absent}
-        self.shared.book(self._dependencies.clock.now())
+        self.shared.charge(self._dependencies.clock.now())
         return PollResult(fresh, absent)
 
     def _advance(self, attempt: Attempt, status: JobStatus, budget: ReadBudget) -> Sequence[Eval]:
@@ -244,7 +246,7 @@ class JobMonitor:
         now = self._dependencies.clock.monotonic_now()
         key = attempt.trial, attempt.number
         status = self._over.get(key, status)  # the cluster forgets a job while its log is still being read
-        status = self._pauses.setdefault(key, SeenPauses()).update(status, now)
+        status = self._pauses.setdefault(key, ObservedPauses()).update(status, now)
         attempt = replace(
             attempt,
             state=status.state.value,
@@ -267,7 +269,7 @@ class JobMonitor:
                 f"trial {attempt.trial}: {text}: times of that stretch are estimated", "guessed", trial=attempt.trial
             )
         trial = self._work.sweep.trials[attempt.trial]
-        self._events.trouble(f"log of trial {trial.number}", log.unreadable)
+        self._events.warn_once(f"log of trial {trial.number}", log.unreadable)
         evals = log.run().evals if trial.replicates == 1 else tuple(e for run in log.runs() for e in run.evals)
         fresh = self._work.see_evals(attempt, evals)
         self._work.put_attempt(attempt)
@@ -285,7 +287,7 @@ class JobMonitor:
     def _watch(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, *, fresh: bool) -> None:
         run, now = log.run(), self._dependencies.clock.monotonic_now()
         if status.state is JobState.RUNNING:
-            self._events.trouble("capacity", "")
+            self._events.warn_once("capacity", "")
         snapshot = policy.JobSnapshot(
             attempt=attempt,
             status=status,
@@ -305,8 +307,8 @@ class JobMonitor:
             action = pruning.by_the_machine(self._study, self._work.sweep, trial, run, action)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
             # What is judged by times that cannot be true is judged when the job is over, and measured again.
-            doubt = impossible_times(run, status, stamped=log.stamped)
-            trusted = doubt is None and unplaced(status, run, left_out=log.leaves_out_pauses) is None
+            impossible = impossible_times(run, status, stamped=log.stamped)
+            trusted = impossible is None and unplaced(status, run, left_out=log.leaves_out_pauses) is None
             judgement = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
             if isinstance(judgement, pruning.Audited):
                 self._audit(trial, judgement, run)
@@ -320,8 +322,8 @@ class JobMonitor:
             self._stops.kill(attempt)
             self._remark(trial, action.sentence or trial.sentence)
         elif attempt.stop is StopKind.NONE:
-            waits = limits.waiting(status) or suspended_words(status)
-            self._remark(trial, waits or policy.quiet(self._study, snapshot, now))
+            waits = limits.waiting(status) or suspended_text(status)
+            self._remark(trial, waits or policy.silence_warning(self._study, snapshot, now))
 
     def _audit(self, trial: Trial, audited: pruning.Audited, run: RunLog) -> None:
         """Remember that the rule would stop a trial that goes on; said once."""

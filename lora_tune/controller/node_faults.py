@@ -13,7 +13,7 @@ from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller import limits
 from lora_tune.controller.changed_study import base_trial
-from lora_tune.controller.conclusion import BELIEVED, OF_SETUP
+from lora_tune.controller.conclusion import OF_SETUP, PLAUSIBLE_VERDICTS
 from lora_tune.launchers.base import JobState
 from lora_tune.logs.failures import FailureKind
 from lora_tune.store.metrics import TrialMetrics
@@ -37,26 +37,26 @@ def nothing_measured(study: Study, sweep: StudyRecords) -> bool:
     )
 
 
-def to_run_again(study: Study, sweep: StudyRecords) -> list[Trial]:
+def retryable_trials(study: Study, sweep: StudyRecords) -> list[Trial]:
     """The trials that a fault of the set-up ended, by number; replicates of a race are made anew by the race itself."""
     measured = any(trial.verdict in _TELLING for trial in sweep.trials.values())
     ended = (t for _, t in sorted(sweep.trials.items()) if t.verdict is Verdict.FAILED and t.replicate_of is None)
     return [trial for trial in ended if _fails_of_setup(study, sweep, trial, measured=measured)]
 
 
-def run_again(study: Study, sweep: StudyRecords, begin: Start | None, now: float) -> Changes:
+def retry_after_fix(study: Study, sweep: StudyRecords, begin: Start | None, now: float) -> Changes:
     """What changes in the records where a person has fixed the set-up at ``now`` (epoch seconds).
 
     begin: the machine's own config as it is now, None where the study names none. While nothing was measured, the fix
     may be in that config: then it is the new one that trial 0 measures and all others change.
     """
-    back = {trial.number: _waiting(trial) for trial in to_run_again(study, sweep)}
+    back = {trial.number: _waiting(trial) for trial in retryable_trials(study, sweep)}
     attempts = [a for number in back for a in sweep.attempts_of(number) if a.fixed_at is None]
     back |= {trial.number: _waiting(trial) for trial in _unsubmitted(sweep) if not limits.spent(study, sweep, now)}
     base = base_trial(sweep)
     if begin is not None and base is not None and nothing_measured(study, sweep) and base.base_values != begin.values:
-        still_open = {t.number: t for t in sweep.trials.values() if t.state is not TrialState.FINISHED}
-        back = {n: _on(begin, trial, study.search_space) for n, trial in (still_open | back).items()}
+        unfinished = {t.number: t for t in sweep.trials.values() if t.state is not TrialState.FINISHED}
+        back = {n: _on(begin, trial, study.search_space) for n, trial in (unfinished | back).items()}
     return Changes(tuple(back.values()), tuple(replace(attempt, fixed_at=now) for attempt in attempts))
 
 
@@ -66,7 +66,7 @@ def _unsubmitted(sweep: StudyRecords) -> list[Trial]:
     return [trial for trial in ended if limits.UNSUBMITTED in trial.sentence]
 
 
-_TELLING = (*BELIEVED, Verdict.INFEASIBLE)
+_TELLING = (*PLAUSIBLE_VERDICTS, Verdict.INFEASIBLE)
 """Ends of trials whose programs ran."""
 
 
@@ -161,16 +161,16 @@ def may_be_the_nodes(sweep: StudyRecords, attempt: Attempt, now: float) -> bool:
     """
     if not attempt.nodes:
         return False
-    here = set(attempt.nodes)
+    of_attempt = set(attempt.nodes)
     others = [
         a for a in _recent(sweep.attempts.values(), now) if (a.trial, a.number) != (attempt.trial, attempt.number)
     ]
-    elsewhere = [a for a in others if a.nodes and not here & set(a.nodes)]
+    elsewhere = [a for a in others if a.nodes and not of_attempt & set(a.nodes)]
     if not any(a.failure in ANY for a in elsewhere):
         return True
     lived = _seconds(attempt, now)
-    worked_here = any(here & set(a.nodes) and _works(a, lived, now) for a in others)
-    return not worked_here and any(_works(a, lived, now) for a in elsewhere)
+    worked_on_node = any(of_attempt & set(a.nodes) and _works(a, lived, now) for a in others)
+    return not worked_on_node and any(_works(a, lived, now) for a in elsewhere)
 
 
 def _recent(attempts: Iterable[Attempt], now: float) -> list[Attempt]:
@@ -184,8 +184,8 @@ def _failed_in_a_row(recent: Sequence[Attempt]) -> dict[str, dict[int, Attempt]]
     """Node -> the attempts, by trial, that failed on it since one there did not."""
     failed: dict[str, dict[int, Attempt]] = {}
     for attempt in (a for a in recent if a.ended_at is not None):
-        own_end = attempt.state not in (JobState.CANCELLED, JobState.LOST, JobState.PREEMPTED)
-        if attempt.failure in ANY and (own_end or attempt.stop is StopKind.SILENT):
+        ended_by_itself = attempt.state not in (JobState.CANCELLED, JobState.LOST, JobState.PREEMPTED)
+        if attempt.failure in ANY and (ended_by_itself or attempt.stop is StopKind.SILENT):
             for node in attempt.nodes:
                 failed.setdefault(node, {})[attempt.trial] = attempt
         elif not attempt.failure and attempt.stop is not StopKind.USER:
@@ -199,8 +199,8 @@ def _sits_on(node: str, failed: Mapping[int, Attempt], recent: Collection[Attemp
     lived = max(_seconds(a, now) for a in failed.values())
     elsewhere = [a for a in recent if a.nodes and node not in a.nodes]
     working = [a for a in elsewhere if _works(a, lived, now)]
-    alone = not any(a.failure in ANY for a in elsewhere)
-    return bool(working) and (alone or any(a.trial in failed for a in working))
+    only_node = not any(a.failure in ANY for a in elsewhere)
+    return bool(working) and (only_node or any(a.trial in failed for a in working))
 
 
 def _works(attempt: Attempt, lived: float, now: float) -> bool:

@@ -22,7 +22,7 @@ GRACE_SECONDS = 30.0
 
 NO_FAILURE = Diagnosis()
 
-QUIET_SECONDS = 120.0
+SILENCE_SECONDS = 120.0
 """Silence of a log in which nothing was read yet after which a person is told."""
 
 FLUSH = "flush each line (print(..., flush=True), python -u, stdbuf -oL COMMAND for other programs)"
@@ -74,10 +74,10 @@ def unread(study: Study, sentence: str, log: str) -> Diagnosis:
     return Diagnosis(FailureKind.UNREAD, sentence, remedy, certain=True)
 
 
-def lost_evals(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
+def missing_evals(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
     """There are more evals than a reader keeps, and what counts may be one of the others."""
     objective = objective_of(study)
-    if not run.lost_evals or not objective.judges_evals or objective.stop(run) or objective.over(trial, run):
+    if not run.missing_evals or not objective.judges_evals or objective.stop(run) or objective.over(trial, run):
         return None
     where = ": none of them at the target" if objective.has_target else ""
     what = f"the log has {run.printed_evals:,} evals, of which the first {len(run.evals):,} were kept{where}"
@@ -113,8 +113,8 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     last = snapshot.begun >= snapshot.trial.replicates
     if last and not snapshot.trial.probe and (why := _nothing_more(study, snapshot, silence)):
         return Stop(StopKind.REACHED, why)
-    if lost := lost_evals(study, snapshot.trial, snapshot.run):
-        return Stop(StopKind.UNREAD, lost.line, lost)  # whatever it trains from here on would count for nothing
+    if missing := missing_evals(study, snapshot.trial, snapshot.run):
+        return Stop(StopKind.UNREAD, missing.line, missing)  # whatever it trains from here on would count for nothing
     if silence > site.stall_minutes * 60:
         sentence = snapshot.unreadable or f"its log has been silent for {silence / 60:.0f} min"
         remedy = f"it hung, its output goes elsewhere, or lies in a buffer ({FLUSH}); it is run again on another node"
@@ -122,7 +122,7 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     return None
 
 
-def quiet(study: Study, snapshot: JobSnapshot, now: float) -> str:
+def silence_warning(study: Study, snapshot: JobSnapshot, now: float) -> str:
     """What a person should know of a running job that prints nothing from its start on; "" for all others.
 
     Said long before such a job is given up: a script whose output lies in a buffer looks like one that hangs.
@@ -131,10 +131,10 @@ def quiet(study: Study, snapshot: JobSnapshot, now: float) -> str:
     silence = now - max(snapshot.grew_at, snapshot.attempt.started_at or now, snapshot.ran_at)
     if snapshot.status.state is not JobState.RUNNING or snapshot.run.evals or snapshot.run.train:
         return ""
-    if silence <= min(QUIET_SECONDS, limit / 2):
+    if silence <= min(SILENCE_SECONDS, limit / 2):
         return ""
     return (
-        f"nothing that is read was printed yet, and nothing at all for {duration(min(QUIET_SECONDS, limit / 2))}: "
+        f"nothing that is read was printed yet, and nothing at all for {duration(min(SILENCE_SECONDS, limit / 2))}: "
         f"if it trains, {FLUSH}; given up after {limit / 60:g} min of silence (site.stall_minutes)"
     )
 
@@ -146,9 +146,9 @@ def _nothing_more(study: Study, snapshot: JobSnapshot, silence: float) -> str:
     if stop is None:
         return objective.over(snapshot.trial, run)
     if silence > GRACE_SECONDS:
-        return f"reached the target and did not end by itself: {study.eval_words(stop)}"
-    if study.stops_at_target and (_trained_on(run, stop) or _went_on(run, stop) > GRACE_SECONDS):
-        return f"reached the target and trains on: {study.eval_words(stop)}"
+        return f"reached the target and did not end by itself: {study.eval_text(stop)}"
+    if study.stops_at_target and (_trained_on(run, stop) or _overrun(run, stop) > GRACE_SECONDS):
+        return f"reached the target and trains on: {study.eval_text(stop)}"
     return ""
 
 
@@ -158,7 +158,7 @@ def _trained_on(run: RunLog, stop: Eval) -> bool:
     return run.run_stop_ms is None and max(latest) > stop.samples
 
 
-def _went_on(run: RunLog, stop: Eval) -> float:
+def _overrun(run: RunLog, stop: Eval) -> float:
     """Seconds for which the log of a run goes on after ``stop``."""
     if run.run_stop_ms is not None or run.run_start_ms is None or run.last_ms is None or math.isnan(stop.seconds):
         return 0.0

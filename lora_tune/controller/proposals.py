@@ -23,7 +23,7 @@ from lora_tune.workloads.base import start
 from lora_tune.workloads.base_config import parameters_at
 
 if TYPE_CHECKING:
-    from lora_tune.search.session import Asked
+    from lora_tune.search.session import SearchPoint
 
 FILL_SECONDS = 0.5
 """Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
@@ -73,7 +73,7 @@ class Proposals:
             return reason
         clock, sweep = self._dependencies.clock, self._work.sweep
         idle = no_effect(study, sweep)
-        self._events.trouble("effect", idle.sentence if idle else "", kind=" ".join(idle.names) if idle else "")
+        self._events.warn_once("effect", idle.sentence if idle else "", kind=" ".join(idle.names) if idle else "")
         until = clock.now() + FILL_SECONDS
         while not interrupted() and self._submissions.refused is None and clock.now() <= until:
             if reason := limits.may_propose(study, sweep, clock.monotonic_now()):
@@ -107,7 +107,7 @@ class Proposals:
         count = "a trial's log cannot be read" if unread else limits.ALIKE
         if any(trial.state is TrialState.RUNNING for trial in self._work.open_trials()):
             sentence = f"{count}: no more are started while the others run"
-            self._events.trouble("failures", sentence)
+            self._events.warn_once("failures", sentence)
             return sentence
         self._save()
         remedy = self._newest(failed).remedy or "see the job logs"
@@ -119,20 +119,20 @@ class Proposals:
         What a person asked for and the machine's own config are run as they are.
         """
         search = self._dependencies.session
-        asked_for = trial.metrics.base is not None or trial.request is not None or trial.replicate_of is not None
-        if asked_for or not isinstance(search, Discards):
+        was_requested = trial.metrics.base is not None or trial.request is not None or trial.replicate_of is not None
+        if was_requested or not isinstance(search, Discards):
             return ""
         sweep = self._work.sweep
         sentence = refused_before(study, sweep, trial.tuned)
         sentence = sentence or why_doomed(self._dependencies.workload, sweep, proposal_of(trial, 0))
         if sentence:
             search.discard(trial.number)
-            self._events.trouble(
+            self._events.warn_once(
                 "doomed", f"{' '.join(f'{n}={v}' for n, v in trial.tuned.items())} is not run: {sentence}"
             )
         return sentence
 
-    def _new_trial(self, study: Study, proposal: Asked) -> Trial:
+    def _new_trial(self, study: Study, proposal: SearchPoint) -> Trial:
         begin, space = start(self._dependencies.workload), study.search_space
         parameters = proposal.parameters or parameters_at(begin, space, proposal.tuned)
         schedule, why = ({}, "") if proposal.parameters else eval_schedule.chosen(study, self._work.sweep, parameters)

@@ -12,13 +12,13 @@ from lora_tune.config.study import Study
 from lora_tune.controller import healing
 from lora_tune.controller.evidence import Applicable, applicable, courses, is_audit, level, max_samples, public_envelope
 from lora_tune.controller.policy import Stop
-from lora_tune.curves.comparison import IN_A_ROW, compare, course
-from lora_tune.curves.stopping import Evidence, in_rising_words, verdict
+from lora_tune.curves.comparison import IN_A_ROW, compare, compared_run
+from lora_tune.curves.stopping import Evidence, for_rising_metric, verdict
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
 from lora_tune.search.capping import Incumbent, cap, squares_within
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import MUCH_SLOWER, slowdown, slowdown_there
+from lora_tune.search.pace import MUCH_SLOWER, slowdown, slowdown_on_nodes
 from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH, settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
@@ -48,7 +48,7 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
     judgement = verdict(run.evals, level(study), known.evidence, length=max_samples(trial), task=known.task)
     if study.rising:
         kept = level(study)
-        judgement = replace(judgement, sentence=in_rising_words(judgement.sentence, kept, study.shown(kept)))
+        judgement = replace(judgement, sentence=for_rising_metric(judgement.sentence, kept, study.shown(kept)))
     audit = is_audit(study, trial)
     if judgement.stop and not (audit and judgement.reason == "stalled"):
         return Stop(StopKind.PRUNED, judgement.sentence)
@@ -122,7 +122,7 @@ def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog,
     """
     if stop.kind is not StopKind.TIME_LIMIT:
         return stop
-    slower = (slowdown if run.evals or run.train else slowdown_there)(study, sweep, trial, run)
+    slower = (slowdown if run.evals or run.train else slowdown_on_nodes)(study, sweep, trial, run)
     if slower < MUCH_SLOWER:
         return stop
     sentence = f"{stop.sentence} on a machine {slower:.1f} times slower than at its reference pace"
@@ -136,11 +136,11 @@ def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: b
     the others. One that was run again is known by those runs too, not by its luckiest alone."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
     repeats = sweep.once("seconds by configuration", lambda: _repeats(sweep))
-    own = tuple(repeats.get(settings(best), ()))
+    rerun_values = tuple(repeats.get(settings(best), ()))
     elsewhere = squares_within(runs for configuration, runs in repeats.items() if configuration != settings(best))
     width = KNOWN_WIDTH if calibrated else UNKNOWN_WIDTH
     machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
-    seconds = tuple(slower * each for each in confirmed or own or (best.reference_seconds or math.inf,))
+    seconds = tuple(slower * each for each in confirmed or rerun_values or (best.reference_seconds or math.inf,))
     return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, width)
 
 
@@ -154,7 +154,7 @@ def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
 
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
     """The public runs' envelope, where the study compares with it and the trial's curve has its shape."""
-    return None if healing.own_shape(trial) else public_envelope(study, trial)
+    return None if healing.has_special_curve(trial) else public_envelope(study, trial)
 
 
 def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, float, float]]:
@@ -163,14 +163,14 @@ def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, f
     known = applicable(study, sweep, trial, RunLog(evals=tuple(evals)))
     if known.evidence.published is not None:
         return _published_band(known.evidence, known.evidence.published)
-    run = course(evals, length=max_samples(trial), task=known.task)
+    run = compared_run(evals, length=max_samples(trial), task=known.task)
     evidence = known.evidence
-    found = compare(run, evidence.finished, target=level(study), rate=evidence.rate, count=evidence.count)
-    rows = zip(found.limit.samples, found.usual, found.limit.loss, strict=True)
+    compared = compare(run, evidence.finished, target=level(study), rate=evidence.rate, count=evidence.count)
+    rows = zip(compared.limit.samples, compared.usual, compared.limit.loss, strict=True)
     return [(float(s), float(u), float(x)) for s, u, x in rows if math.isfinite(u) and math.isfinite(x)]
 
 
-def alone(study: Study, sweep: StudyRecords, trial: Trial) -> str:
+def lone_reason(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """Why a trial is compared with no other although others are; "" where it is compared."""
     known = applicable(study, sweep, trial, RunLog(evals=tuple(sweep.last_evals(trial.number))))
     finished = courses(study, sweep)

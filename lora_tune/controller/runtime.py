@@ -22,7 +22,7 @@ from lora_tune.base.paths import SweepPaths
 from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import Study
 from lora_tune.controller import node_faults
-from lora_tune.controller.changed_study import changes_since, lasting, refuse_departed, remedy, with_base
+from lora_tune.controller.changed_study import changes_since, refuse_departed, remedy, unacceptable, with_base
 from lora_tune.controller.conclusion import RETRIED
 from lora_tune.controller.dependencies import Projects, RequestStore
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
@@ -48,11 +48,11 @@ from lora_tune.workloads.base import (
     unread_switches,
 )
 from lora_tune.workloads.script_needs import (
-    environment_doubts,
     environment_options,
-    function_doubts,
+    environment_warnings,
+    function_warnings,
     header_options,
-    path_doubts,
+    path_warnings,
     refusals,
     script_text,
 )
@@ -74,7 +74,7 @@ class Preparation:
     launcher: Launcher
     now: Callable[[], float]
     tick: Callable[[], None]
-    say: Callable[[str], None]
+    echo: Callable[[str], None]
     attempts: int = 3
 
 
@@ -114,7 +114,7 @@ def prepare(paths: SweepPaths, preparation: Preparation) -> None:
                 f"its log is {job.log}; fix it and rerun the same command"
             )
         what = f"again: {diagnosis.line}" if diagnosis.kind else f"done in {seconds:.0f} s, job {status.job_id}"
-        preparation.say(f"preparation: {what}")
+        preparation.echo(f"preparation: {what}")
 
 
 def _run(job: Job, preparation: Preparation) -> JobStatus:
@@ -135,14 +135,14 @@ def _run(job: Job, preparation: Preparation) -> JobStatus:
                     return status  # it was there, and vanished without a trace
                 submitted = preparation.launcher.submit(job)
                 ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=preparation.now())
-                preparation.say(f"preparation: {job.name} is job {submitted}")
+                preparation.echo(f"preparation: {job.name} is job {submitted}")
         except LauncherError as error:
             if isinstance(error, RefusedError):
                 refused_at = min(refused_at, preparation.now())
-                if error.lasting or preparation.now() - refused_at >= UNKNOWN_SECONDS:
+                if error.permanent or preparation.now() - refused_at >= UNKNOWN_SECONDS:
                     raise
             if str(error) != printed:
-                preparation.say(str(error))
+                preparation.echo(str(error))
             printed = str(error)
         preparation.tick()
     return status
@@ -197,7 +197,7 @@ def preflight_warnings(workload: Workload, study: Study, paths: SweepPaths) -> S
     for each in (job, *([before] if before else [])):
         for sentence in option_refusals(each, study):
             raise SetupError(f"study {study.name}: {sentence}")
-    return (*checked, *path_doubts(job), *_shell_warnings(job, study, checked))
+    return (*checked, *path_warnings(job), *_shell_warnings(job, study, checked))
 
 
 def _shell_warnings(job: Job, study: Study, checked: Sequence[str]) -> list[str]:
@@ -206,25 +206,25 @@ def _shell_warnings(job: Job, study: Study, checked: Sequence[str]) -> list[str]
         return []
     inherited = handed_on(os.environ)
     known = {*inherited, *job.environment, *job.secrets, *study.site.step_variables()}
-    needs = [d for d in environment_doubts(job, known, os.environ) if not any(d.split(",")[0] in s for s in checked)]
+    needs = [d for d in environment_warnings(job, known, os.environ) if not any(d.split(",")[0] in s for s in checked)]
     held = [name for name in held_back(os.environ) if name not in job.secrets and name not in job.environment]
     secrets = [
         f"{name} of this shell reaches no trial, since it is a secret; "
         f'if they need it, write {name} = {{ env = "{name}" }} in [site.environment]'
         for name in held
     ]
-    return [*function_doubts(job, functions_of(inherited)), *needs, *secrets]
+    return [*function_warnings(job, functions_of(inherited)), *needs, *secrets]
 
 
 def option_refusals(job: Job, study: Study) -> list[str]:
     """Under which options of its script and its site a job would not be its trial's, a sentence each."""
     if not launcher_kind(study.site).slurm:
         return []
-    words = (study.workload.model_extra or {}).get("argv", ())
+    tokens = (study.workload.model_extra or {}).get("argv", ())
     by_environment = {
         name for name in study.search_space.resolve(study.search_space.corner()) if name in job.environment
     }
-    unnamed = {name for name in by_environment if not any(f"{{{name}}}" in word for word in words)}
+    unnamed = {name for name in by_environment if not any(f"{{{name}}}" in token for token in tokens)}
     return refusals(
         header_options(script_text(job, job.argv[0])) if job.script else (),
         sbatch_options(study.site.sbatch_args),
@@ -326,7 +326,7 @@ def record_study(
     assert sweep is not None, "the sweep's row is made before its lease"
     kept = sweep.study_toml
     if changes := changes_since(sweep, plan.file, plan.from_file):
-        if why := lasting(changes, sweep):
+        if why := unacceptable(changes, sweep):
             raise errors.StudyError(
                 plan.file, "", f"changed since this sweep began: {why}; undo that, or use another --output"
             )
@@ -368,7 +368,7 @@ def driver(
     """
     from lora_tune.search.optuna_tables import OptunaTables
 
-    with given_back(store, lease), own_folder(plan, store, lease) as lock:
+    with release_at_exit(store, lease), locked_folder(plan, store, lease) as lock:
         record_study(plan, store, lease, accept_changes=accept_changes, fixed=environment.fixed)
         if (sweep := store.load(plan.study.name)) is not None:
             anew = environment.fixed and node_faults.nothing_measured(plan.study, sweep)
@@ -398,7 +398,7 @@ def meaning(study: Study, file: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def own_folder(plan: DrivePlan, store: stores.Store, lease: Lease) -> Iterator[FolderLock]:
+def locked_folder(plan: DrivePlan, store: stores.Store, lease: Lease) -> Iterator[FolderLock]:
     """The folder of the plan, for this driver alone; the lease is kept while an earlier owner is waited for.
 
     Raises SweepBusyError, ForeignFolderError.
@@ -415,7 +415,7 @@ def own_folder(plan: DrivePlan, store: stores.Store, lease: Lease) -> Iterator[F
 
 
 @contextlib.contextmanager
-def given_back(store: stores.Store, lease: Lease) -> Iterator[None]:
+def release_at_exit(store: stores.Store, lease: Lease) -> Iterator[None]:
     """The lease is given back at the end of the block."""
     try:
         yield
@@ -458,7 +458,7 @@ def at_work(
         environment.view.line(done)
     records = FencedStore(buffered, lock)
     if environment.fixed:
-        run_again(plan, records, lease, clock.now(), environment.view.line)
+        retry_after_fix(plan, records, lease, clock.now(), environment.view.line)
     with noting(count), keeping(buffered, lease, clock.now, count.note, lock.touch):
         dependencies = Dependencies(
             workload=plan.workload,
@@ -480,19 +480,19 @@ def at_work(
                          fixed_at=fixed_at)  # fmt: skip
 
 
-def run_again(
-    plan: DrivePlan, records: stores.Store | FencedStore, lease: Lease, now: float, say: Callable[[str], None]
+def retry_after_fix(
+    plan: DrivePlan, records: stores.Store | FencedStore, lease: Lease, now: float, echo: Callable[[str], None]
 ) -> None:
     """Trials that the set-up failed wait for another attempt; a search that is made after this knows of no failure."""
     sweep = records.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its driver"
-    again = node_faults.run_again(plan.study, sweep, start(plan.workload), now)
-    if not again:
+    retries = node_faults.retry_after_fix(plan.study, sweep, start(plan.workload), now)
+    if not retries:
         return
-    records.save(lease, again, now)
-    if numbers := [str(trial.number) for trial in again.trials if trial.state is TrialState.WAITING]:
+    records.save(lease, retries, now)
+    if numbers := [str(trial.number) for trial in retries.trials if trial.state is TrialState.WAITING]:
         which = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(numbers)}"
-        say(f"run again under the same number, after a fault of the set-up or with more budget: {which}")
+        echo(f"run again under the same number, after a fault of the set-up or with more budget: {which}")
 
 
 def _beside(plan: DrivePlan) -> contextlib.AbstractContextManager[None]:
@@ -508,11 +508,11 @@ def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
     records = store.load(study.name)
-    begun, stands = len(records.trials) if records else 0, start(plan.workload)
-    first = None if stands is None else stands.tuned
+    begun, baseline = len(records.trials) if records else 0, start(plan.workload)
+    first = None if baseline is None else baseline.tuned
     point = start_of(records) if records is not None and begun else first
     sampler = make_sampler(study, known, begun=begun, start=point)
-    return Session(study, records, sampler, stands)
+    return Session(study, records, sampler, baseline)
 
 
 def _prepare_once(
@@ -532,7 +532,7 @@ def _prepare_once(
         launcher=dependencies.launcher,
         now=dependencies.clock.now,
         tick=tick,
-        say=dependencies.view.line,
+        echo=dependencies.view.line,
         attempts=plan.study.budget.attempts,
     )
     prepare(prepared, how)

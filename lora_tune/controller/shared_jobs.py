@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
-from lora_tune.controller.conclusion import made
+from lora_tune.controller.conclusion import counted_attempts
 from lora_tune.controller.sweep_records import EventLog
 from lora_tune.launchers.base import JobState, Launcher, SharedJob, SharesJobs
 from lora_tune.logs.failures import FailureKind
@@ -37,11 +37,11 @@ def with_packing_limit(study: Study, job: Job, earlier: Sequence[Attempt]) -> Jo
     if job.slot is None:
         return job
     slots, parallel = study.site.slots, study.budget.parallel
-    together = min(slots, parallel) if isinstance(slots, int) else parallel
-    return replace(job, slot=replace(job.slot, company=max_packed_trials(earlier, study.budget.attempts, together)))
+    slots_used = min(slots, parallel) if isinstance(slots, int) else parallel
+    return replace(job, slot=replace(job.slot, company=max_packed_trials(earlier, study.budget.attempts, slots_used)))
 
 
-def max_packed_trials(earlier: Sequence[Attempt], most: int, together: int) -> int:
+def max_packed_trials(earlier: Sequence[Attempt], most: int, slots_used: int) -> int:
     """How many may train side by side in the attempt that follows, itself counted; 0: any number.
 
     most: attempts that are allowed. together: trials that train side by side otherwise. The first death for want of
@@ -51,9 +51,9 @@ def max_packed_trials(earlier: Sequence[Attempt], most: int, together: int) -> i
     deaths = [attempt for attempt in earlier if _killed(attempt)]
     if not deaths:
         return 0
-    if len(deaths) > 1 or made(earlier) + 1 >= most:
+    if len(deaths) > 1 or counted_attempts(earlier) + 1 >= most:
         return 1
-    return max(1, together // FEWER) if deaths[0].failure == FailureKind.HOST_MEMORY else 0
+    return max(1, slots_used // FEWER) if deaths[0].failure == FailureKind.HOST_MEMORY else 0
 
 
 def _killed(attempt: Attempt) -> bool:
@@ -106,12 +106,12 @@ class SharedJobs:
         self._accounts: dict[str, _Account] = {}
         self._borne: dict[str, dict[str, float]] = {}  # seconds of each job, by who bears them
 
-    def book(self, now: float) -> None:
+    def charge(self, now: float) -> None:
         """Book what the jobs have held up to ``now``, while trials run."""
         self._released_at = None
-        self._book(now)
+        self._charge(now)
 
-    def _book(self, now: float) -> bool:
+    def _charge(self, now: float) -> bool:
         """Whether that changed anything."""
         if not isinstance(self._launcher, SharesJobs):
             return False
@@ -142,7 +142,7 @@ class SharedJobs:
         try:
             alive = self._launcher.let_go()
         except LauncherError as error:
-            self._events.trouble("cluster", str(error))
+            self._events.warn_once("cluster", str(error))
             alive = True
-        changed = self._book(now)
+        changed = self._charge(now)
         return now - self._released_at > RELEASE_SECONDS or not (alive or changed)

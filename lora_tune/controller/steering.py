@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.config.parameters import Conditions, Value
-from lora_tune.config.space import range_words, within
+from lora_tune.config.space import range_text, within
 from lora_tune.config.study import Study
 from lora_tune.controller import commits
 from lora_tune.controller.dependencies import Dependencies
@@ -62,9 +62,9 @@ def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
         if name not in tuned:
             return f"{name} is not tuned; tuned are {', '.join(tuned)}"
         if not within(tuned[name], value):
-            return f"{name} = {value!r} is not {range_words(tuned[name])}"
+            return f"{name} = {value!r} is not {range_text(tuned[name])}"
         if name in absent:
-            return f"{name} exists only where {space.conditions.words(name)}; leave it out"
+            return f"{name} exists only where {space.conditions.describe(name)}; leave it out"
     return "" if values else "no values are given"
 
 
@@ -81,7 +81,7 @@ def describe(request: Request) -> str:
     }.get(request.kind, request.kind)
 
 
-def why_asked(request: Request) -> str:
+def request_reason(request: Request) -> str:
     """Why a trial is run that a person asked for."""
     return f"asked for by {request.who}: {describe(request)}"
 
@@ -93,11 +93,11 @@ def fulfilled(requests: Iterable[Request], trials: Iterable[Trial], conditions: 
     their values alone. None counts for a request that was asked after it was proposed: numbers began anew where an
     earlier release rescued a database. An answer before the question comes from two clocks.
     """
-    known, asked_for, run = list(trials), list(requests), set()
-    for made_for in (_by_number, _by_words, partial(_by_values, conditions)):
-        for request in [r for r in asked_for if r.number not in run]:
+    known, pending, run = list(trials), list(requests), set()
+    for matches_request in (_by_number, _by_reason, partial(_by_values, conditions)):
+        for request in [r for r in pending if r.number not in run]:
             since = request.asked_at if request.answered_at is None else min(request.asked_at, request.answered_at)
-            trial = next((t for t in known if t.proposed_at >= since and made_for(request, t)), None)
+            trial = next((t for t in known if t.proposed_at >= since and matches_request(request, t)), None)
             if trial is not None:
                 known.remove(trial)
                 run.add(request.number)
@@ -108,8 +108,8 @@ def _by_number(request: Request, trial: Trial) -> bool:
     return trial.request == request.number
 
 
-def _by_words(request: Request, trial: Trial) -> bool:
-    why = why_asked(request)
+def _by_reason(request: Request, trial: Trial) -> bool:
+    why = request_reason(request)
     return trial.request is None and (trial.why == why or trial.why.startswith(f"{why}; "))
 
 
@@ -152,9 +152,9 @@ class Steering:
                 if request.answered_at is None:
                     self._known[request.number] = self._answer(request, now)
         except StoreError as error:
-            self._events.trouble("requests", str(error))
+            self._events.warn_once("requests", str(error))
             return
-        self._events.trouble("requests", "")
+        self._events.warn_once("requests", "")
         self._enqueue_new([r for r in self.requests if r.accepted and r.kind == "enqueue"])
         self.steered = apply_requests(self._from_file, self.requests)
         self._monitor.follow(self.steered.study)
@@ -174,7 +174,7 @@ class Steering:
         run = fulfilled(requests, self._work.sweep.trials.values(), self._from_file.search_space.conditions)
         for request in requests:
             if request.number in new - run:
-                self._search.enqueue(request.what["values"], why_asked(request), request.number)
+                self._search.enqueue(request.what["values"], request_reason(request), request.number)
 
     def _answer(self, request: Request, now: float) -> Request:
         assert self._store is not None

@@ -36,7 +36,7 @@ class Refusal:
         self.final: RefusedError | None = None
         self._since: float | None = None
         self._limited_since: float | None = None
-        self._asked_at = 0.0
+        self._queried_at = 0.0
 
     def taken(self) -> None:
         """A job was accepted."""
@@ -49,14 +49,14 @@ class Refusal:
         """
         self._since = None
         self._limited_since = now if self._limited_since is None else self._limited_since
-        self._asked_at = now
+        self._queried_at = now
 
     def may_ask(self, now: float) -> bool:
         """Whether it is time to try again at ``now``: under a limit less and less often, once a minute in the end."""
         if self._limited_since is None:
             return True
-        wait = min(LIMIT_SECONDS, (self._asked_at - self._limited_since) / 4)
-        return abs(now - self._asked_at) >= wait  # a clock that was set keeps nobody waiting
+        wait = min(LIMIT_SECONDS, (self._queried_at - self._limited_since) / 4)
+        return abs(now - self._queried_at) >= wait  # a clock that was set keeps nobody waiting
 
     def refused(
         self, study: Study, trial: Trial, attempt: Attempt, error: RefusedError, now: float
@@ -70,7 +70,7 @@ class Refusal:
         if error.by_size and study.search_space.varies_nodes:
             ended = replace(refused, state=JobState.LOST.value, ended_at=now)
             return trial.finished(Verdict.FAILED, f"configuration: {error.answer}", now), ended
-        if error.lasting:
+        if error.permanent:
             self.final = error
         self.delayed(error, now)
         return replace(trial, sentence=str(error)), refused
@@ -108,7 +108,7 @@ class Submissions:
     def submit(self, trial: Trial) -> None:
         """A new attempt: the intention is on record before the launcher hears of it."""
         sentence = changed_study.edited(self._dependencies.workload)
-        self._events.trouble("base", sentence and f"{sentence}; nothing is started until it is put back")
+        self._events.warn_once("base", sentence and f"{sentence}; nothing is started until it is put back")
         if sentence:
             self._refusal.delayed(
                 RefusedError(f"trial {trial.number}", sentence, changed_study.REMEDY), self._dependencies.clock.now()
@@ -136,10 +136,10 @@ class Submissions:
             return ()
         suspect = node_faults.suspect_nodes(self._work.sweep, self._dependencies.clock.now())
         for node, why in suspect.items():
-            self._events.trouble(f"node {node}", f"node {node} is excluded for a day: {why}")
+            self._events.warn_once(f"node {node}", f"node {node} is excluded for a day: {why}")
         earlier = [a for a in self._work.sweep.attempts_of(trial.number) if a.fixed_at is None]
-        own = {node for attempt in earlier for node in attempt.nodes if attempt.failure in node_faults.ANY}
-        return tuple(sorted(own | suspect.keys()))
+        failed_nodes = {node for attempt in earlier for node in attempt.nodes if attempt.failure in node_faults.ANY}
+        return tuple(sorted(failed_nodes | suspect.keys()))
 
     def unanswered_seconds(self, attempt: Attempt) -> float:
         """For how long an intended attempt has been missing on the cluster.
@@ -175,12 +175,12 @@ class Submissions:
             job_id = self._dependencies.launcher.submit(job)
         except LimitError as error:
             self._refusal.limited(now)
-            self._events.trouble("limit", f"{error.limit}; trials wait for each other")
+            self._events.warn_once("limit", f"{error.limit}; trials wait for each other")
             if trial.sentence != str(error):
                 self._work.put_trial(replace(trial, sentence=str(error)))
             return
         except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
-            self._events.trouble(f"submission of {attempt.job_name}", str(error))
+            self._events.warn_once(f"submission of {attempt.job_name}", str(error))
             noted = replace(trial, sentence=str(error))
             if isinstance(error, RefusedError):
                 noted, attempt = self._refusal.refused(self._study, trial, attempt, error, now)
@@ -188,10 +188,10 @@ class Submissions:
             if noted != trial:
                 self._work.put_trial(noted)
             return
-        self._events.trouble(f"submission of {attempt.job_name}", "")
+        self._events.warn_once(f"submission of {attempt.job_name}", "")
         self._refusal.taken()
         if trial.sentence:
             self._work.put_trial(replace(trial, sentence=""))
-        there = replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value)
-        self._work.put_attempt(replace(there, failure="", line="", remedy=""))
+        with_id = replace(attempt, job_id=job_id, submitted_at=now, state=JobState.QUEUED.value)
+        self._work.put_attempt(replace(with_id, failure="", line="", remedy=""))
         self._events.log("submitted", trial=trial.number, attempt=attempt.number, job=job_id)

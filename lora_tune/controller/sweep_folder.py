@@ -21,7 +21,7 @@ from lora_tune import store as stores
 from lora_tune.base.errors import ForeignFolderError, SetupError, SweepBusyError
 from lora_tune.base.files import process_of, read_json, text_of, write_json
 from lora_tune.base.host import Process, steady
-from lora_tune.base.paths import SweepPaths, near
+from lora_tune.base.paths import SweepPaths, display_path
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.store.records import StudyRecords, TrialState
 
@@ -39,7 +39,7 @@ UNSEEN_SECONDS = LEASE_SECONDS / 2
 
 
 @dataclass(frozen=True, slots=True)
-class _SeenLock:
+class _LockState:
     """A lock as it lies there: whose, and when it was touched, by the file system's clock."""
 
     token: str
@@ -54,7 +54,7 @@ class FolderLock:
     def __init__(self, path: Path, about: str) -> None:
         self._path, self._about = path, about
         self._token = uuid.uuid4().hex
-        self._seen_at = -LEASE_SECONDS
+        self._checked_at = -LEASE_SECONDS
         self._guard = threading.Lock()
 
     def take(self, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -64,39 +64,39 @@ class FolderLock:
         after LEASE_SECONDS.
         """
         first, since = self._look(), steady()
-        while (seen := self._look()) is not None and not seen.process.gone:
-            if first is None or (seen.token, seen.touched) != (first.token, first.touched):
-                raise SweepBusyError(self._busy(seen))
+        while (current := self._look()) is not None and not current.process.gone:
+            if first is None or (current.token, current.touched) != (first.token, first.touched):
+                raise SweepBusyError(self._busy(current))
             if steady() - since >= LEASE_SECONDS:
                 break
             sleep(LOOK_SECONDS)
-        with _alone(self._path) as alone:
+        with _exclusive(self._path) as exclusive:
             now = self._look()
-            if now is not None and (seen is None or (now.token, now.touched) != (seen.token, seen.touched)):
+            if now is not None and (current is None or (now.token, now.touched) != (current.token, current.touched)):
                 raise SweepBusyError(self._busy(now))
             self._write()
-        if not alone:
+        if not exclusive:
             sleep(2 * LOOK_SECONDS)  # who wrote at the same moment has done so by now, and the last one has it
         self.touch()
 
     def touch(self) -> None:
         """Show that the owner lives. Raises SweepBusyError where another driver has taken over."""
         with self._guard:
-            seen = self._look()
-            if seen is None:  # somebody removed the file; the folder is still ours
+            current = self._look()
+            if current is None:  # somebody removed the file; the folder is still ours
                 self._write()
-            elif seen.token != self._token:
-                raise SweepBusyError(f"{self._path.parent} was taken over by {seen.owner}; this driver stops")
+            elif current.token != self._token:
+                raise SweepBusyError(f"{self._path.parent} was taken over by {current.owner}; this driver stops")
             else:
                 os.utime(self._path)
-            self._seen_at = steady()
+            self._checked_at = steady()
 
     def check(self) -> None:
         """Raise SweepBusyError unless the folder is ours; the file is looked at where it was not for a while.
 
         Raises SetupError where the folder itself is gone.
         """
-        if steady() - self._seen_at <= UNSEEN_SECONDS:
+        if steady() - self._checked_at <= UNSEEN_SECONDS:
             return
         try:
             self.touch()
@@ -110,15 +110,15 @@ class FolderLock:
     def release(self) -> None:
         """Give the folder back, if it is still ours."""
         with self._guard, contextlib.suppress(OSError):
-            seen = self._look()
-            if seen is not None and seen.token == self._token:
+            current = self._look()
+            if current is not None and current.token == self._token:
                 self._path.unlink()
 
     def _write(self) -> None:
         process = asdict(Process.of(os.getpid()))
         write_json(self._path, {"token": self._token, "about": self._about, **process})
 
-    def _look(self) -> _SeenLock | None:
+    def _look(self) -> _LockState | None:
         """The lock, None where there is none; one that is damaged has no owner."""
         try:
             touched = self._path.stat().st_mtime
@@ -129,17 +129,17 @@ class FolderLock:
             return None
         process = process_of(content)
         owner = f"{process.host} pid {process.pid} ({text_of(content, 'about')})"
-        return _SeenLock(token=text_of(content, "token"), owner=owner, process=process, touched=touched)
+        return _LockState(token=text_of(content, "token"), owner=owner, process=process, touched=touched)
 
-    def _busy(self, lock: _SeenLock) -> str:
+    def _busy(self, lock: _LockState) -> str:
         return (
-            f"{near(self._path.parent)} is in use by {lock.owner}: one folder is driven by one driver at a time; stop "
-            "that one first, or use another --output"
+            f"{display_path(self._path.parent)} is in use by {lock.owner}: one folder is driven by one driver at a "
+            "time; stop that one first, or use another --output"
         )
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
+def _exclusive(path: Path) -> Iterator[bool]:
     """Whether no other driver can look at the lock and write it meanwhile: some network file systems have no locks."""
     with path.with_name(f"{path.name}.guard").open("a") as guard:
         try:
@@ -184,13 +184,13 @@ def refuse_foreign(paths: SweepPaths, sweep: StudyRecords | None, database: str)
     """
     identity = read_identity(paths)
     if identity is not None and (sweep is None or identity.sweep != sweep.id):
-        raise ForeignFolderError(_of_other_records(near(paths.root), identity, database))
+        raise ForeignFolderError(_of_other_records(display_path(paths.root), identity, database))
     placed = Path(sweep.folder) if sweep is not None and sweep.folder else paths.root
     if placed != paths.root:
         assert sweep is not None
         _refuse_other_place(paths, placed, sweep, database, same=identity is not None)
     elif identity is None and (held := _trials_in(paths)) and (sweep is None or not sweep.trials):
-        where = near(paths.root)
+        where = display_path(paths.root)
         raise ForeignFolderError(
             f"{where} holds {held} trials of which {database} knows nothing. Name their database with --storage, or "
             f"move the folder away (mv {where} {where}.old), or use another --output"
@@ -211,7 +211,7 @@ def _refuse_other_place(paths: SweepPaths, placed: Path, sweep: StudyRecords, da
 
     same: the folder says that it is the sweep's.
     """
-    where = near(paths.root)
+    where = display_path(paths.root)
     if not same:
         raise ForeignFolderError(
             f"the records of {sweep.name} in {database} belong to {placed}, not to {where}. Go on there (--output "

@@ -24,7 +24,7 @@ from lora_tune.store.records import StudyRecords
 # What becomes of a driver's memory when its database is not the one any more that it wrote to.
 
 
-def still_there(store: stores.Store, sweep: StudyRecords, requests: Sequence[Request], path: Path, now: float) -> None:
+def check_store(store: stores.Store, sweep: StudyRecords, requests: Sequence[Request], path: Path, now: float) -> None:
     """The last look of a driver that is about to end: what it wrote is in the sweep's database.
 
     requests: what people asked of the sweep. Raises SetupError where the database was deleted, exchanged or set
@@ -46,14 +46,14 @@ class Rescue:
 
     def __init__(self, path: Path, store: Records) -> None:
         self._path, self._store = path, store
-        self.lost = ""
+        self.database_error = ""
 
-    def keep(self, lost: str, sweep: StudyRecords, requests: Sequence[Request], now: float) -> None:
+    def keep(self, database_error: str, sweep: StudyRecords, requests: Sequence[Request], now: float) -> None:
         """Write the whole sweep, in place of what was kept before. Raises StoreError or OSError; what was kept stays.
 
         lost: what happened to its database, a sentence. requests: what people asked, with the answers.
         """
-        self.lost = lost
+        self.database_error = database_error
         partial = self._path.with_name(f"{self._path.name}.partial")
         self._store.rescue(partial, sweep, now)
         with contextlib.closing(stores.Store(stores.sqlite_url(partial))) as fresh:
@@ -63,18 +63,18 @@ class Rescue:
 
     def forget(self) -> None:
         """The sweep's own database is back, and holds what it did."""
-        if self.lost:
+        if self.database_error:
             self._path.unlink(missing_ok=True)
-        self.lost = ""
+        self.database_error = ""
 
     @property
     def advice(self) -> str:
         """What happened and what a person can do, a sentence."""
         return (
-            f"{self.lost}; nothing is written there any more, running jobs are watched to their end, and all records "
-            f"are in {self._path}. To go on: stop this command, put the database back or copy {self._path.name} into "
-            "its place (or name it with --storage), and run the same command again; a team's database takes them back "
-            "with --merge-rescued"
+            f"{self.database_error}; nothing is written there any more, running jobs are watched to their end, and all "
+            f"records are in {self._path}. To go on: stop this command, put the database back or copy "
+            f"{self._path.name} into its place (or name it with --storage), and run the same command again; a team's "
+            "database takes them back with --merge-rescued"
         )
 
 
@@ -101,8 +101,10 @@ class EventFile:
         if len(self._waiting) > KEPT_LINES:
             self._waiting.popleft()
             self._dropped += 1
-        lost = [_line({"at": round(now, 3), "event": "lines lost", "count": self._dropped})] if self._dropped else []
-        if _append(self._path, "".join([*lost, *self._waiting])):
+        database_error = (
+            [_line({"at": round(now, 3), "event": "lines lost", "count": self._dropped})] if self._dropped else []
+        )
+        if _append(self._path, "".join([*database_error, *self._waiting])):
             self._waiting.clear()
             self._dropped = 0
 
@@ -145,7 +147,7 @@ class EventLog:
         self.log(event, **facts, text=text)
         self._show(shown or text)
 
-    def trouble(self, about: str, text: str, *, kind: str = "") -> None:
+    def warn_once(self, about: str, text: str, *, kind: str = "") -> None:
         """Trouble that may last is said when it begins or changes, not every tick. "": it is over.
 
         kind: what makes it another trouble, where its words grow with what is seen; the text itself by default.
@@ -178,12 +180,12 @@ class SweepRecords:
         self._rescue = Rescue(paths.rescued, store)
         self.unsaved = Changes()
         self.away = False
-        self.asked_at = -math.inf
+        self.queried_at = -math.inf
 
     @property
-    def lost(self) -> str:
+    def database_error(self) -> str:
         """What to do where the database has lost the sweep; "" while it has not."""
-        return self._rescue.advice if self._rescue.lost else ""
+        return self._rescue.advice if self._rescue.database_error else ""
 
     def save(self, changes: Changes) -> bool:
         """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
@@ -191,18 +193,18 @@ class SweepRecords:
         try:
             self._store.save(self._lease, self.unsaved, self._now())
         except DatabaseChangedError as error:
-            if changes or not self._rescue.lost:
+            if changes or not self._rescue.database_error:
                 self._keep_elsewhere(error)
             self.away = True
             return False
         except StoreError as error:
             sentence = f"{error}; continuing, {len(self.unsaved.trials)} trial changes wait to be written"
-            self._events.trouble("database", sentence)
+            self._events.warn_once("database", sentence)
             self.away = True
             return False
         finally:
-            self.asked_at = self._now()
-        self._events.trouble("database", "")
+            self.queried_at = self._now()
+        self._events.warn_once("database", "")
         self._rescue.forget()
         self.unsaved, self.away = Changes(), False
         return True
@@ -212,6 +214,6 @@ class SweepRecords:
         try:
             self._rescue.keep(str(error), self._sweep, self._requests(), self._now())
         except (StoreError, OSError) as second:
-            self._events.trouble("database", f"{error}; {second}: what is known is in memory only")
+            self._events.warn_once("database", f"{error}; {second}: what is known is in memory only")
             return
-        self._events.trouble("database", self._rescue.advice)
+        self._events.warn_once("database", self._rescue.advice)

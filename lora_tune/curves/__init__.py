@@ -4,7 +4,7 @@ Pure functions of evals; nothing here raises on bad data. See docs/statistics.md
 """
 
 from lora_tune.curves.family import Crossing, Family, estimate, learn_family, log_linear
-from lora_tune.curves.forecast import Forecast, chance_words, expected_stop, forecast
+from lora_tune.curves.forecast import Forecast, chance_text, expected_stop, forecast
 from lora_tune.curves.phases import recognised, second_phase
 from lora_tune.curves.published import Envelope, StallVerdict
 from lora_tune.curves.timing import (
@@ -32,7 +32,7 @@ __all__ = [
     "Schedule",
     "StallVerdict",
     "Timing",
-    "chance_words",
+    "chance_text",
     "choose_schedule",
     "clock_seconds",
     "estimate",

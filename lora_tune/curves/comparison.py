@@ -87,7 +87,7 @@ def comparable(evals: Sequence[Eval]) -> Points:
     return usable(evals, LARGEST_VALUE)
 
 
-def course(evals: Sequence[Eval], *, length: float | None = None, task: Hashable = ()) -> ComparedRun:
+def compared_run(evals: Sequence[Eval], *, length: float | None = None, task: Hashable = ()) -> ComparedRun:
     """A run as it is compared, from its evals as they were read."""
     curve, holes = comparable(evals), _without_number(evals)
     before = holes[holes < curve.samples.min(initial=math.inf)]

@@ -120,6 +120,6 @@ def _phi(z: Array) -> Array:
     return np.asarray(ndtr(z), dtype=np.float64)
 
 
-def chance_words(chance: float) -> str:
+def chance_text(chance: float) -> str:
     """A forecast's probability for people: two digits, and no more certainty than such a model has."""
     return f"{100 * chance:.2g}%" if chance >= 1e-4 else "under 0.01%"

@@ -23,7 +23,7 @@ from lora_tune.curves.comparison import (
     allowed,
     broke_off,
     compare,
-    course,
+    compared_run,
 )
 from lora_tune.curves.points import Points, first_reached, usable_samples
 from lora_tune.curves.published import GO_ON, PUBLISHED_STEP, Envelope, StallVerdict, every, outside
@@ -83,7 +83,7 @@ def verdict(
     """
     if not evals or first_reached(evals, target) is not None:
         return GO_ON
-    run = course(evals, length=length, task=task)
+    run = compared_run(evals, length=length, task=task)
     at = max((e.samples for e in evals if usable_samples(e.samples)), default=0.0)
     if not at or (length is not None and at >= length * (1 - 1e-9)):
         return GO_ON
@@ -167,7 +167,7 @@ def _two_evals_in(envelope: Envelope, begin: float) -> float:
     return max(begin, math.exp(envelope.family.log_samples[0])) + (IN_A_ROW - 1) * PUBLISHED_STEP
 
 
-def in_rising_words(sentence: str, kept: float, shown: float) -> str:
+def for_rising_metric(sentence: str, kept: float, shown: float) -> str:
     """A verdict on a metric that rises, which is compared turned round: what lies above there lies below here.
 
     kept, shown: the target as it is compared, and as people state it.

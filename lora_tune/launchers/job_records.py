@@ -76,9 +76,9 @@ class JobRecords:
 def read_records(attempt: AttemptPaths, token: str) -> JobRecords:
     """The records of the attempt ``token``; "" takes those of any, as an earlier release wrote them without one."""
     problems: list[str] = []
-    claim = _own(attempt.claim, _process, token, problems)
-    started = _own(attempt.started, _process, token, problems)
-    ended = _own(attempt.ended, _end, token, problems)
+    claim = _verified(attempt.claim, _process, token, problems)
+    started = _verified(attempt.started, _process, token, problems)
+    ended = _verified(attempt.ended, _end, token, problems)
     return JobRecords(claim=claim, started=started, ended=ended, problem="; ".join(problems))
 
 
@@ -86,7 +86,7 @@ def read_pauses(attempt: AttemptPaths, token: str) -> dict[str, Any]:
     """What the runner of the attempt ``token`` wrote of its job's pauses, as fields of its JobStatus."""
     if not attempt.pauses.exists():
         return {}
-    pauses = _own(attempt.pauses, _pauses, token, []) or ()
+    pauses = _verified(attempt.pauses, _pauses, token, []) or ()
     placed = tuple((begin, end) for begin, end, certain in pauses if certain)
     whole = sum(end - begin for begin, end, _ in pauses)
     return {"pauses": placed, "paused_seconds": whole if len(placed) < len(pauses) else 0.0}
@@ -112,7 +112,7 @@ def foreign(name: str, token: str, expected: str) -> str:
     return f"{name} is {owner}, not of this one (token {expected})"
 
 
-def _own(
+def _verified(
     path: Path, parse: Callable[[Mapping[str, Any]], Record | None], token: str, problems: list[str]
 ) -> Record | None:
     file: SmallFile = read_json(path)

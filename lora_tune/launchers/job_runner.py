@@ -268,7 +268,9 @@ def read_command(path: Path) -> Command | str:
         return file.problem or f"{path.name} is absent"
     argv, environment = file.content.get("argv"), file.content.get("environment")
     cwd, log = file.content.get("cwd"), text_of(file.content, "log")
-    whole = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
+    whole = (
+        isinstance(argv, list) and argv and all(isinstance(argument, str) and "\0" not in argument for argument in argv)
+    )
     if not whole or not _is_environment(environment) or not isinstance(cwd, str | None) or not log or "\0" in log:
         return f"{path.name} is damaged: a field is missing or cannot be"
     assert isinstance(argv, list)

@@ -14,10 +14,10 @@ from lora_tune.base.errors import LauncherError, SetupError
 from lora_tune.base.files import create_json, write_json
 from lora_tune.base.host import (
     VISIBLE,
+    ancestor_pids,
     device_ids,
     gpus_of_command,
     gpus_of_machine,
-    own_line,
     restricted_to,
     send_signal,
     steady,
@@ -80,12 +80,12 @@ class LocalLauncher:
         if self._shared:
             busy = Counter(device for devices in self._busy.values() for device in devices)
             return tuple(sorted(self._gpus, key=lambda device: busy[device])[: gpus_of_command(job.argv)])
-        wanted = job.resources.gpus_per_node if self._gpus else 0
+        requested = job.resources.gpus_per_node if self._gpus else 0
         taken = {device for devices in self._busy.values() for device in devices}
         free = [device for device in self._gpus if device not in taken]
-        if len(free) < wanted:
-            raise LauncherError(f"{job.name} needs {wanted} GPUs and {len(free)} are free; lower budget.parallel")
-        return tuple(free[:wanted])
+        if len(free) < requested:
+            raise LauncherError(f"{job.name} needs {requested} GPUs and {len(free)} are free; lower budget.parallel")
+        return tuple(free[:requested])
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """Read the records that the jobs wrote."""
@@ -151,7 +151,7 @@ def _runs(record: ProcessRecord | None) -> bool:
 
     A trial can write anything in its folder: neither we nor what we descend from is one.
     """
-    return record is not None and record.process.alive and record.process.pid not in own_line()
+    return record is not None and record.process.alive and record.process.pid not in ancestor_pids()
 
 
 def _is_being_started(job_id: str, attempt: AttemptPaths) -> bool:
@@ -208,8 +208,8 @@ def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
     if study.workload.kind == "command" and "gpus_per_node" not in site.model_fields_set:
         return LocalLauncher(gpus_of_machine(visible), shared=True)
     # Where nobody can tell what the machine has, the study's word counts.
-    seen = gpus_of_machine(visible) if gpus_of_job else ()
-    have = seen or device_ids(gpus_of_job * jobs, visible)
+    visible_gpus = gpus_of_machine(visible) if gpus_of_job else ()
+    have = visible_gpus or device_ids(gpus_of_job * jobs, visible)
     gpus = have[: gpus_of_job * jobs]
     if len(gpus) < gpus_of_job * jobs:
         remedy = "lower budget.parallel" if len(gpus) >= gpus_of_job else "lower site.gpus_per_node"
@@ -218,7 +218,7 @@ def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
             f"{where} {len(gpus)} GPUs, and {jobs} jobs of {gpus_of_job} at a time need {gpus_of_job * jobs}; "
             f"{remedy}{'' if visible is None else ', or name more GPUs'}"
         )
-    return LocalLauncher(gpus, gpus_of_job, ",".join(seen) if seen and visible is None else visible)
+    return LocalLauncher(gpus, gpus_of_job, ",".join(visible_gpus) if visible_gpus and visible is None else visible)
 
 
 KIND = LauncherKind(make=_on_this_machine, period=0.25, submit_grace_seconds=0.0, one_machine=True)

@@ -30,7 +30,7 @@ from lora_tune.workloads.base import Job
 
 SIGNALS = 128
 """Exit codes from here on tell which signal ended a process."""
-TOLD_BYTES = 1 << 16
+EVENT_BYTES = 1 << 16
 """Of the end of a pack's log, where that says why its trials failed."""
 
 
@@ -119,8 +119,8 @@ def _failed_to_begin(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | N
 def _end_of(log: Path) -> bytes:
     """The last lines of a log; b"" where it cannot be read."""
     with contextlib.suppress(OSError), os.fdopen(open_regular(log), "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TOLD_BYTES))
-        return file.read(TOLD_BYTES)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - EVENT_BYTES))
+        return file.read(EVENT_BYTES)
     return b""
 
 
@@ -138,14 +138,16 @@ def _displaced(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | None:
 def _interrupted(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus:
     """A trial whose pack ended without a word about it: it is run again, since another one may be to blame."""
     below = pack.status
-    own = (JobState.HOST_MEMORY, JobState.NODE_FAILED, JobState.NOT_BEGUN)
-    state = below.state if below.state in own else JobState.PREEMPTED
+    node_states = (JobState.HOST_MEMORY, JobState.NODE_FAILED, JobState.NOT_BEGUN)
+    state = below.state if below.state in node_states else JobState.PREEMPTED
     code = "" if below.exit_code is None else f", exit code {below.exit_code}"
     how = below.reason if below.state is JobState.HOST_MEMORY else f"{below.state.value}{code}"
     why = f"its pack {pack.ticket.name} ended before it: {how}"
     reason = why if how == below.reason else "; ".join(filter(None, (why, below.reason)))
-    own_end = below.exit_code if below.state in (JobState.ENDED, JobState.HOST_MEMORY) else None  # not of preemption
-    return JobStatus(state=state, ended_at=below.ended_at, exit_code=own_end, reason=reason, **known)
+    ended_by_itself = (
+        below.exit_code if below.state in (JobState.ENDED, JobState.HOST_MEMORY) else None
+    )  # not of preemption
+    return JobStatus(state=state, ended_at=below.ended_at, exit_code=ended_by_itself, reason=reason, **known)
 
 
 SILENCE_SECONDS = 120.0
@@ -166,9 +168,9 @@ class PackedLauncher:
         self._below, self._most, self._place, self._number = below, slots, folder, packs
         self._slots = slots
         self._packs: dict[Path, KnownPack] = {}
-        self._told: set[Path] = set()  # packs that have ended, and whose end was told
+        self._reported: set[Path] = set()  # packs that have ended, and whose end was told
         self._homes: set[Path] = set()  # of trials that were asked about, also where somebody has removed them
-        self._asked_at = float("-inf")
+        self._queried_at = float("-inf")
 
     def submit(self, job: Job) -> str:
         """Give the trial to a pack with room, or to a new one; returns the id of the pack's job."""
@@ -178,7 +180,7 @@ class PackedLauncher:
             known = self.poll([Ticket(name=job.name, folder=job.folder, token=job.token)])[job.name]
             if known.state is not JobState.LOST:
                 return known.job_id
-        if time.monotonic() - self._asked_at > FRESH_SECONDS:
+        if time.monotonic() - self._queried_at > FRESH_SECONDS:
             self._ask()
         for pack in [pack for pack in self._packs.values() if pack.status.state.alive and not pack.folder.gone]:
             room = pack.room or self._number * self._slots
@@ -264,7 +266,7 @@ class PackedLauncher:
         statuses = self._below.poll([pack.ticket for pack in polled]) if polled else {}
         for pack in polled:
             self._packs[pack.ticket.folder] = replace(pack, status=statuses[pack.ticket.name])
-        self._asked_at = time.monotonic()
+        self._queried_at = time.monotonic()
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """A message to the pack: it ends the trial, and the others train on. A pack that hangs is killed."""
@@ -272,7 +274,7 @@ class PackedLauncher:
         if home is None:
             self._below.cancel(ticket, force=force)
             return
-        with _no_message_lost(f"{ticket.name} is not ended yet"):
+        with _reported_once(f"{ticket.name} is not ended yet"):
             self._withdraw_or_stop(home, ticket, force=force)
 
     def _withdraw_or_stop(self, home: PackFolder, ticket: Ticket, *, force: bool) -> None:
@@ -285,8 +287,8 @@ class PackedLauncher:
         home.stop(ticket.name, force=force)
         states = home.states(self._number)
         # Which pack of its job has a trial that trains not yet, is not known: the quietest may.
-        heard = min(state.at for state in telling(ticket.name, states) or states)
-        hangs = time.time() - heard > SILENCE_SECONDS
+        latest = min(state.at for state in telling(ticket.name, states) or states)
+        hangs = time.time() - latest > SILENCE_SECONDS
         if force and hangs and (pack := self._packs.get(home.paths.folder)) is not None:
             self._below.cancel(pack.ticket, force=True)
 
@@ -295,11 +297,11 @@ class PackedLauncher:
         jobs = []
         for place, pack in self._packs.items():
             status = pack.status
-            if status.started_at is None or place in self._told:
+            if status.started_at is None or place in self._reported:
                 continue
             ended_at = None if status.state.alive else status.ended_at
             if not status.state.alive:
-                self._told.add(place)
+                self._reported.add(place)
                 if ended_at is None:  # lost, and nobody knows when
                     continue
             jobs.append(
@@ -317,7 +319,7 @@ class PackedLauncher:
         for pack in alive:
             if any(pack.folder.open_requests()):
                 continue
-            with _no_message_lost(f"{pack.ticket.name} is not let go yet"):
+            with _reported_once(f"{pack.ticket.name} is not let go yet"):
                 pack.folder.let_go()
             if pack.status.state is JobState.QUEUED:
                 self._below.cancel(pack.ticket)
@@ -336,7 +338,7 @@ class PackedLauncher:
 
 
 @contextlib.contextmanager
-def _no_message_lost(action: str) -> Iterator[None]:
+def _reported_once(action: str) -> Iterator[None]:
     """Raises LauncherError, after which a message is tried again, where it cannot be written: a full disk, say."""
     try:
         yield

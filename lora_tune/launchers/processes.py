@@ -12,7 +12,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lora_tune.base.files import open_regular
-from lora_tune.base.host import own_line, send_signal
+from lora_tune.base.host import ancestor_pids, send_signal
 from lora_tune.base.paths import AttemptPaths
 
 _COUNTERS = {"": "memory.events", "memory": "memory.oom_control"}
@@ -20,14 +20,14 @@ _COUNTERS = {"": "memory.events", "memory": "memory.oom_control"}
 _OF_MACHINE = Path("/proc/vmstat")
 
 
-def own_cgroup(controller: str = "") -> Path | None:
+def process_cgroup(controller: str = "") -> Path | None:
     """The folder of this process's cgroup: of version 2, or of a controller of version 1; None where there is none."""
     try:
         mounts = _mounts()
-        ours = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        cgroup_lines = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
-    paths = [path for _, names, path in (line.split(":", 2) for line in ours) if controller in names.split(",")]
+    paths = [path for _, names, path in (line.split(":", 2) for line in cgroup_lines) if controller in names.split(",")]
     roots = [(mount, root) for mount, root, held in mounts if controller in held]
     if not paths or not roots:
         return None
@@ -66,7 +66,7 @@ def oom_kills() -> int:
     counts by no group it is those of the whole machine; 0 where nothing counts them.
     """
     for controller, name in _COUNTERS.items():
-        group = own_cgroup(controller)
+        group = process_cgroup(controller)
         counted = next(_counts(group / name), None) if group is not None else None
         if counted is not None:
             return counted
@@ -117,10 +117,10 @@ def make_cgroup(attempt: AttemptPaths) -> Path | None:
 
     Inside a Slurm job none is made: Slurm owns the job's processes by a cgroup of its own, and looks into no other.
     """
-    own = own_cgroup() if "SLURM_JOB_ID" not in os.environ else None
-    if own is None:
+    job_cgroup = process_cgroup() if "SLURM_JOB_ID" not in os.environ else None
+    if job_cgroup is None:
         return None
-    group = own / _cgroup_name(attempt)
+    group = job_cgroup / _cgroup_name(attempt)
     try:
         attempt.cgroup.write_text(str(group), encoding="utf-8")
         group.mkdir(exist_ok=True)
@@ -178,14 +178,14 @@ def descendants(root: int) -> dict[int, tuple[str, float]]:
     started: dict[int, list[int]] = {}
     for pid, fields in living.items():
         started.setdefault(int(fields[1]), []).append(pid)
-    found, waiting = dict[int, tuple[str, float]](), [root]
+    pending_children, waiting = dict[int, tuple[str, float]](), [root]
     while waiting:
         pid = waiting.pop()
-        if pid in living and pid not in found:
+        if pid in living and pid not in pending_children:
             fields = living[pid]
-            found[pid] = fields[0].decode(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            pending_children[pid] = fields[0].decode(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             waiting += started.get(pid, ())
-    return found
+    return pending_children
 
 
 def end_children(cgroup: Path | None, besides: Set[int]) -> None:
@@ -261,8 +261,8 @@ def kill_strays(attempt: AttemptPaths, number: int = signal.SIGKILL) -> bool:
 
 def _marked(folder: Path) -> set[int]:
     """Living processes that carry the mark of the job in ``folder``; only this user's show what they carry."""
-    wanted = os.fsencode(f"{MARK}={folder}")
-    return {pid for pid, (state, _) in _processes() if state not in "ZX" and _carries(pid, wanted)}
+    marker = os.fsencode(f"{MARK}={folder}")
+    return {pid for pid, (state, _) in _processes() if state not in "ZX" and _carries(pid, marker)}
 
 
 def _carries(pid: int, variable: bytes) -> bool:
@@ -272,7 +272,7 @@ def _carries(pid: int, variable: bytes) -> bool:
 
 
 def _signal(pids: set[int], number: int) -> None:
-    for pid in pids - own_line():
+    for pid in pids - ancestor_pids():
         send_signal(pid, number)
 
 

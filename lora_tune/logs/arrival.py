@@ -70,8 +70,8 @@ def log_pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogRea
                 cuts.append(at)
         points = _points(reader)
     if points:
-        found = _by_progress(points[:: -(-len(points) // most)], begin, end)
-        return found if len(_windows(begin, end)) == 1 else _filled(found, begin, most)
+        by_progress = _by_progress(points[:: -(-len(points) // most)], begin, end)
+        return by_progress if len(_windows(begin, end)) == 1 else _filled(by_progress, begin, most)
     return _by_bytes(cuts, begin, end) if begin else _header(at, end)
 
 
@@ -214,13 +214,13 @@ class Arrivals:
 
     def _take_over(self) -> None:
         """Find out what came since an earlier driver looked last."""
-        seen = self._known[-1].end if self._known else 0
+        offset = self._known[-1].end if self._known else 0
         try:
             size = self._log.stat().st_size
         except OSError:  # nothing came yet
             return
-        if seen > size:  # another file than the one whose times are known
-            self._known, seen = [], 0
+        if offset > size:  # another file than the one whose times are known
+            self._known, offset = [], 0
             with contextlib.suppress(OSError):
                 self._kept.unlink()
         left_at = self._known[-1].at if self._known else self._begun
@@ -244,9 +244,9 @@ class Arrivals:
 
     def _all_arrived(self) -> None:
         """What lies in the log came by now, whenever it is read."""
-        seen = self._known[-1].end if self._known else 0
+        offset = self._known[-1].end if self._known else 0
         with contextlib.suppress(OSError):
-            if (size := self._log.stat().st_size) > seen:
+            if (size := self._log.stat().st_size) > offset:
                 self._arrived((size, self._looked_at))
 
     def _spread(self, at: float, *, marked: bool) -> None:
@@ -255,11 +255,11 @@ class Arrivals:
             status = self._log.stat()
         except OSError:
             return
-        seen = self._known[-1].end if self._known else 0
-        if status.st_size > seen:
+        offset = self._known[-1].end if self._known else 0
+        if status.st_size > offset:
             guessed = max(0.0, min(self._clock(), status.st_mtime) - at)
             self.guessed_seconds += guessed if marked else 0.0
-            pieces = log_pieces(self._log, seen, status.st_size, self._make_reader)
+            pieces = log_pieces(self._log, offset, status.st_size, self._make_reader)
             self._arrived(*((end, at + share * guessed) for end, share in pieces), estimated=marked)
 
     def now(self) -> float:

@@ -155,7 +155,7 @@ MAX_MARKS = 10_000
 
 SHOWN_CHARACTERS = 500
 
-WENT_ON = 3
+LATER_STEPS = 3
 """Lines of progress after a text that show that the training survived it; ranks that interleave print one or two."""
 
 
@@ -217,7 +217,7 @@ class _State:
     phase: Phase = Phase.RUN
     begun: bool = False
     hits: dict[Phase, dict[int, tuple[int, bytes]]] = field(default_factory=lambda: {phase: {} for phase in Phase})
-    progress: deque[int] = field(default_factory=lambda: deque(maxlen=WENT_ON))
+    progress: deque[int] = field(default_factory=lambda: deque(maxlen=LATER_STEPS))
     tried: dict[bytes, int] = field(default_factory=lambda: dict.fromkeys(_BY_ANCHOR, 0))
     last: bytes = b""
     marks: int = 0
@@ -266,9 +266,9 @@ class FailureScanner:
         """The failure texts seen so far, by their place in the log."""
         state = self._complete()
         # The third last line of progress: what stands before it was survived.
-        went_on = state.progress[0] if len(state.progress) == WENT_ON else -1
+        progressed_to = state.progress[0] if len(state.progress) == LATER_STEPS else -1
         placed = [
-            (offset, index, Hit(SIGNATURES[index], _shown(line), phase, offset, survived=offset < went_on))
+            (offset, index, Hit(SIGNATURES[index], _shown(line), phase, offset, survived=offset < progressed_to))
             for phase, lines in state.hits.items()
             for index, (offset, line) in lines.items()
         ]
@@ -337,7 +337,7 @@ def _marks(text: bytes) -> Iterator[tuple[int, _Mark]]:
     for mark in _MARKS:
         at = text.find(mark.anchor)
         while at >= 0:
-            begin, end = _line_around(text, 0, at)
+            begin, end = _line_at(text, 0, at)
             if mark.pattern.search(_LABEL.sub(b"", text[begin:end], count=1)):
                 marks.append((begin, mark))
             at = text.find(mark.anchor, max(end, at + 1))
@@ -367,7 +367,7 @@ def _lines_with(text: bytes, anchor: bytes) -> Iterator[tuple[int, bytes]]:
     """The lines that hold ``anchor``, each with where it begins."""
     at, begin = text.find(anchor), 0
     while at >= 0:
-        begin, end = _line_around(text, begin, at)
+        begin, end = _line_at(text, begin, at)
         if at + len(anchor) <= end:
             yield begin, text[begin:end]
         at = text.find(anchor, max(end, at + 1))
@@ -382,7 +382,7 @@ def _matching(line: bytes, indices: list[int]) -> Iterator[tuple[int, bytes]]:
             yield from ((index, part) for index in indices if SIGNATURES[index].pattern.search(part))
 
 
-def _line_around(text: bytes, begin: int, at: int) -> tuple[int, int]:
+def _line_at(text: bytes, begin: int, at: int) -> tuple[int, int]:
     """The line, or the piece of a long line, around ``at``; ``begin`` is where some line or piece before it starts."""
     begin = max(begin, text.rfind(b"\n", begin, at) + 1)
     begin += (at - begin) // MAX_LINE * MAX_LINE
@@ -426,7 +426,7 @@ class Diagnosis:
     by_scheduler: bool = False
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """The line with the second reason behind it."""
         return f"{self.line} (also in its log: {self.also})" if self.also else self.line
 
@@ -512,7 +512,7 @@ def _second_reason(diagnosis: Diagnosis, hits: Sequence[Hit]) -> str:
     """The line of the most telling text of another kind than ``diagnosis``; what only ended the job is no reason."""
     for hit in hits:
         reason = hit.signature.weight is not Weight.ENDED and not hit.signature.completes
-        if reason and _words(hit) not in diagnosis.line and hit.signature.remedy != diagnosis.remedy:
+        if reason and _normalized(hit) not in diagnosis.line and hit.signature.remedy != diagnosis.remedy:
             return hit.line
     return ""
 
@@ -524,10 +524,10 @@ def _completed(line: str, telling: Sequence[Hit], hits: Sequence[Hit]) -> str:
         return line
     reasons = [h for h in hits if h.signature.completes == cause.signature.name and h.phase is cause.phase]
     first = min(reasons, key=lambda hit: SIGNATURES.index(hit.signature), default=None)
-    return line if first is None or _words(first) in line else f"{line}: {_words(first)}"
+    return line if first is None or _normalized(first) in line else f"{line}: {_normalized(first)}"
 
 
-def _words(hit: Hit) -> str:
+def _normalized(hit: Hit) -> str:
     """A hit's line without the name of the program that passed it on."""
     return hit.line.rpartition("pyxis: ")[2].strip()
 

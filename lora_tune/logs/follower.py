@@ -257,7 +257,7 @@ class LogFollower:
         """Why nothing in the log is what the study says an eval looks like; "" where that cannot be said."""
         reader = self._tail.reader
         assert isinstance(reader, _ReaderAndScanner)
-        return reader.reader.unmatched.words(ended=ended) if isinstance(reader.reader, LineReader) else ""
+        return reader.reader.unmatched.describe(ended=ended) if isinstance(reader.reader, LineReader) else ""
 
     def newly_guessed(self) -> float:
         """What was added to ``guessed_seconds`` since the last call."""

@@ -17,19 +17,19 @@ from typing import Any
 
 def main() -> int:
     """Run the function and print its evals; returns the exit code. What it raises ends the trial with a traceback."""
-    file, *words = sys.argv[1:]
+    file, *arguments = sys.argv[1:]
     sys.path.insert(0, str(Path.cwd()))  # where the functions' own modules lie
     function = pickle.loads(Path(file).read_bytes())
     began = time.monotonic()
     print(json.dumps({"begun": True}), flush=True)
-    for number, result in enumerate(_results(function(**dict(map(_argument, words)))), start=1):
+    for number, result in enumerate(_results(function(**dict(map(_argument, arguments)))), start=1):
         line = {"step": number, **_named(result)}
         print(json.dumps({"seconds": round(time.monotonic() - began, 6), **line}, default=float), flush=True)
     return 0
 
 
-def _argument(word: str) -> tuple[str, Any]:
-    name, _, text = word.partition("=")
+def _argument(argument: str) -> tuple[str, Any]:
+    name, _, text = argument.partition("=")
     try:
         return name, json.loads(text)
     except ValueError:

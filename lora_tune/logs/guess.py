@@ -39,7 +39,7 @@ MAX_LINE = 1000
 _TRIED = 12
 """Names of measures that are tried, the likeliest first."""
 
-_SHOWN_AGAIN = 3
+_REPEATS = 3
 """Lines to each different eval, from which on a line of progress shows each again; a plateau has fewer."""
 
 _MEAN = re.compile(r"\d\s{1,8}\(\s{0,8}[\d.]+\s{0,8}\)")
@@ -372,5 +372,5 @@ def _repeats(points: Series) -> bool:
     changes = 1 + sum(before != after for before, after in pairwise(losses))
     others = sum(t.score > 0 for t in points[0].tokens)
     return _PROGRESS_BAR.search(points[0].line) is not None or (
-        others > 1 and changes > 1 and len(points) >= _SHOWN_AGAIN * changes
+        others > 1 and changes > 1 and len(points) >= _REPEATS * changes
     )

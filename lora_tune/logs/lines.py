@@ -15,7 +15,7 @@ from lora_tune.base.paths import without_head
 from lora_tune.base.registry import LOG_READERS
 from lora_tune.base.text import without_escapes
 from lora_tune.logs.run import MAX_TEXT, LogReader, RunLog, as_count, as_number
-from lora_tune.logs.run_builder import RunBuilder, says_resumed
+from lora_tune.logs.run_builder import RunBuilder, states_resume
 from lora_tune.logs.tokens import in_use, losses, positions, with_points
 
 ENOUGH_LINES = 50
@@ -24,10 +24,10 @@ ENOUGH_LINES = 50
 LONGEST_SHOWN = 1000
 """Characters of a line that are looked at: they bound the time that one line can take."""
 
-_EVAL_WORD = re.compile(r"(?i)(?<![a-z])(eval|val|valid|validation|test|dev)(?![a-z])|eval_|val_|test_|dev_")
+_EVAL_NAME = re.compile(r"(?i)(?<![a-z])(eval|val|valid|validation|test|dev)(?![a-z])|eval_|val_|test_|dev_")
 
 
-def looks_like_an_eval(line: str) -> bool:
+def is_eval_line(line: str) -> bool:
     """Whether a line states a loss and how far the run is."""
     return bool(losses(line[:LONGEST_SHOWN]) and positions(line[:LONGEST_SHOWN]))
 
@@ -62,13 +62,13 @@ class Unmatched:
     def take(self, line: str) -> None:
         """One line that no setting matched."""
         self.lines += 1
-        if not looks_like_an_eval(with_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
+        if not is_eval_line(with_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
             return
-        is_eval = _EVAL_WORD.search(line) is not None
-        if is_eval or (self.patterns and not _EVAL_WORD.search(self.patterns)):
+        is_eval = _EVAL_NAME.search(line) is not None
+        if is_eval or (self.patterns and not _EVAL_NAME.search(self.patterns)):
             self.likely = line.strip()[:200]
 
-    def words(self, *, ended: bool) -> str:
+    def describe(self, *, ended: bool) -> str:
         """What is wrong and what to write instead; "" while it may only be too early. ended: the job is over."""
         if self.found or not (ended or (self.lines >= ENOUGH_LINES and self.likely)):
             return ""
@@ -93,7 +93,7 @@ Clock = Callable[[], float]
 MAX_LINE = 4096
 """Bytes; longer lines are dropped and counted."""
 
-SEEN_LATE_MS = 2500
+LATE_READ_MS = 2500
 """A line that came this long after a pause began was written before it: it is timed when it is read."""
 
 FACTS = ("samples", "step", "epoch", "train_loss", "seconds", "eval_seconds", "throughput")
@@ -172,7 +172,7 @@ class LineReader:
         """What the log says so far."""
         # Seconds that the log itself states are counted from a time that nobody knows.
         placed = self.pauses and not self.states_seconds
-        builder = self.run_builder.without(self.pauses, SEEN_LATE_MS) if placed else self.run_builder
+        builder = self.run_builder.without(self.pauses, LATE_READ_MS) if placed else self.run_builder
         return builder.run(self._dropped)
 
     def _take(self, line: bytes, now: int) -> None:
@@ -183,7 +183,7 @@ class LineReader:
         elif line:
             self.run_builder.mark(now)
             text = with_points(plain(line)) if self.decimal_comma else plain(line)
-            if not self.run_builder.resumed_line and says_resumed(text):
+            if not self.run_builder.resumed_line and states_resume(text):
                 self.run_builder.resumed_line = text.strip()[:MAX_TEXT]
             if not self._understood(text, now):
                 self._dropped += 1

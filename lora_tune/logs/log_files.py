@@ -39,15 +39,15 @@ class LogFile:
 
     def pieces(self) -> Iterator[bytes]:
         """The unpacked bytes, a megabyte at a time, as far as they can be read. Never raises."""
-        seen = 0
+        passed = 0
         try:
             for stream in map(_unpacked, self._streams):
-                while seen <= LARGEST_LOG and (piece := stream.read1(PIECE)):
-                    seen += len(piece)
+                while passed <= LARGEST_LOG and (piece := stream.read1(PIECE)):
+                    passed += len(piece)
                     yield piece
         except _FAULTS as error:
             self.problem = f"{self.name}: cannot be read: {error}"
-        if seen > LARGEST_LOG:
+        if passed > LARGEST_LOG:
             self.problem = f"{self.name}: larger than {LARGEST_LOG >> 30} GiB; the rest is not read"
 
 
@@ -176,7 +176,7 @@ def ticks(log: bytes) -> Iterator[bytes]:
 SCANNED_BYTES = 8 << 20
 """How much of a whole log is searched: configurations are printed at its start."""
 
-_WORDS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size", b"max_steps", b"gbs", b"global_batch_size")
+_KEYS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size", b"max_steps", b"gbs", b"global_batch_size")
 _SETTING = re.compile(
     rb"""(?<![\w.-])(healing_iter|fp4|fp8|cp|context_parallel_size|max_steps|gbs|global_batch_size)["']?"""
     rb"""[ \t]{0,4}[:=][ \t]{0,4}["']?(true|false|\d{1,9})(?=[\s"',;}\])])"""
@@ -194,9 +194,9 @@ def printed_settings(text: bytes) -> dict[bytes, bytes]:
 
 def _each_setting(text: bytes) -> Iterator[re.Match[bytes]]:
     """Words are searched for before the pattern is: that is ten times as fast."""
-    for word in _WORDS:
-        at = text.find(word)
+    for needle in _KEYS:
+        at = text.find(needle)
         while at >= 0:
             if match := _SETTING.match(text, at):
                 yield match
-            at = text.find(word, at + len(word))
+            at = text.find(needle, at + len(needle))

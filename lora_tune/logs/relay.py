@@ -51,7 +51,7 @@ def main() -> int:
         print("usage: python -m lora_tune.logs.relay FOLDER... -- COMMAND...", file=sys.stderr)
         return 2
     at = arguments.index("--")
-    return relay([Path(word) for word in arguments[:at]], arguments[at + 1 :])
+    return relay([Path(name) for name in arguments[:at]], arguments[at + 1 :])
 
 
 if __name__ == "__main__":

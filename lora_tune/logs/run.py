@@ -47,7 +47,7 @@ class RunLog:
     hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...), and
         ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
     dropped_lines: records that were cut, malformed, or longer than the reader holds.
-    lost_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
+    missing_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
     paused_seconds: how long its job stood still, which is left out of all its times.
     resumed: the line that says that training goes on from a checkpoint, "" where none does; what such a program prints
         of its speed is not believed.
@@ -73,7 +73,7 @@ class RunLog:
     dropped_lines: int = 0
     paused_seconds: float = 0.0
     resumed: str = ""
-    lost_evals: int = 0
+    missing_evals: int = 0
     other_values: int = 0
     metric: str = ""
     other_metrics: Mapping[str, tuple[Eval, ...]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class RunLog:
     @property
     def printed_evals(self) -> int:
         """How many evals the log shows, those included that the reader does not keep."""
-        return len(self.evals) + self.lost_evals
+        return len(self.evals) + self.missing_evals
 
     @property
     def init_seconds(self) -> float | None:

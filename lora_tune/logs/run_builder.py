@@ -45,9 +45,9 @@ class RunBuilder:
         "init_start",
         "init_stop",
         "last",
-        "lost_evals",
         "measured",
         "metric",
+        "missing_evals",
         "other_values",
         "others",
         "overall",
@@ -78,7 +78,7 @@ class RunBuilder:
         self.measured = -1  # the latest eval, train point or run_stop
         self.last = -1  # the latest start or stop of anything else
         self.evals: dict[float, tuple[float, int]] = {}
-        self.lost_evals = 0
+        self.missing_evals = 0
         self.other_values = 0
         self.train: dict[float, tuple[float, int]] = {}
         self.scaled: dict[float, tuple[float, int]] = {}  # train losses times CP over the micro-batches of a step
@@ -107,7 +107,7 @@ class RunBuilder:
             self.other_values += self.evals[samples][0] != loss and not math.isnan(loss)
             return
         if len(self.evals) == MAX_EVALS:
-            self.lost_evals += 1
+            self.missing_evals += 1
             return
         self.evals[samples] = loss, ms
         if ms > self.measured:
@@ -248,7 +248,7 @@ class RunBuilder:
             dropped_lines=dropped_lines,
             paused_seconds=self.paused_ms / 1000,
             resumed=self.resumed_line,
-            lost_evals=self.lost_evals,
+            missing_evals=self.missing_evals,
             other_values=self.other_values,
             metric=self.metric or "",
             other_metrics={name: _since(start, evals, Eval) for name, evals in self.others.items()},
@@ -460,7 +460,7 @@ LONGEST = 400
 """Characters of a line that are looked at."""
 
 
-def says_resumed(line: str) -> bool:
+def states_resume(line: str) -> bool:
     """Whether a line says that training goes on from a checkpoint that is not its beginning."""
     if "esum" not in line and "ontinuing" not in line and "estored" not in line and "ill skip" not in line:
         return False  # nearly all lines: a search for words costs a tenth of the patterns

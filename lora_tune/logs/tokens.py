@@ -42,7 +42,7 @@ _NAMELESS = (  # "[12] ", "[12/90] " and "12: ", where nothing else counts; torc
     re.compile(r"^\s{0,8}(?P<number>\d++):(?=\s)"),
     re.compile(r"^.*(?<!\d)\d+\|(?P<number>\d++)\|(?=Loss:)"),
 )
-_ALONE = re.compile(r"\s*(?P<number>\d++)\s*")
+_LONE_NUMBER = re.compile(r"\s*(?P<number>\d++)\s*")
 """A line of a number alone, by which some scripts count."""
 _BATCH = re.compile(r"\[[^\[\]]*?(?<!\d)(?P<at>\d++)/(?P<of>\d++)\]")
 
@@ -60,10 +60,10 @@ _SETTINGS = frozenset(
 ORDER = ("samples", "step", "epoch")
 """Groups that say how far a run is, the finest first."""
 
-EVAL_WORDS = frozenset(
+EVAL_NAMES = frozenset(
     ("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout", "validate", "validating", "cv")
 )
-_TRAIN_WORDS = frozenset(("train", "training", "tr", "smoothed", "lm", "learn"))
+_TRAIN_NAMES = frozenset(("train", "training", "tr", "smoothed", "lm", "learn"))
 _LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
 _LOSSES |= {"mlogloss": 5, "nloglik": 5, "deviance": 5, "rmsle": 5, "merror": 3, "mape": 3, "smape": 3, "fid": 3}
 _LOSSES |= {"lpips": 3, "eer": 3, "mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
@@ -130,17 +130,17 @@ def name_score(parts: Collection[str]) -> int:
     kind = max((_MEASURES.get(term, 0) for term in known), default=0)
     if not kind:
         kind = max((_MEASURES.get(term.rstrip("0123456789"), 1) - 1 for term in known), default=0)
-    if not kind and known & EVAL_WORDS:
+    if not kind and known & EVAL_NAMES:
         kind = max((_OF_EVALS.get(term, 0) for term in known), default=0)
     if not kind or known & _SPREADS or (known & _CHANGES and "to" not in known):
         return 0
-    named = 4 * bool(EVAL_WORDS & known) - 2 * bool(_TRAIN_WORDS & known) - 6 * bool(_BEST & known)
+    named = 4 * bool(EVAL_NAMES & known) - 2 * bool(_TRAIN_NAMES & known) - 6 * bool(_BEST & known)
     return max(0, kind + 2 * named)
 
 
 def of_test_set(parts: Collection[str]) -> bool:
     """Whether a name of these parts is a test set's, which is looked at where no validation set is."""
-    return {*parts} & EVAL_WORDS == {"test"}
+    return {*parts} & EVAL_NAMES == {"test"}
 
 
 def other_sets(name: str, names: Collection[str]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def other_sets(name: str, names: Collection[str]) -> tuple[str, ...]:
     Names are words with blanks between. One without a word of its own, such as ``val loss``, is a whole.
     """
     ranks = {term for other in (name, *names) for term in other.split() if re.fullmatch(r"top\d+", term)}
-    common = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | ranks
+    common = EVAL_NAMES | _TRAIN_NAMES | _MEASURES.keys() | ranks
     prefix, known = {*name.split()} - common, {*name.split()} & common
     return tuple(n for n in names if prefix and ({*n.split()} & common) == known and {*n.split()} - common - prefix)
 
@@ -194,7 +194,7 @@ class Token:
     @property
     def score(self) -> int:
         """How much the name looks like an eval's: 0 for what is no measure of quality."""
-        if len(self.terms) == 1 and self.terms[0] in EVAL_WORDS:
+        if len(self.terms) == 1 and self.terms[0] in EVAL_NAMES:
             return _BARE if "." in self.number else 0
         return 0 if self.unit else name_score(self.terms)
 
@@ -202,7 +202,7 @@ class Token:
     def trains(self) -> bool:
         """Whether the name is of a training loss."""
         known = {*self.terms}
-        return "loss" in known and not known & (EVAL_WORDS | _BEST)
+        return "loss" in known and not known & (EVAL_NAMES | _BEST)
 
     @property
     def falls(self) -> bool:
@@ -306,12 +306,12 @@ class Tokens:
         """The parts with that of the set in front, where the name does not say; whether it stands in a heading."""
         if _AVERAGE.search(line, 0, begin):
             parts = ("avg", *parts)
-        if {*parts} & (EVAL_WORDS | _TRAIN_WORDS - {"lm"}):
+        if {*parts} & (EVAL_NAMES | _TRAIN_NAMES - {"lm"}):
             return parts, False
         splits = [match[0] for match in _SPLIT.finditer(before, 0, begin)]
         if splits:
             prefix = max((terms_of(s) for s in splits if s.startswith(splits[-1])), key=len)
-            return ((*prefix, *parts) if {*prefix} & EVAL_WORDS else parts), False
+            return ((*prefix, *parts) if {*prefix} & EVAL_NAMES else parts), False
         if self._below < _BELOW and self._heading and (name_score(parts) or _OF_EVALS.keys() & {*parts}):
             return (self._heading, *parts), True
         return parts, False
@@ -323,14 +323,14 @@ class Tokens:
             term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
         elif _is_heading(line, tokens):
             term = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
-        elif any(m[1].lower() in _TRAIN_WORDS for m in _SPLIT.finditer(line)):
+        elif any(m[1].lower() in _TRAIN_NAMES for m in _SPLIT.finditer(line)):
             term = ""
         elif not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens):
             return
         else:
             term = ""
         known = {*terms_of(term)} | {term}
-        self._heading = "" if not term or known & _TRAIN_WORDS else "test" if "test" in known else "val"
+        self._heading = "" if not term or known & _TRAIN_NAMES else "test" if "test" in known else "val"
         self._below = 0
 
     def _header(self, line: str) -> bool:
@@ -382,7 +382,7 @@ def _counter(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts of a counter's name: ``validation loss at iteration`` counts iterations."""
     prefix = parts[-1:]
     for term in reversed(parts[:-1]):
-        if term not in EVAL_WORDS | _TRAIN_WORDS | {"global", "total", "num", "consumed", "trained", "env"}:
+        if term not in EVAL_NAMES | _TRAIN_NAMES | {"global", "total", "num", "consumed", "trained", "env"}:
             break
         prefix = (term, *prefix)
     return prefix
@@ -404,7 +404,7 @@ def _is_misread(line: str, match: re.Match[str], parts: tuple[str, ...]) -> bool
     )
 
 
-_MATTER = EVAL_WORDS | _TRAIN_WORDS | _MEASURES.keys() | _BEST | _PROGRESS.keys() | _SETTINGS | {"global", "avg"}
+_MATTER = EVAL_NAMES | _TRAIN_NAMES | _MEASURES.keys() | _BEST | _PROGRESS.keys() | _SETTINGS | {"global", "avg"}
 
 
 def _idle(name: str) -> int:
@@ -421,7 +421,7 @@ _FOREIGN = (
 )
 _LONG = tuple(
     term
-    for term in sorted({*_MEASURES, *_OF_EVALS, *EVAL_WORDS, *_PROGRESS, "entropy", "mean", *_FOREIGN})
+    for term in sorted({*_MEASURES, *_OF_EVALS, *EVAL_NAMES, *_PROGRESS, "entropy", "mean", *_FOREIGN})
     if len(term) > 2 or not term.isascii()
 )
 _SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z])|(?<=[a-z])(?:AP|CE|F1|R2)|\[batch=")
@@ -455,14 +455,14 @@ def _positions(line: str) -> Iterator[Token]:
 
 def _nameless(line: str) -> list[Token]:
     matches = [match for form in _NAMELESS for match in form.finditer(line)]
-    matches += [match for match in (_ALONE.fullmatch(line),) if match]
+    matches += [match for match in (_LONE_NUMBER.fullmatch(line),) if match]
     return [Token(("count",), match["number"], "step", nameless=True) for match in matches[:1]]
 
 
 def batch_of(line: str) -> tuple[int, int] | None:
     """Which batch of how many of an eval a line is of: ``Test: [ 78/78]``; None for others."""
     split = _SPLIT.match(line.strip())
-    batch = _BATCH.search(line) if split and split[1].lower() not in _TRAIN_WORDS else None
+    batch = _BATCH.search(line) if split and split[1].lower() not in _TRAIN_NAMES else None
     return (int(batch["at"]), int(batch["of"])) if batch else None
 
 

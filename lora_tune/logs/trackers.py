@@ -105,7 +105,7 @@ def _table(source: str) -> Iterator[TrackedRun]:
             yield _of_rows(source, names[at] or f"row {at + 1}", [row])
         return
     for name in dict.fromkeys(names):
-        yield _of_rows(source, name, [row for own, row in zip(names, rows, strict=True) if own == name])
+        yield _of_rows(source, name, [row for of_run, row in zip(names, rows, strict=True) if of_run == name])
 
 
 def _rows(path: Path) -> Iterator[dict[str, Scalar]]:
@@ -234,7 +234,7 @@ def _mlflow(source: str) -> Iterator[TrackedRun]:
                 if file.is_file()
             }
             series = {n: tuple((float(w[2]), float(w[1])) for w in rows if len(w) > 2) for n, rows in metrics.items()}
-            yield TrackedRun(source=source, name=folder.name, values=_there(params), series=series)
+            yield TrackedRun(source=source, name=folder.name, values=_present(params), series=series)
         return
     path = Path(source.removeprefix("sqlite:///")).resolve()
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
@@ -244,13 +244,13 @@ def _mlflow(source: str) -> Iterator[TrackedRun]:
             query = "SELECT key, step, value FROM metrics WHERE run_uuid = ? AND NOT is_nan ORDER BY step, timestamp"
             for key, step, value in database.execute(query, (run,)):
                 points[key].append((float(step), float(value)))
-            values = _there({key: scalar(text) for key, text in params.items()})
+            values = _present({key: scalar(text) for key, text in params.items()})
             yield TrackedRun(
                 source=source, name=name or run, values=values, series={k: tuple(p) for k, p in points.items()}
             )
 
 
-def _there(values: Mapping[str, Scalar | None]) -> dict[str, Scalar]:
+def _present(values: Mapping[str, Scalar | None]) -> dict[str, Scalar]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -285,8 +285,8 @@ def _wandb_run(source: str, file: Path) -> TrackedRun:
                     name = inner.decode("utf-8", "replace")
                 elif number == 4 and isinstance(inner, bytes):
                     values |= {key: scalar(value) for key, value in _wandb_items(inner).items()}
-    found = {key: tuple(sorted(points)) for key, points in series.items()}
-    return TrackedRun(source=source, name=name, values=_there(values), series=found)
+    series_points = {key: tuple(sorted(points)) for key, points in series.items()}
+    return TrackedRun(source=source, name=name, values=_present(values), series=series_points)
 
 
 _WANDB_HISTORY, _WANDB_CONFIG, _WANDB_RUN = 2, 5, 17
@@ -365,7 +365,7 @@ def _hparams(file: Path) -> dict[str, Scalar]:
     if not file.is_file():
         return {}
     pairs = (line.partition(":") for line in file.read_text(encoding="utf-8").splitlines() if line[:1].strip())
-    return _there({name: scalar(value) for name, _, value in pairs})
+    return _present({name: scalar(value) for name, _, value in pairs})
 
 
 TRACKERS: Mapping[str, Tracker] = {

@@ -19,7 +19,7 @@ from lora_tune.review.advice_convergence import CONVERGENCE_RULES, Advice, learn
 from lora_tune.review.importance import FailingValue, explained, failing_values
 from lora_tune.review.summary import batch_text
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import clock_words
+from lora_tune.search.pace import clock_text
 from lora_tune.search.scatter import scatter_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -255,7 +255,7 @@ def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
         seen="the machine was slower for some trials than for others",
         do="nothing for the ranking, which compares all at one pace; look at what else ran there, and measure again on "
         "a quiet machine (lora-tune confirm) where the time by the clock counts",
-        evidence=f"{listed(tuple(sorted(slow)))}; trial {most}: {clock_words(study, sweep.trials[most])}{where}",
+        evidence=f"{listed(tuple(sorted(slow)))}; trial {most}: {clock_text(study, sweep.trials[most])}{where}",
         trials=tuple(sorted(slow)),
     )
 
@@ -319,7 +319,7 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
         return Advice(
             seen="whether more trials would bring anything cannot be told",
             do="confirm the best with more seeds before you spend more, or stop",
-            evidence=f"{scatter.words}, so the best of {len(reached(sweep))} runs is about {luck:.0%} low by luck",
+            evidence=f"{scatter.sentence}, so the best of {len(reached(sweep))} runs is about {luck:.0%} low by luck",
             trials=since,
         )
     return Advice(

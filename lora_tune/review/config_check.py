@@ -16,7 +16,7 @@ from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import UNRUN, Recommended
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
-from lora_tune.workloads.base import KnowsVariables, SourcesConfigs, Workload
+from lora_tune.workloads.base import ListsVariables, SourcesConfigs, Workload
 from lora_tune.workloads.base_config import Difference, differences, equal
 from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.implementation import sourced, sourced_file
@@ -172,7 +172,7 @@ def exported_by(config: Path, workload: Workload) -> dict[str, str]:
 
 def readers(names: Iterable[str], workload: Workload) -> dict[str, str]:
     """Who reads each variable, in words; "" for nobody. Empty where nobody can know (another's command)."""
-    return workload.readers(names) if isinstance(workload, KnowsVariables) else {}
+    return workload.readers(names) if isinstance(workload, ListsVariables) else {}
 
 
 def without_effect(config: Path, workload: Workload) -> list[str] | None:
@@ -181,9 +181,9 @@ def without_effect(config: Path, workload: Workload) -> list[str] | None:
     Sources it in a clean bash as its user would. Raises SetupError when it cannot be sourced.
     """
     exported = exported_by(config, workload)
-    if not isinstance(workload, KnowsVariables):
+    if not isinstance(workload, ListsVariables):
         return None
-    return sorted(name for name in exported if not workload.knows_variable(name))
+    return sorted(name for name in exported if not workload.reads_variable(name))
 
 
 def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> list[str]:

@@ -97,7 +97,7 @@ def cannot_tell(study: Study, sweep: StudyRecords) -> str:
         return ""
     sentence = f"cannot tell: the {len(done)} results go with no parameter, beyond what chance would show"
     scatter = scatter_of(study, sweep)
-    return f"{sentence}; {scatter.words}" if scale_of(study).relative else sentence
+    return f"{sentence}; {scatter.sentence}" if scale_of(study).relative else sentence
 
 
 def _where(best: Sequence[Trial], name: str) -> str:
@@ -220,7 +220,7 @@ def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list
     return sorted(costs, key=lambda worth: -worth.share)
 
 
-def told(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
+def change_lines(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
     """The same in lines: how the trial did against the base, and each change with its worth where that is known."""
     base = base_trial(sweep)
     if base is None:

@@ -200,7 +200,7 @@ class _Player:
         run = self._run_that_counts()
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run, unit=self._study.progress_unit)
         action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
-        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.BELIEVED:
+        if isinstance(action, conclusion.Finish) and action.verdict in conclusion.PLAUSIBLE_VERDICTS:
             # Old logs mostly ran with other values than the study's, so they are held against none.
             untrue = why_untrue(self._study, self._trial, self._attempt, _ENDED, run, written={}, stamped=self._stamped)
             action = conclusion.refuse(self._study, [self._attempt], untrue) if untrue else action

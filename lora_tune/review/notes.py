@@ -25,7 +25,7 @@ from lora_tune.review.summary import (
     trial_name,
 )
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import clock_words
+from lora_tune.search.pace import clock_text
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.port import SWEEP, Remark
 from lora_tune.store.records import Attempt, StudyRecords, Trial, Verdict
@@ -51,7 +51,7 @@ def attributes(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> d
     known: dict[str, float | str | None] = {
         "verdict": str(trial.verdict or trial.state),
         "reason": trial.sentence or None,
-        "machine": clock_words(study, trial) or None,
+        "machine": clock_text(study, trial) or None,
         "with more seeds": raced_text(study, trial) or None,
         "why proposed": trial.why or None,
         "time to target (s)": trial.seconds,
@@ -175,7 +175,7 @@ def _summary(study: Study, trial: Trial) -> list[tuple[str, str]]:
     )
     return [
         ("Result", result),
-        ("Machine", clock_words(study, trial)),
+        ("Machine", clock_text(study, trial)),
         (f"{study.progress_unit.capitalize()} to target", _samples(trial)),
         ("Throughput", f"{speed:.4g} {study.progress_unit}/s" if speed else ""),
         ("One eval", duration(seconds) if seconds else ""),
@@ -235,7 +235,7 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
     whole: what is recommended is known of all trials that have ended, and not of some yet.
     """
     parts = [f"## {plain(study.name)}", plain(study.description)] if study.description else [f"## {plain(study.name)}"]
-    ended = ", ".join(f"{n} {objective_of(study).word(v)}" for v, n in overview.verdicts.items())
+    ended = ", ".join(f"{n} {objective_of(study).verdict_name(v)}" for v, n in overview.verdicts.items())
     rows = [("Trials", f"{overview.trials}: {ended or 'none ended'}"), ("Open", str(overview.open))]
     rows += [
         (spent_name(study).capitalize(), spent_text(study, overview.node_hours)),
@@ -252,8 +252,8 @@ def study_note(study: Study, sweep: StudyRecords, overview: Overview, *, whole: 
     if (recommended := overview.recommended) is not None:
         sentence = f"{recommended_text(study, recommended)}, {trial_name(recommended.trial)}"
         rows = [("Recommended", sentence), ("", parameters_text(recommended.trial)), *rows]
-    if overview.trouble:
-        rows = [("Trouble", overview.trouble), *rows]
+    if overview.warning:
+        rows = [("Trouble", overview.warning), *rows]
     if not whole:
         rows = [("" if overview.recommended else "Recommended", WORKING), *rows]
     parts.append(_table(("", ""), [(plain(n), plain(v)) for n, v in rows]))

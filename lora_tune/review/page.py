@@ -175,7 +175,7 @@ def state_of(study: Study, sweep: StudyRecords, trial: Trial) -> str:
     """How a trial ended, in the words of its objective; of an open one how its last attempt stands."""
     attempts = sweep.attempts_of(trial.number)
     if trial.verdict is not None:
-        return objective_of(study).word(trial.verdict)
+        return objective_of(study).verdict_name(trial.verdict)
     return str(attempts[-1].state if attempts else trial.state)
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lora_tune.config.spent import counts_node_hours, spent_words
+from lora_tune.config.spent import counts_node_hours, spent_phrase
 from lora_tune.config.study import Study
-from lora_tune.controller.evidence import believed, contradiction, courses, is_confirmed, whole_runs
+from lora_tune.controller.evidence import applicable_envelope, contradiction, courses, is_confirmed, whole_runs
 from lora_tune.curves.comparison import needed, supported
 from lora_tune.search.comparison import RunSummary
 from lora_tune.search.objectives import objective_of
@@ -68,7 +68,7 @@ def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingA
     good = {t.number for t in ended if t.verdict is Verdict.REACHED}
     if not objective.has_target:
         good = {t.number for t in whole[: count + 1]}
-    envelope = next((e for t in trials if (e := believed(study, sweep, t)) is not None), None)
+    envelope = next((e for t in trials if (e := applicable_envelope(study, sweep, t)) is not None), None)
     against, confirmed = contradiction(study, sweep), is_confirmed(study, sweep)
     stopped = [t for t in ended if t.verdict is Verdict.PRUNED and t.sentence.startswith("stalled")]
     audits = [t for t in ended if t.metrics.audited and t.verdict is not Verdict.PRUNED]
@@ -157,7 +157,7 @@ def account_text(account: StoppingAccount) -> str:
         low, high = account.false_rate
         parts.append(
             f"{account.erred} of {account.audited} audits reached {account.goal}, for "
-            f"{spent_words(account.audit_hours, machine_time=account.machine_time)} more: "
+            f"{spent_phrase(account.audit_hours, machine_time=account.machine_time)} more: "
             f"{_percent(low)} to {_percent(high)} of good runs are condemned"
         )
     return "; ".join(parts)

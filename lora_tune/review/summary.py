@@ -11,14 +11,14 @@ from statistics import NormalDist, median
 
 from lora_tune.base.text import duration, visible
 from lora_tune.config.study import Study
-from lora_tune.controller.conclusion import estimate_words
+from lora_tune.controller.conclusion import estimate_text
 from lora_tune.controller.evidence import max_samples
 from lora_tune.review import stopping as raced
 from lora_tune.review.stopping import StoppingAccount, runs_text, stopping_account
 from lora_tune.search import comparison
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of, objectives_of
-from lora_tune.search.pace import clock_words
+from lora_tune.search.pace import clock_text
 from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import UNRUN, Nearest, Recommended, best_run, nearest, recommend
 from lora_tune.search.samplers import takes_old_runs
@@ -117,7 +117,7 @@ class Overview:
     node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
     trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
-    nearest: the trial that came nearest to the target while none has reached it. trouble: why the results mislead, a
+    nearest: the trial that came nearest to the target while none has reached it. warning: why the results mislead, a
     sentence; "" where they do not.
     """
 
@@ -134,7 +134,7 @@ class Overview:
     failures: tuple[FailureClass, ...]
     stopping: StoppingAccount | None = None
     nearest: Nearest | None = None
-    trouble: str = ""
+    warning: str = ""
 
 
 def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
@@ -159,7 +159,7 @@ def overview_without_recommendation(study: Study, sweep: StudyRecords, now: floa
         failures=failure_classes(sweep, now),
         stopping=stopping_account(study, sweep, now),
         nearest=nearest(study, sweep),
-        trouble=idle.sentence if (idle := no_effect(study, sweep)) else "",
+        warning=idle.sentence if (idle := no_effect(study, sweep)) else "",
     )
 
 
@@ -227,7 +227,7 @@ def ending_label(study: Study, trial: Trial) -> str:
     """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
     if trial.metrics.confirmed is not None:
         return "passed over" if trial.passed_over else "confirmed"
-    return objective_of(study).word(trial.verdict) if trial.verdict is not None else ""
+    return objective_of(study).verdict_name(trial.verdict) if trial.verdict is not None else ""
 
 
 def objective_text(study: Study) -> str:
@@ -282,7 +282,7 @@ def prior_text(study: Study, sweep: StudyRecords) -> str:
         return ""
     from lora_tune.search import priors, published
 
-    sources = [priors.words(sweep.priors)]
+    sources = [priors.describe(sweep.priors)]
     if study.objective.curves == "llama2_70b_lora":
         sources.insert(0, f"{len(published.llama2_70b_lora())} published MLPerf submissions")
     if study.search.full_fine_tuning_lr is not None:
@@ -293,8 +293,8 @@ def prior_text(study: Study, sweep: StudyRecords) -> str:
 def score_text(study: Study, trial: Trial) -> str:
     """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, the machine's
     part where that was slower, and whether the time is an estimate; "" where there is nothing."""
-    machine = "" if trial.metrics.clock_objective is None else clock_words(study, trial)
-    return "; ".join(filter(None, (_normalised(study, trial), machine, estimate_words(trial.metrics))))
+    machine = "" if trial.metrics.clock_objective is None else clock_text(study, trial)
+    return "; ".join(filter(None, (_normalised(study, trial), machine, estimate_text(trial.metrics))))
 
 
 def _normalised(study: Study, trial: Trial) -> str:

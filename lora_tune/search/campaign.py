@@ -98,7 +98,7 @@ class Campaign:
     spent: float
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """The ledger in a sentence."""
         better = [a for a in self.arms if a.state is ArmState.BETTER]
         total = f"{100 * CAMPAIGN_ERROR:g}%"
@@ -249,30 +249,32 @@ def _followed(
     """The runs in the order of their proposal: the largest evidence on the way, the comparison at its end, and how
     many runs of each are in it."""
     until = min(arm.blocked, baseline.blocked)
-    merged = [(run.number, run, own) for runs, own in ((fresh, True), (baseline.runs, False)) for run in runs]
-    ours: list[float | None] = []
-    theirs: list[float] = []
+    merged = [(run.number, run, of_arm) for runs, of_arm in ((fresh, True), (baseline.runs, False)) for run in runs]
+    arm_places: list[float | None] = []
+    baseline_places: list[float] = []
     largest, now = 0.0, None
-    for number, run, own in sorted(merged, key=lambda entry: entry[0]):
+    for number, run, of_arm in sorted(merged, key=lambda entry: entry[0]):
         if number > until:
             break
-        if own:
-            ours.append(run.place)
+        if of_arm:
+            arm_places.append(run.place)
         elif run.place is not None:
-            theirs.append(run.place)
-        now = _compared(ours, theirs, scale)
+            baseline_places.append(run.place)
+        now = _compared(arm_places, baseline_places, scale)
         if now is not None:
             largest = max(largest, log_evidence(now.statistic, now.pairs, now.freedom))
-    return largest, now, (len(ours), len(theirs))
+    return largest, now, (len(arm_places), len(baseline_places))
 
 
-def _compared(ours: Sequence[float | None], theirs: Sequence[float], scale: RaceScale) -> TwoSamples | None:
+def _compared(
+    arm_places: Sequence[float | None], baseline_places: Sequence[float], scale: RaceScale
+) -> TwoSamples | None:
     """The comparison of two samples; None where it says nothing, as where runs do not scatter."""
-    known = [*(place for place in ours if place is not None), *theirs]
+    known = [*(place for place in arm_places if place is not None), *baseline_places]
     if not known:
         return None
-    seen = two_samples([max(known) if place is None else place for place in ours], theirs)
-    return None if seen is None or seen.spread < scale.least_sd(known) else seen
+    compared = two_samples([max(known) if place is None else place for place in arm_places], baseline_places)
+    return None if compared is None or compared.spread < scale.least_sd(known) else compared
 
 
 UNSOUND_FROM = 2
@@ -290,20 +292,22 @@ def _worded(
         return replace(verdict, sentence=f"{name}: {_too_few(verdict)}")
     bounds = [scale.difference(x) for x in (now.difference, *interval(now, INTERVAL_LEVEL))]
     known = replace(verdict, difference=bounds[0], low=_finite(bounds[1]), high=_finite(bounds[2]))
-    range_words = _range(known, scale)
+    range_text = _range(known, scale)
     assert verdict.log_needed is not None
     if verdict.log_evidence >= verdict.log_needed:
         sentence = (
-            f"{name} is better than the baseline by {scale.words(bounds[0])} ({range_words}), after "
+            f"{name} is better than the baseline by {scale.text(bounds[0])} ({range_text}), after "
             f"{verdict.runs} and {counted(verdict.baseline_runs, 'runs')}; {100 * verdict.spent:.2g}% of "
             f"{100 * CAMPAIGN_ERROR:g}% spent on it"
         )
         return replace(known, state=ArmState.BETTER, sentence=sentence)
-    own, other = more_runs(now, (verdict.runs, verdict.baseline_runs), verdict.log_needed)
-    node_hours = None if own is None or other is None else own * hours[0] + other * hours[1]
-    sentence = f"{name} is not distinguishable from the baseline: {scale.words(bounds[0])} ({range_words}); "
-    sentence += _more_words(own, other, node_hours, scale)
-    return replace(known, more_runs=own, more_baseline_runs=other, more_node_hours=node_hours, sentence=sentence)
+    arm_more, baseline_more = more_runs(now, (verdict.runs, verdict.baseline_runs), verdict.log_needed)
+    node_hours = None if arm_more is None or baseline_more is None else arm_more * hours[0] + baseline_more * hours[1]
+    sentence = f"{name} is not distinguishable from the baseline: {scale.text(bounds[0])} ({range_text}); "
+    sentence += _more_runs_text(arm_more, baseline_more, node_hours, scale)
+    return replace(
+        known, more_runs=arm_more, more_baseline_runs=baseline_more, more_node_hours=node_hours, sentence=sentence
+    )
 
 
 def _finite(bound: float) -> float | None:
@@ -313,7 +317,7 @@ def _finite(bound: float) -> float | None:
 def _range(verdict: ArmVerdict, scale: RaceScale) -> str:
     if verdict.low is None or verdict.high is None:
         return "too few runs for an interval"
-    return f"90% interval {scale.words(verdict.low)} to {scale.words(verdict.high)}"
+    return f"90% interval {scale.text(verdict.low)} to {scale.text(verdict.high)}"
 
 
 def _too_few(verdict: ArmVerdict) -> str:
@@ -325,11 +329,11 @@ def _too_few(verdict: ArmVerdict) -> str:
     )
 
 
-def _more_words(own: int | None, other: int | None, node_hours: float | None, scale: RaceScale) -> str:
-    if own is None or other is None:
+def _more_runs_text(arm_more: int | None, baseline_more: int | None, node_hours: float | None, scale: RaceScale) -> str:
+    if arm_more is None or baseline_more is None:
         return f"no {MOST_MORE} further runs would be likely to show it better"
     cost = f" = {scale.spent(node_hours)}" if node_hours else ""
-    return f"if that is real, {own} more runs of it and {other} of the baseline would show it{cost}"
+    return f"if that is real, {arm_more} more runs of it and {baseline_more} of the baseline would show it{cost}"
 
 
 def more_runs(now: TwoSamples, counts: tuple[int, int], log_needed: float) -> tuple[int | None, int | None]:
@@ -339,15 +343,15 @@ def more_runs(now: TwoSamples, counts: tuple[int, int], log_needed: float) -> tu
     """
 
     def decides(more: int) -> bool:
-        own, other = _shared(counts, more)
-        pairs = 1 / (1 / own + 1 / other)
+        arm_more, baseline_more = _shared(counts, more)
+        pairs = 1 / (1 / arm_more + 1 / baseline_more)
         statistic = now.difference * math.sqrt(pairs) / now.spread
-        return log_evidence(statistic, pairs, own + other - 2) >= log_needed
+        return log_evidence(statistic, pairs, arm_more + baseline_more - 2) >= log_needed
 
     if now.difference <= 0 or not decides(MOST_MORE):
         return None, None
-    own, other = _shared(counts, bisect_left(range(MOST_MORE), True, key=decides))
-    return own - counts[0], other - counts[1]
+    arm_more, baseline_more = _shared(counts, bisect_left(range(MOST_MORE), True, key=decides))
+    return arm_more - counts[0], baseline_more - counts[1]
 
 
 def _shared(counts: tuple[int, int], more: int) -> tuple[int, int]:

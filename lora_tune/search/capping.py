@@ -14,7 +14,7 @@ import numpy as np
 
 from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT, Family
-from lora_tune.curves.forecast import Forecast, chance_words, forecast
+from lora_tune.curves.forecast import Forecast, chance_text, forecast
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import first_reached, usable_loss, usable_samples
 from lora_tune.curves.published import GO_ON, StallVerdict
@@ -109,7 +109,7 @@ def cap(
     if chance is None or chance >= risk / 2:
         return GO_ON
     within = f"within {limit:.0f} s, the time that {most} stay under"
-    return _capped(f"the chance of reaching {target:g} {within}, is {chance_words(chance)}")
+    return _capped(f"the chance of reaching {target:g} {within}, is {chance_text(chance)}")
 
 
 def _capped(sentence: str) -> StallVerdict:
@@ -132,7 +132,7 @@ def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) ->
 # Whether another node-hour pays for itself.
 
 
-def not_worth(study: Study, gain: float | None) -> str:
+def gain_below_threshold(study: Study, gain: float | None) -> str:
     """Why the next node-hour is not worth its cost, "" when it is or nobody knows.
 
     gain: share of the score by which it is expected to improve the recommendation (``session.expected_gain``).

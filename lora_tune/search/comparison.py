@@ -117,7 +117,7 @@ class ComparisonPlan:
     """wanted: runs that each configuration needs in all, up to the next look or, after the verdict, for the score of
     the recommended one. verdict: None while none is due; it stays whatever runs are added afterwards."""
 
-    wanted: Mapping[str, int]
+    required: Mapping[str, int]
     verdict: Verdict | None = None
 
 
@@ -181,12 +181,12 @@ def _pooled_sd(configs: Sequence[Contender], scale: RaceScale) -> tuple[float, f
     Where neither says anything, the spread is taken to be as large as the results lie apart.
     """
     every = [place for c in configs for place in c.places]
-    own = sum(max(0, len(c.places) - 1) for c in configs)
-    missing, least = max(0, scale.prior_freedom - own), scale.least_sd(every)
-    if not missing + own:
+    repeats = sum(max(0, len(c.places) - 1) for c in configs)
+    missing, least = max(0, scale.prior_freedom - repeats), scale.least_sd(every)
+    if not missing + repeats:
         return max(float(np.ptp([*every, 0.0])), least), 1.0
     within = sum(float(np.var(c.places)) * len(c.places) for c in configs if c.places)
-    return max(math.sqrt((missing * scale.prior_sd**2 + within) / (missing + own)), least), float(missing + own)
+    return max(math.sqrt((missing * scale.prior_sd**2 + within) / (missing + repeats)), least), float(missing + repeats)
 
 
 def means(
@@ -217,7 +217,7 @@ def _why_decided(leader: Contender, configs: Sequence[Contender], rules: Compari
     if not others:
         return f"{leader.name} is the only configuration that {rules.scale.got}"
     second, scale = others[0], rules.scale
-    lead = scale.words(scale.difference(second.mean - leader.mean))
+    lead = scale.text(scale.difference(second.mean - leader.mean))
     reason = f"{leader.name} is better than {second.name} by {lead} with {rules.confidence:.0%} confidence"
     if second.failures >= UNSOUND_FROM:
         reason = f"{second.name} {scale.missed} in {second.failures} of {second.runs} runs; {leader.name} is left"
@@ -241,9 +241,9 @@ def _cannot_separate(
     hours = sum(n * c.node_hours for n, c in zip(more, (leader, *rivals), strict=True))
     recommended, why = _recommend(leader, second, scale, alike=alike)
     difference, half = scale.difference(lead), scale.difference(margin)
-    words = f"cannot be separated: difference {scale.words(difference)} +/- {scale.words(half)}; "
-    words += "" if alike else f"{counted(sum(more), 'more runs')} = {scale.spent(hours)}; "
-    sentence = f"{leader.name} and {second.name} {words}take {recommended}, {why}"
+    outcome = f"cannot be separated: difference {scale.text(difference)} +/- {scale.text(half)}; "
+    outcome += "" if alike else f"{counted(sum(more), 'more runs')} = {scale.spent(hours)}; "
+    sentence = f"{leader.name} and {second.name} {outcome}take {recommended}, {why}"
     return CannotSeparate(
         (leader.name, second.name), difference, half, sum(more), hours, seeds, recommended, sentence
     )  # fmt: skip

@@ -73,7 +73,7 @@ class OrderedGPSampler(BaseSampler):
             return {}
         ordered = {name: _in_order(distribution) for name, distribution in search_space.items()}
         shown = _Shown(search_space, ordered, complete, study.direction)
-        window = Window([seen for t in known if (seen := shown.of(t)) is not None], StudyDirection.MINIMIZE)
+        window = Window([point for t in known if (point := shown.of(t)) is not None], StudyDirection.MINIMIZE)
         self._gp = self._gp or GPSampler(seed=self._seed, n_startup_trials=0)
         drawn = self._gp.sample_relative(optuna.load_study(study_name="window", storage=window), trial, ordered)
         return {name: _outward(search_space[name], value) for name, value in drawn.items()}

@@ -90,11 +90,11 @@ def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
     groups = _groups([(trial, curve) for trial in sweep.trials.values() if (curve := _curve(study, sweep, trial))])
     if not groups:
         return None
-    alike, course = max(groups, key=lambda g: _configurations(g[0]))
+    alike, longest = max(groups, key=lambda g: _configurations(g[0]))
     every = len(groups) == 1
-    least = LEAST if _digits(course) >= _DIGITS else LEAST_COARSE
+    least = LEAST if _digits(longest) >= _DIGITS else LEAST_COARSE
     names = _varied(alike)
-    if not names or _configurations(alike) < least or (not every and len({loss for _, loss in course}) < 2):
+    if not names or _configurations(alike) < least or (not every and len({loss for _, loss in longest}) < 2):
         return None
     misleads = every and study.objective.second is None and not (objective.timed and _speed(sweep, alike, names))
     return NoEffect(names=names, trials=tuple(sorted(t.number for t in alike)), every=every, misleads=misleads)

@@ -129,7 +129,7 @@ class Objective(abc.ABC):
         done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.metrics.objective is not None]
         return sorted(done, key=lambda t: t.objective, reverse=self.maximise)
 
-    def word(self, verdict: Verdict) -> str:
+    def verdict_name(self, verdict: Verdict) -> str:
         """A verdict for people: a trial that has its value has "reached" a target, or else is "measured"."""
         return "measured" if verdict is Verdict.REACHED and not self.has_target else str(verdict)
 
@@ -168,7 +168,7 @@ class TimeToTarget(Objective):
             return ""
         packed = run.packed_seconds
         time = f"{stop.seconds:.1f} s" + ("" if packed is None else f" alone ({packed:.1f} s in its pack)")
-        return f"{self.study.eval_words(stop)}, {time}"
+        return f"{self.study.eval_text(stop)}, {time}"
 
     def value(self, done: Finished) -> float | None:
         return done.seconds
@@ -254,7 +254,7 @@ class BestValue(Objective):
         if chosen is None or not (ended or self.over(trial, run)):
             return ""
         word = self.rising if self.maximise else self.which
-        return f"{word} {self.study.eval_words(chosen)}"
+        return f"{word} {self.study.eval_text(chosen)}"
 
     def value(self, done: Finished) -> float | None:
         chosen = self._chosen(done.trial, done.run)

@@ -104,17 +104,21 @@ def readings(
     each trial's curve as far as published, used until this study's own runs have shown theirs.
     """
     curves = [o.evals for o in observations if math.isfinite(o.reached) and len(o.evals) >= 3]
-    own = _own_family(tuple(curves[-60:]), target)
+    fitted = _fitted_family(tuple(curves[-60:]), target)
     by_run: dict[int, Reading] = {}
     for at, o in enumerate(observations):
         if o.probe or o.infeasible or o.diverged:
             continue
-        if reading := _so_far(o) if o.open else o.reading(target, own or (families[at] if families else None)):
+        if (
+            reading := _progress_bound(o)
+            if o.open
+            else o.reading(target, fitted or (families[at] if families else None))
+        ):
             by_run[at] = reading
-    own_runs = [r.ln_samples for at, r in by_run.items() if not r.below and not observations[at].source]
-    best = min(own_runs, default=None)
-    ours = [o for o in observations if math.isfinite(o.reached) and not o.source]
-    times = [first_number(o.attributes, "stop_seconds") for o in ours]
+    exact = [r.ln_samples for at, r in by_run.items() if not r.below and not observations[at].source]
+    best = min(exact, default=None)
+    arrived = [o for o in observations if math.isfinite(o.reached) and not o.source]
+    times = [first_number(o.attributes, "stop_seconds") for o in arrived]
     fastest = min((t for t in times if t > 0), default=math.nan)
     for at, o in enumerate(observations):
         if o.open or o.probe or o.infeasible:
@@ -133,16 +137,16 @@ def readings(
 
 
 @functools.lru_cache(maxsize=4)  # several models are learned between two runs that reach the target
-def _own_family(curves: tuple[tuple[Eval, ...], ...], target: float) -> Family | None:
+def _fitted_family(curves: tuple[tuple[Eval, ...], ...], target: float) -> Family | None:
     return curve.learn_family(curves, target)
 
 
-def _so_far(o: Observation) -> Reading | None:
+def _progress_bound(o: Observation) -> Reading | None:
     """What a running trial says: that it needs more than it has had."""
-    seen = max((e.samples for e in o.evals), default=0.0)
-    if not seen > 0 or math.isfinite(o.reached):
+    last_samples = max((e.samples for e in o.evals), default=0.0)
+    if not last_samples > 0 or math.isfinite(o.reached):
         return None
-    return Reading(math.log(seen) + NEAREST, SEED_SD, below=True)
+    return Reading(math.log(last_samples) + NEAREST, SEED_SD, below=True)
 
 
 def _samples_within(o: Observation, seconds: float) -> float:
@@ -158,27 +162,27 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
     usable = [e for e in o.evals if math.isfinite(e.loss)]
     if math.isfinite(o.reached):
         return _of_reached(o, target, family)
-    seen = max([e.samples for e in usable], default=o.bound)
-    if not seen > 0:
+    last_samples = max([e.samples for e in usable], default=o.bound)
+    if not last_samples > 0:
         return None
     if family is not None and usable:
         crossing = curve.estimate(o.evals, target, family=family)
-        ahead = math.log(max(crossing.samples, 1.0) / seen)
+        ahead = math.log(max(crossing.samples, 1.0) / last_samples)
         stalled = str(o.attributes.get("verdict")) == "pruned"
         if ahead < -2 * _curve_sd(family, len(usable), target) and not stalled:
             # It should long have crossed: its curve has another shape, of which only the bound is known. (Of one that
             # the stall test stopped this near to the target, a bound would say that it never arrives.)
-            return Reading(math.log(seen) + NEAREST, SEED_SD, below=True)
+            return Reading(math.log(last_samples) + NEAREST, SEED_SD, below=True)
         # A run that should have crossed by now and did not is about to: that is a reading too, not just a bound.
         ahead = max(ahead, NEAREST)
         if ahead < FARTHEST:
             sd = math.hypot(_curve_sd(family, len(usable), target), SEED_SD)
-            return Reading(math.log(seen) + ahead, sd, extended=0.25 * ahead)
-        return Reading(math.log(seen) + FARTHEST, SEED_SD, below=True, extended=0.3)
+            return Reading(math.log(last_samples) + ahead, sd, extended=0.25 * ahead)
+        return Reading(math.log(last_samples) + FARTHEST, SEED_SD, below=True, extended=0.3)
     ahead = max(_ahead(usable, target), NEAREST)
     if ahead < FARTHEST:
-        return Reading(math.log(seen) + ahead, 2 * SEED_SD, extended=0.5 * ahead)
-    return Reading(math.log(seen), SEED_SD, below=True)
+        return Reading(math.log(last_samples) + ahead, 2 * SEED_SD, extended=0.5 * ahead)
+    return Reading(math.log(last_samples), SEED_SD, below=True)
 
 
 def _ahead(evals: Sequence[Eval], target: float) -> float:

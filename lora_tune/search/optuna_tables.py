@@ -80,7 +80,7 @@ MOST = 500
 EVALS_SECONDS = 5.0
 """Evals of trials that go on are written this often at most, in one transaction; what begins and ends, at once."""
 
-OURS = ("why", "kind", BASE, REQUEST, "verdict", "refused", FIXED)
+OWNED_ATTRIBUTES = ("why", "kind", BASE, REQUEST, "verdict", "refused", FIXED)
 """Attributes that say of a proposal what its record does: those of another proposal of that number are wrong."""
 
 ENQUEUED = "study.enqueue_trial"
@@ -88,7 +88,7 @@ ENQUEUED = "study.enqueue_trial"
 
 _OPEN = ("RUNNING", "WAITING")
 
-Seen = tuple[Trial | None, tuple[Eval, ...]]
+Snapshot = tuple[Trial | None, tuple[Eval, ...]]
 
 
 class OptunaTables:
@@ -110,7 +110,7 @@ class OptunaTables:
         self._tables: TrialTables | None = None
         self._next = 0  # every trial before it was seen
         self._wrote_at = -math.inf
-        self._open: dict[int, tuple[Seen, TrialRows]] = {}  # what is written of each that has not ended
+        self._open: dict[int, tuple[Snapshot, TrialRows]] = {}  # what is written of each that has not ended
         self._slower: dict[int, float | None] = {}  # the machine's pace with which one that has ended was written
 
     def follow(self, sweep: StudyRecords) -> str:
@@ -134,18 +134,18 @@ class OptunaTables:
     def _opened(self, sweep: StudyRecords) -> TrialTables:
         """The tables, made where they are not there, with the study, and without trials that no record has."""
         try:
-            tables = TrialTables(self._store, self._lease, self._study.name, OURS)
+            tables = TrialTables(self._store, self._lease, self._study.name, OWNED_ATTRIBUTES)
         except NoStudyError:
             self._make()
-            tables = TrialTables(self._store, self._lease, self._study.name, OURS)
-        wanted = [direction.name for direction in directions(self._study)]
+            tables = TrialTables(self._store, self._lease, self._study.name, OWNED_ATTRIBUTES)
+        expected = [direction.name for direction in directions(self._study)]
         end = sweep.next_number
         # An earlier release wrote proposals there first, and points that waited.
         if stale := [n for n, state in tables.states.items() if n >= end and state in _OPEN]:
             self._take_in(tables, [n for n in stale if tables.states[n] == "WAITING"])
             tables.forget(stale)
-        if tables.directions != wanted:
-            tables.turn(wanted)
+        if tables.directions != expected:
+            tables.turn(expected)
             tables.states.clear()  # what has ended has other values now, too
         return tables
 
@@ -158,10 +158,10 @@ class OptunaTables:
             return
         known = [request.what for request in self._requests.all() if request.kind == "enqueue"]
         for number, attributes in sorted(tables.attributes(numbers).items()):
-            values, own = attributes.get(FIXED), {BASE, REQUEST} & attributes.keys()
+            values, marks = attributes.get(FIXED), {BASE, REQUEST} & attributes.keys()
             what = {"values": values, "clone_of": None, "optuna_trial": number}
             points = [dict(point) for point in self._study.search.enqueue]
-            if isinstance(values, dict) and values and not own and values not in points and what not in known:
+            if isinstance(values, dict) and values and not marks and values not in points and what not in known:
                 self._requests.ask(Request(kind="enqueue", what=what, who=ENQUEUED, asked_at=time.time()))
 
     def _make(self) -> None:
@@ -170,9 +170,11 @@ class OptunaTables:
         try:
             tune_sqlite(storage.engine)
             storage.engine.dispose()  # connections made before tuning
-            made = optuna.create_study(study_name=self._study.name, storage=storage, directions=directions(self._study))
+            created = optuna.create_study(
+                study_name=self._study.name, storage=storage, directions=directions(self._study)
+            )
             for name, value in self._meaning.items():
-                made.set_user_attr(name, value)
+                created.set_user_attr(name, value)
         finally:
             storage.remove_session()
             storage.engine.dispose()
@@ -180,22 +182,22 @@ class OptunaTables:
     def _write(self, tables: TrialTables, sweep: StudyRecords) -> bool:
         """Write at most MOST trials; True where more may be due."""
         end = sweep.next_number
-        due: dict[int, Seen] = {}
+        due: dict[int, Snapshot] = {}
         upto = self._next
         rested = time.monotonic() - self._wrote_at >= EVALS_SECONDS
         urgent = end > upto or any(_ended(sweep.trials.get(n)) for n in self._open)
         for number in self._open if rested or urgent else ():
-            seen = _seen(sweep, number)
-            if not _same(self._open[number][0], seen):
-                due[number] = seen
+            snapshot = _snapshot(sweep, number)
+            if not _same(self._open[number][0], snapshot):
+                due[number] = snapshot
         while upto < end and len(due) < MOST:
             if self._out_of_date(sweep.trials.get(upto), tables.states.get(upto)):
-                due[upto] = _seen(sweep, upto)
+                due[upto] = _snapshot(sweep, upto)
             upto += 1
-        again = (
+        retried = (
             n for n, t in sweep.trials.items() if n < upto and _ended(t) and self._slower.get(n) != t.metrics.slower
         )
-        due |= {n: _seen(sweep, n) for n in islice(again, MOST) if n not in due}
+        due |= {n: _snapshot(sweep, n) for n in islice(retried, MOST) if n not in due}
         if due:
             rows = {number: rows_of(self._trial(sweep, number), self._texts) for number in due}
             before = {number: written for number, (_, written) in self._open.items()}
@@ -219,11 +221,11 @@ class OptunaTables:
         return trial_at(self._study, sweep, number, self._space)
 
 
-def _seen(sweep: StudyRecords, number: int) -> Seen:
+def _snapshot(sweep: StudyRecords, number: int) -> Snapshot:
     return sweep.trials.get(number), sweep.last_evals(number)
 
 
-def _same(one: Seen, other: Seen) -> bool:
+def _same(one: Snapshot, other: Snapshot) -> bool:
     """Whether nothing changed: a record that changes is a new object."""
     return one[0] is other[0] and one[1] is other[1]
 

@@ -100,8 +100,8 @@ class _EqualWork:
         ends = np.array([max(run.points) for run in self.runs])
         values = np.log(ends[:, 1] / ends[:, 0])
         for _ in range(2):
-            near = np.flatnonzero(np.abs(values - _fast(values)) <= tolerance)
-            self.fast = [self.runs[at] for at in near[:MOST]]  # the first of them, which stay so when others end
+            close = np.flatnonzero(np.abs(values - _fast(values)) <= tolerance)
+            self.fast = [self.runs[at] for at in close[:MOST]]  # the first of them, which stay so when others end
             values = np.log(self.times_slower([run.points for run in self.runs]))
         for run, value in zip(self.runs, values, strict=True):
             run.machine = float(value)
@@ -113,10 +113,10 @@ class _EqualWork:
         A machine stays as it is from one run to the next on the same nodes; where it did not, nothing is taken over.
         Runs between two others say more of that than runs before or after all of them.
         """
-        there = [(run, _lasting(known.get(run.nodes, ()), tolerance)) for run in self.runs]
-        between = [(run, states) for run, states in there if states and states[0][0] < run.began < states[-1][0]]
+        states_of = [(run, _stable(known.get(run.nodes, ()), tolerance)) for run in self.runs]
+        between = [(run, states) for run, states in states_of if states and states[0][0] < run.began < states[-1][0]]
         moved: list[float] = []
-        for runs in (between, there):
+        for runs in (between, states_of):
             states = ((run, _state(beside, run.began, tolerance)) for run, beside in runs)
             moved = moved or [state - run.machine for run, state in states if state is not None]
         at = float(np.median(moved)) if moved else 0.0
@@ -151,7 +151,7 @@ class MachinePace:
         """The same of a run that goes on; 1 where nothing is known, ``BLIND`` where it should have shown progress."""
         group = self.equal_work(study, trial, run.evals)
         if group is None:
-            return self.there(sweep, trial)
+            return self.on_nodes(sweep, trial)
         points = _running(study, trial, run)
         if not points:
             return BLIND
@@ -169,7 +169,7 @@ class MachinePace:
         like = [group for group in groups if group.interval / ALIKE < interval < group.interval * ALIKE]
         return max(like or groups, key=lambda group: len(group.runs))
 
-    def there(self, sweep: StudyRecords, trial: Trial) -> float:
+    def on_nodes(self, sweep: StudyRecords, trial: Trial) -> float:
         """The same by what the last runs on its nodes have shown; 1 where nothing is known."""
         machine = _state(self.states.get(_nodes(sweep, trial), ()), math.inf, LEAST)
         return math.exp(machine) if machine is not None and abs(machine) > LEAST else 1.0
@@ -188,10 +188,10 @@ def slowdown(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> fl
     return max(1.0, machine_pace(study, sweep).now(study, sweep, trial, run))
 
 
-def slowdown_there(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
+def slowdown_on_nodes(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
     """The same by what the last runs on the trial's nodes have shown, whatever its own log says."""
     del run
-    return max(1.0, machine_pace(study, sweep).there(sweep, trial))
+    return max(1.0, machine_pace(study, sweep).on_nodes(sweep, trial))
 
 
 def references(study: Study, sweep: StudyRecords, trial: Trial) -> Mapping[int, Points]:
@@ -210,12 +210,12 @@ def times_as_long(study: Study, sweep: StudyRecords, ended: Trial, trial: Trial,
 
     1 (1) where the objective is no time, and where one of them does not say.
     """
-    points, own = timed(sweep.last_evals(ended.number)), timed(run.evals)
-    if not objective_of(study).timed or not points or not own:
+    points, used = timed(sweep.last_evals(ended.number)), timed(run.evals)
+    if not objective_of(study).timed or not points or not used:
         return np.ones(1)
-    samples = np.minimum([n for n, _ in own], max(points)[0])
+    samples = np.minimum([n for n, _ in used], max(points)[0])
     slower = (ended.metrics.slower or 1.0) / slowdown(study, sweep, trial, run)
-    return np.asarray(seconds_at(samples, points) / seconds_at(samples, own) / slower)
+    return np.asarray(seconds_at(samples, points) / seconds_at(samples, used) / slower)
 
 
 def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
@@ -228,8 +228,8 @@ def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
         if trial.finished_at is None:
             continue
         ratio, known = pace.slower.get(trial.number), trial.metrics
-        words = _reference_words(sweep, trial, pace.beside[trial.number]) if ratio else None
-        if ratio == known.slower and words == known.pace_of:
+        reference = _reference_text(sweep, trial, pace.beside[trial.number]) if ratio else None
+        if ratio == known.slower and reference == known.pace_of:
             continue
         clock = (
             known.objective if known.clock_objective is None else known.clock_objective,
@@ -237,24 +237,24 @@ def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
         )
         value, second = (_moved(o, v, ratio) for o, v in zip(_both(study), clock, strict=True))
         yield replace(trial, metrics=replace(
-            known, objective=value, second_objective=second, slower=ratio, pace_of=words,
+            known, objective=value, second_objective=second, slower=ratio, pace_of=reference,
             clock_objective=None if value == clock[0] else clock[0],
             clock_second_objective=None if second == clock[1] else clock[1],
         ))  # fmt: skip
 
 
-def clock_words(study: Study, trial: Trial) -> str:
+def clock_text(study: Study, trial: Trial) -> str:
     """By how much the machine was another for an ended trial, beside which, and what the clock said; "" where it was
     not."""
     metrics, objective = trial.metrics, objective_of(study)
     if metrics.slower is None:
         return ""
     how = f"{metrics.slower:.2g} times as long" if metrics.slower >= 1 else f"{metrics.slower:.2g} of the time"
-    words = f"the machine took {how} for the same work as at the pace of {metrics.pace_of}"
+    reference = f"the machine took {how} for the same work as at the pace of {metrics.pace_of}"
     if metrics.objective is None or metrics.clock_objective is None:
-        return words
+        return reference
     by_clock, value = objective.text(metrics.clock_objective), objective.text(metrics.objective)
-    return f"{words}: {by_clock} by the clock, {value} at that pace"
+    return f"{reference}: {by_clock} by the clock, {value} at that pace"
 
 
 def _both(study: Study) -> tuple[Objective, Objective | None]:
@@ -270,10 +270,10 @@ def _moved(objective: Objective | None, value: float | None, ratio: float | None
     return float(value * ratio**-objective.power_of_seconds)
 
 
-def _reference_words(sweep: StudyRecords, trial: Trial, beside: Sequence[_Ran]) -> str:
+def _reference_text(sweep: StudyRecords, trial: Trial, beside: Sequence[_Ran]) -> str:
     """Whose pace it is: of nodes, where the trial ran on none of them, else of trials."""
-    own, nodes = set(_nodes(sweep, trial)), sorted({node for run in beside for node in run.nodes})
-    if nodes and not own & set(nodes):
+    used, nodes = set(_nodes(sweep, trial)), sorted({node for run in beside for node in run.nodes})
+    if nodes and not used & set(nodes):
         return _listed(nodes)
     numbers = sorted(run.number for run in beside)
     return f"trial{'s' * (len(numbers) > 1)} {_listed([str(number) for number in numbers])}"
@@ -387,7 +387,7 @@ def _state(known: Sequence[tuple[float, float]], began: float, tolerance: float)
     return sum(states) / len(states)
 
 
-def _lasting(states: Sequence[tuple[float, float]], tolerance: float) -> Sequence[tuple[float, float]]:
+def _stable(states: Sequence[tuple[float, float]], tolerance: float) -> Sequence[tuple[float, float]]:
     """The states of nodes that mostly stay as they are from one run to the next; of others, which say nothing of what
     they were in between, none."""
     changes = sum(abs(b - a) > tolerance for (_, a), (_, b) in pairwise(states))

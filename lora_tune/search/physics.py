@@ -152,7 +152,7 @@ def capacity(system: str) -> float | None:
 # Physics of a study's points: peak memory and speed by the shape, sequence and GPU that the study names.
 
 
-FAR = 1.1
+FAR_OVER = 1.1
 """Peak over the GPU's memory from which on no luck helps: physics is within 5% of the measured peaks."""
 
 _DEGREES = {"tp": "TP", "pp": "PP", "vp": "VP", "cp": "CP", "sp": "SP", "mbs": "MBS", "minibs": "MINIBS"}
@@ -206,7 +206,7 @@ def physics_of(study: Study) -> StudyPhysics | None:
     return StudyPhysics(shape=shape, seq=length, space=study.search_space, limit=limit)
 
 
-def far_over(study: Study, parameters: Mapping[str, Value]) -> bool:
+def far_over_memory(study: Study, parameters: Mapping[str, Value]) -> bool:
     """Whether a trial that died of memory needs so much that another try is lost."""
     known = physics_of(study)
-    return known is not None and known.gib_of(parameters) > FAR * known.limit
+    return known is not None and known.gib_of(parameters) > FAR_OVER * known.limit

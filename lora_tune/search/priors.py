@@ -51,9 +51,9 @@ ANNOUNCED: Mapping[str, tuple[str, ...]] = {
 def values_of(announced: Mapping[str, object], names: Iterable[str]) -> dict[str, Value]:
     """The values of parameters ``names`` as a log announced them; GBS too, which a layout would say otherwise."""
     values: dict[str, Value] = {}
-    wanted = {*names, "GBS"}
+    required = {*names, "GBS"}
     factor, steps = announced.get("opt_learning_rate_warmup_factor"), announced.get("opt_learning_rate_training_steps")
-    for name in wanted:
+    for name in required:
         keys = [key for key, known in ANNOUNCED.items() if name.upper() in known]
         keys += [key for key in announced if key.upper() == name.upper()]
         value = next((announced[key] for key in keys if key in announced), None)
@@ -136,18 +136,18 @@ def write(path: Path, runs: Sequence[PriorRun]) -> None:
 
 def live(path: Path, target: float) -> Callable[[], tuple[Observation, ...]]:
     """The observations in the file as it is whenever they are asked for; it is read again only when it changed."""
-    seen: list[tuple[int, tuple[Observation, ...]]] = [(-1, ())]
+    cached: list[tuple[int, tuple[Observation, ...]]] = [(-1, ())]
 
     def newest() -> tuple[Observation, ...]:
         stamp = path.stat().st_mtime_ns if path.exists() else 0
-        if stamp != seen[0][0]:
-            seen[0] = (stamp, observations(read(path), target))
-        return seen[0][1]
+        if stamp != cached[0][0]:
+            cached[0] = (stamp, observations(read(path), target))
+        return cached[0][1]
 
     return newest
 
 
-def words(runs: Sequence[PriorRun]) -> str:
+def describe(runs: Sequence[PriorRun]) -> str:
     """How many, and of how many sources; "" for none."""
     if not runs:
         return ""
@@ -191,9 +191,9 @@ def columns_of(
     values = list(dict.fromkeys(column for run in runs for column in run.values))
     metrics = list(dict.fromkeys(column for run in runs for column in run.series))
     for name, column in mapped.items():
-        there = metrics if name == EVAL else values
-        if column not in there:
-            raise InputError(f"--map {name}={column}: there is no such column; there are {', '.join(there) or 'none'}")
+        row = metrics if name == EVAL else values
+        if column not in row:
+            raise InputError(f"--map {name}={column}: there is no such column; there are {', '.join(row) or 'none'}")
         if name != EVAL and name not in names:
             raise InputError(
                 f"--map {name}={column}: the study's parameters are {', '.join(names)}; {EVAL} is the metric"

@@ -14,9 +14,9 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.curves import Envelope
-from lora_tune.curves.comparison import FEWEST, ComparedRun, course, needed, supported
+from lora_tune.curves.comparison import FEWEST, ComparedRun, compared_run, needed, supported
 from lora_tune.curves.published import BesideEnvelope, credibility
-from lora_tune.curves.stopping import Evidence, in_rising_words, verdict
+from lora_tune.curves.stopping import Evidence, for_rising_metric, verdict
 from lora_tune.logs.follower import EACH, due
 from lora_tune.logs.run import Eval
 
@@ -87,7 +87,7 @@ class StallPruner(BasePruner):
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._count = target, max_steps, int(references)
         self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
-        self._doubted = False
+        self._references_checked = False
         if envelope is None and (kept := supported(false_prune_rate, self._count)) > false_prune_rate:
             warnings.warn(
                 f"StallPruner: {self._count} references support a false-prune rate of {100 * kept:.1f}%, not "
@@ -95,7 +95,7 @@ class StallPruner(BasePruner):
                 stacklevel=2,
             )
         self._judged: dict[tuple[str, int], int] = {}  # values of a long trial when it was judged last
-        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), believed=False, shown=()))
+        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), credible=False, shown=()))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
@@ -106,10 +106,10 @@ class StallPruner(BasePruner):
             raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
         if not self._due(study.study_name, trial):
             return False
-        self._doubt(study, trial)
+        self._check_references(study, trial)
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
         finished = self._finished(study, sign)
-        free = not finished.believed or trial.number == _first(study.get_trials(deepcopy=False))
+        free = not finished.credible or trial.number == _first(study.get_trials(deepcopy=False))
         evidence = Evidence(
             finished=finished.best_first, count=self._count, rate=self._rate, shown=finished.shown,
             published=None if free else self._envelope, no_verdict_before=self._silent,
@@ -120,14 +120,14 @@ class StallPruner(BasePruner):
         )
         if stall.stop:
             kept = sign * self._target
-            sentence = stall.sentence if sign > 0 else in_rising_words(stall.sentence, kept, self._target)
+            sentence = stall.sentence if sign > 0 else for_rising_metric(stall.sentence, kept, self._target)
             study._storage.set_trial_user_attr(trial._trial_id, SENTENCE, sentence)
         return stall.stop
 
-    def _doubt(self, study: Study, trial: FrozenTrial) -> None:
+    def _check_references(self, study: Study, trial: FrozenTrial) -> None:
         """Warn once where the target, or the length, is in another unit than what the trial reports."""
         values, length = trial.intermediate_values, self._length(trial)
-        if not values or self._doubted:
+        if not values or self._references_checked:
             return
         rising, shown = study.direction == StudyDirection.MAXIMIZE, [v for v in values.values() if math.isfinite(v)]
         problem = ""
@@ -143,7 +143,7 @@ class StallPruner(BasePruner):
         elif length is not None and max(values) > length:
             problem = f"max_steps={length:g}, but a trial reports at step {max(values)}; state both in the same unit"
         if problem:
-            self._doubted = True
+            self._references_checked = True
             warnings.warn(f"StallPruner: {problem}", stacklevel=4)
 
     def _due(self, study: str, trial: FrozenTrial) -> bool:
@@ -167,14 +167,14 @@ class StallPruner(BasePruner):
     def _learn(self, trials: Sequence[FrozenTrial], sign: float) -> _Finished:
         """Finished trials, the best first, and what they say of the envelope."""
         done = [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None and t.intermediate_values]
-        runs = {t.number: course(_evals(t, sign), length=self._length(t), task=_kind(t)) for t in done}
+        runs = {t.number: compared_run(_evals(t, sign), length=self._length(t), task=_kind(t)) for t in done}
         ranked = [runs[t.number] for t in sorted(done, key=lambda t: sign * (t.value or 0.0))]
         if self._envelope is None:
-            return _Finished(ranked, believed=False, shown=())
+            return _Finished(ranked, credible=False, shown=())
         ended = sorted((t for t in done if math.isfinite(runs[t.number].stop(sign * self._target))), key=_end)
         beside = (BesideEnvelope(replace(runs[t.number], task=()), self._envelope) for t in ended)
-        found = credibility(beside, sign * self._target, self._rate)
-        return _Finished(ranked, () in found.confirmed and found.contradicted is None, found.shown.get((), ()))
+        judged = credibility(beside, sign * self._target, self._rate)
+        return _Finished(ranked, () in judged.confirmed and judged.contradicted is None, judged.shown.get((), ()))
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length = trial.user_attrs.get(LENGTH, self._max_steps)
@@ -194,7 +194,7 @@ class _Finished:
     far outside of it each good one lay."""
 
     best_first: Sequence[ComparedRun]
-    believed: bool
+    credible: bool
     shown: Sequence[float]
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lora_tune.config.spent import counts_node_hours, spent_words
+from lora_tune.config.spent import counts_node_hours, spent_phrase
 from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT
 from lora_tune.search.objectives import objective_of
@@ -94,13 +94,13 @@ class RaceScale:
         """How far two results lie apart: a share, or in their own unit."""
         return bounded_exp(x) - 1 if self.relative else x
 
-    def words(self, difference: float) -> str:
+    def text(self, difference: float) -> str:
         """A :meth:`difference` for people."""
         return f"{100 * difference:.1f}%" if self.relative else f"{difference:.3g}"
 
     def spent(self, node_hours: float) -> str:
         """What runs cost, for people."""
-        return spent_words(node_hours, machine_time=self.machine_time)
+        return spent_phrase(node_hours, machine_time=self.machine_time)
 
     def least_sd(self, places: Sequence[float]) -> float:
         """The spread below which runs are no evidence. places: of all runs."""
@@ -118,12 +118,12 @@ TIMES = RaceScale()
 
 def scale_of(study: Study) -> RaceScale:
     """What the runs of a study's race are compared on."""
-    objective, spread, own = objective_of(study), seed_spread(study), not counts_node_hours(study)
+    objective, spread, by_machine_time = objective_of(study), seed_spread(study), not counts_node_hours(study)
     if objective.has_target:
-        return RaceScale(prior_sd=spread, timed=objective.timed, machine_time=own)
+        return RaceScale(prior_sd=spread, timed=objective.timed, machine_time=by_machine_time)
     valued = RaceScale(
         maximise=objective.maximise, prior_sd=spread, got="measured a value", missed="measured no value",
-        machine_time=own,
+        machine_time=by_machine_time,
     )  # fmt: skip
     return replace(valued, relative=False, prior_sd=0.0, prior_freedom=0) if objective.judges_evals else valued
 

@@ -23,12 +23,12 @@ from lora_tune.store.records import StudyRecords, Trial
 
 if TYPE_CHECKING:
     from lora_tune.mlperf.score import Prediction
-    from lora_tune.search.shrinkage import Belief
+    from lora_tune.search.shrinkage import PosteriorEstimate
 
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
 
-_MADE = "recommended"
+_CACHE_KEY = "recommended"
 """What :meth:`StudyRecords.once` keeps the recommendation as."""
 
 
@@ -72,12 +72,12 @@ def recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
 
     What ``confirm`` has chosen stays until another's interval lies wholly on its better side.
     """
-    return sweep.once(_MADE, lambda: _recommend(study, sweep))
+    return sweep.once(_CACHE_KEY, lambda: _recommend(study, sweep))
 
 
 def is_worked_out(sweep: StudyRecords) -> bool:
     """Whether :func:`recommend` has its answer and returns at once; with 2,000 trials it takes seconds otherwise."""
-    return sweep.made(_MADE)
+    return sweep.is_cached(_CACHE_KEY)
 
 
 def best_run(study: Study, sweep: StudyRecords) -> Trial | None:
@@ -109,8 +109,8 @@ def chance_to_pass(study: Study, sweep: StudyRecords, config: Recommended | None
         return None
     from lora_tune.mlperf.score import predict
 
-    own = math.fsum(t.objective for t in _runs_of(sweep, config.trial)) / len(runs)
-    luck = config.objective / own if own > 0 and objective_of(study).timed else 1.0
+    mean_of_runs = math.fsum(t.objective for t in _runs_of(sweep, config.trial)) / len(runs)
+    luck = config.objective / mean_of_runs if mean_of_runs > 0 and objective_of(study).timed else 1.0
     return predict(benchmark, [s * luck / 60 for s, _ in runs], [n * luck for _, n in runs], batch)
 
 
@@ -124,19 +124,19 @@ def _recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
     idle = no_effect(study, sweep)
     if luckiest is None or (idle is not None and idle.misleads):
         return None
-    belief = _belief(study, sweep, luckiest)
+    estimate = _estimate(study, sweep, luckiest)
     chosen = _chosen(sweep, luckiest)
-    if chosen is not None and (belief.trial == chosen.trial.number or not _beats(study, belief, chosen)):
+    if chosen is not None and (estimate.trial == chosen.trial.number or not _beats(study, estimate, chosen)):
         return chosen
-    trial = _unrun(study, belief, luckiest) if belief.trial is None else sweep.trials[belief.trial]
+    trial = _unrun(study, estimate, luckiest) if estimate.trial is None else sweep.trials[estimate.trial]
     runs = sum(t.parameters == trial.parameters for t in sweep.reached())
     return Recommended(
-        trial=trial, runs=runs, objective=belief.objective, low=belief.low, high=belief.high, best_run=luckiest,
-        why=belief.why,
+        trial=trial, runs=runs, objective=estimate.objective, low=estimate.low, high=estimate.high, best_run=luckiest,
+        why=estimate.why,
     )  # fmt: skip
 
 
-def _belief(study: Study, sweep: StudyRecords, luckiest: Trial) -> Belief:
+def _estimate(study: Study, sweep: StudyRecords, luckiest: Trial) -> PosteriorEstimate:
     """The configuration that is believed best: by the sampler's model of seconds where it has one, else by the results.
 
     What nobody can run any more is not handed over: the best of what has run is. A time or a speed that is not
@@ -145,16 +145,16 @@ def _belief(study: Study, sweep: StudyRecords, luckiest: Trial) -> Belief:
     from lora_tune.search import shrinkage
 
     modelled = sampler_kind(study).recommends_unrun and objective_of(study).timed and study.objective.second is None
-    belief = _by_model(study, sweep) if modelled else None
-    if belief is None or (belief.trial is None and _over(study, sweep)):
-        belief = shrinkage.believes(study, sweep)
+    estimate = _by_model(study, sweep) if modelled else None
+    if estimate is None or (estimate.trial is None and _over(study, sweep)):
+        estimate = shrinkage.shrunken_recommendation(study, sweep)
     value = luckiest.objective
-    return belief or shrinkage.Belief(
+    return estimate or shrinkage.PosteriorEstimate(
         tuned=luckiest.tuned, objective=value, low=value, high=value, trial=luckiest.number
     )  # fmt: skip
 
 
-def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
+def _by_model(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
     """What the sampler's model believes best, with an interval by the results around it; None where it says nothing.
 
     The machine's own config, where it is no point of the space and is believed better yet, stays.
@@ -175,11 +175,11 @@ def _by_model(study: Study, sweep: StudyRecords) -> Belief | None:
     full = [t for t in sweep.reached() if not t.probe]
     trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
     if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
-        by_results = shrinkage.believes(study, sweep)
+        by_results = shrinkage.shrunken_recommendation(study, sweep)
         if by_results is not None and not by_results.tuned and by_results.objective < score:
             return by_results
     half = shrinkage.half_width(study, sweep, tuned)
-    return shrinkage.Belief(
+    return shrinkage.PosteriorEstimate(
         tuned=tuned, objective=score, low=score * bounded_exp(-half), high=score * bounded_exp(half),
         trial=None if trial is None else trial.number, why=f"the search's model of all trials: {sentence}",
     )  # fmt: skip
@@ -191,15 +191,15 @@ def _over(study: Study, sweep: StudyRecords) -> bool:
     return bool(study.budget.trials and len(trials) >= study.budget.trials) and all(t.verdict for t in trials)
 
 
-def _unrun(study: Study, belief: Belief, alike: Trial) -> Trial:
+def _unrun(study: Study, estimate: PosteriorEstimate, alike: Trial) -> Trial:
     """A configuration that no trial has run; what the space does not say is as in a trial that did run."""
     space = study.search_space
-    absent = space.conditions.absent(belief.tuned)
-    parameters = {n: v for n, v in alike.parameters.items() if n not in absent} | space.resolve(belief.tuned)
-    return Trial(number=UNRUN, seed=study.trial_seed(0), tuned=belief.tuned, parameters=parameters)
+    absent = space.conditions.absent(estimate.tuned)
+    parameters = {n: v for n, v in alike.parameters.items() if n not in absent} | space.resolve(estimate.tuned)
+    return Trial(number=UNRUN, seed=study.trial_seed(0), tuned=estimate.tuned, parameters=parameters)
 
 
-def _beats(study: Study, new: Belief, chosen: Recommended) -> bool:
+def _beats(study: Study, new: PosteriorEstimate, chosen: Recommended) -> bool:
     """Whether even the worse end of its interval is better than the mean of what ``confirm`` chose."""
     return new.low > chosen.objective if objective_of(study).maximise else new.high < chosen.objective
 
@@ -253,7 +253,7 @@ def nearest(study: Study, sweep: StudyRecords) -> Nearest | None:
     trial = sweep.trials[best]
     last = sweep.last_evals(best)[-1]
     trend = "; it was still getting better there" if last.samples == point.samples else f"; {_end(study, last)}"
-    return Nearest(trial, point, f"{study.eval_words(point)}, {gap} {side} the target {target:g}{trend}")
+    return Nearest(trial, point, f"{study.eval_text(point)}, {gap} {side} the target {target:g}{trend}")
 
 
 def _met(study: Study, evals: Sequence[Eval]) -> bool:
@@ -265,6 +265,6 @@ def _end(study: Study, last: Eval) -> str:
     return f"its last one is {number(study.shown(last.loss))} at {study.counted(last.samples)}"
 
 
-def nearest_words(closest: Nearest) -> str:
+def nearest_text(closest: Nearest) -> str:
     """The nearest trial in a line."""
     return f"nearest  trial {closest.trial.number}: {closest.missing}"

@@ -134,7 +134,7 @@ def recorded_trial(study: Study, sweep: StudyRecords, record: Trial, space: Spac
     if state is TrialState.PRUNED and steps and not math.isnan(last := steps[max(steps)]):
         values = [last]  # as Optuna's ``tell`` has it
     ended = record.proposed_at if record.finished_at is None else record.finished_at
-    made = FrozenTrial(
+    frozen = FrozenTrial(
         number=record.number,
         trial_id=record.number,
         state=state,
@@ -149,8 +149,8 @@ def recorded_trial(study: Study, sweep: StudyRecords, record: Trial, space: Spac
         intermediate_values=steps,
     )
     if record.verdict is Verdict.INFEASIBLE:
-        made.set_constraint(INFEASIBLE, 1.0)
-    return made
+        frozen.set_constraint(INFEASIBLE, 1.0)
+    return frozen
 
 
 def space_of(study: Study) -> Space:
@@ -162,9 +162,9 @@ def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> Fr
     """The trial of a number, a failed one where no record has it: Optuna's numbers have no gap."""
     if (record := sweep.trials.get(number)) is not None:
         return recorded_trial(study, sweep, record, space)
-    made = create_trial(state=TrialState.FAIL)
-    made.number = number
-    return made
+    failed = create_trial(state=TrialState.FAIL)
+    failed.number = number
+    return failed
 
 
 def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
@@ -199,13 +199,13 @@ def in_memory(
     """The sweep as an Optuna study that lives in this process only. storage: an empty one to make it in."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kept = storage or InMemoryStorage()
-    made = optuna.create_study(study_name=study.name, storage=kept, directions=directions(study), sampler=sampler)
-    made.add_trials(recorded_trials(study, sweep))
+    rebuilt = optuna.create_study(study_name=study.name, storage=kept, directions=directions(study), sampler=sampler)
+    rebuilt.add_trials(recorded_trials(study, sweep))
     at = kept.get_study_id_from_name(study.name)
     for number in sorted(sweep.trials):
         for key, value in sweep.trials[number].sampler_attributes.get("study", {}).items():
             kept.set_study_system_attr(at, key, value)
-    return made
+    return rebuilt
 
 
 # And what Optuna's trials teach, as observations that the search models take in, of any study that records them.
@@ -318,8 +318,8 @@ def filled_in(o: Observation, deciding: Mapping[str, BaseDistribution], defaults
         return o
     known = {n: defaults[n] for n in missing if n in defaults}
     assumed = {n: middle(d) for n, d in missing.items() if n not in known}
-    doubt = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
-    return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **doubt})
+    sd = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
+    return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **sd})
 
 
 def _has_feature(distribution: BaseDistribution, value: Any) -> bool:

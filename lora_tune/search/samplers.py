@@ -46,7 +46,7 @@ class Recommends(Protocol):
 
 
 @runtime_checkable
-class KnowsGain(Protocol):
+class EstimatesGain(Protocol):
     """A sampler that can say what another node-hour would bring."""
 
     def expected_gain(self, study: optuna.Study) -> float | None:
@@ -83,7 +83,7 @@ class SamplerKind:
     make : callable
         ``make(study, old_runs)`` gives an Optuna sampler; ``old_runs()`` gives what ingested logs taught.
     knows_gain : bool
-        It is a :class:`KnowsGain`, so that ``budget.stop_below`` can end the sweep.
+        It is a :class:`EstimatesGain`, so that ``budget.stop_below`` can end the sweep.
     proposes_probes : bool
         It proposes short runs that measure a layout's speed (``search.probes``).
     takes_old_runs : bool
@@ -135,8 +135,8 @@ def make_sampler(
     points = (dict(start), *study.search.enqueue) if start else study.search.enqueue
     search = study.search.model_copy(update={"seed": study.search.seed + begun, "enqueue": points})
     seeded = study.model_copy(update={"search": search})
-    made: BaseSampler = SAMPLERS.make(search.sampler, sampler_kind(study).make, seeded, old_runs)
-    return made
+    built: BaseSampler = SAMPLERS.make(search.sampler, sampler_kind(study).make, seeded, old_runs)
+    return built
 
 
 def sampler_of(study: Study, sweep: StudyRecords) -> BaseSampler:
@@ -176,7 +176,7 @@ def _old_trials(study: Study, old_runs: OldRuns) -> list[FrozenTrial]:
     if objective_of(study).timed:
         return []
     distributions = study.search_space.distributions()
-    made = []
+    created = []
     for run in old_runs():
         losses = [e.loss for e in run.evals if math.isfinite(e.loss)]
         params = {name: run.values[name] for name in distributions if name in run.values}
@@ -184,8 +184,8 @@ def _old_trials(study: Study, old_runs: OldRuns) -> list[FrozenTrial]:
             continue
         loss = losses[-1] if study.objective.score == "final_value" else min(losses)
         with contextlib.suppress(ValueError):  # Optuna's word for values that lie outside of the space
-            made.append(create_trial(params=params, distributions=distributions, value=study.shown(loss)))
-    return made
+            created.append(create_trial(params=params, distributions=distributions, value=study.shown(loss)))
+    return created
 
 
 def takes_old_runs(study: Study) -> bool:
@@ -265,7 +265,7 @@ def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., BaseSam
         gpus=space.gpus,
         fixed=space.fixed,
         roles=space.roles(),
-        defaults={**(where_the_user_stands(study) or {}), **(CLOSED_DIVISION if public else {})},
+        defaults={**(baseline_point(study) or {}), **(CLOSED_DIVISION if public else {})},
         prior=lambda: (*published_about(study), *old_runs()),
         conditions=space.conditions,
         full_fine_tuning_lr=study.search.full_fine_tuning_lr,
@@ -286,8 +286,10 @@ def published_about(study: Study) -> tuple[Observation, ...]:
     if study.objective.curves == "llama2_70b_lora":
         return llama2_70b_lora()
     benchmark = study.benchmark
-    ours = study.division == "closed" and benchmark is not None and study.objective.target == benchmark.target
-    return of_benchmark(benchmark.name) if ours and benchmark is not None else ()
+    standard_target = (
+        study.division == "closed" and benchmark is not None and study.objective.target == benchmark.target
+    )
+    return of_benchmark(benchmark.name) if standard_target and benchmark is not None else ()
 
 
 def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
@@ -298,13 +300,13 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
     which TPE cannot state.
     """
     if not objective_of(study).timed or study.objective.second is not None:
-        alone = study.objective.score == "throughput" and study.objective.second is None
-        return _throughput(study) if alone else _lowest(study, old_runs)
-    if not _believes_something(study, old_runs):
+        only_throughput = study.objective.score == "throughput" and study.objective.second is None
+        return _throughput(study) if only_throughput else _lowest(study, old_runs)
+    if not _has_model(study, old_runs):
         return _windowed_tpe(study, old_runs)
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
 
-    start = where_the_user_stands(study)
+    start = baseline_point(study)
     make = partial(GreyBoxSampler, start=start)
     if study.search_space.switches() and study.probes and start is not None:
         return _time_to_target(study, old_runs, partial(_staged, study=study, start=start, make=make))
@@ -334,16 +336,16 @@ def _staged(
         goal=settings["goal"],
         grey_box=others,
         costs=usual_costs(study),
-        worth=study.budget.stop_below,
+        min_gain=study.budget.stop_below,
         seed=study.search.seed,
     )
 
 
-def _believes_something(study: Study, old_runs: OldRuns) -> bool:
+def _has_model(study: Study, old_runs: OldRuns) -> bool:
     """Whether layouts, published results or old runs give the grey box something to believe in."""
     known = study.search.full_fine_tuning_lr is not None or bool(published_about(study)) or bool(old_runs())
-    wanted = known or _coordinates(study).layout is not None or study.budget.stop_below is not None
-    return wanted and not study.search_space.varies_nodes
+    has_model = known or _coordinates(study).layout is not None or study.budget.stop_below is not None
+    return has_model and not study.search_space.varies_nodes
 
 
 def repeats_leader(study: Study) -> bool:
@@ -354,11 +356,11 @@ def repeats_leader(study: Study) -> bool:
     if study.objective.second is not None or study.objective.score == "throughput" or kind.draws_always:
         return False
     if study.search.sampler == "auto":
-        return not objective_of(study).timed or not _believes_something(study, tuple)
+        return not objective_of(study).timed or not _has_model(study, tuple)
     return kind.draws_first
 
 
-def where_the_user_stands(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+def baseline_point(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """The first of ``start`` and the enqueued points that names every tuned parameter that exists at it.
 
     Of a switch that a point does not name the first value counts.

@@ -37,7 +37,7 @@ class Scatter:
     repeats: int = 0
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         """For people, of logarithms."""
         base = counted(self.repeats, "repeats") if self.repeats else "usual for such runs, no repeat yet"
         return f"runs of one configuration differ by about {100 * self.sd:.2g}% ({base})"
@@ -162,12 +162,12 @@ def leader(study: Study, sweep: StudyRecords, done: list[Trial]) -> Trial | None
             runs.setdefault(settings(trial), []).append((place, trial))
     if not runs:
         return None
-    every = [place for own in runs.values() for place, _ in own]
-    repeated = [own for own in runs.values() if len(own) > 1]
-    if repeated and all(abs(p - own[0][0]) < scale.least_sd(every) for own in repeated for p, _ in own):
+    every = [place for of_run in runs.values() for place, _ in of_run]
+    repeated = [of_run for of_run in runs.values() if len(of_run) > 1]
+    if repeated and all(abs(p - of_run[0][0]) < scale.least_sd(every) for of_run in repeated for p, _ in of_run):
         return None
-    means = np.array([np.mean([place for place, _ in own]) for own in runs.values()])
-    counts = np.array([len(own) for own in runs.values()])
+    means = np.array([np.mean([place for place, _ in of_run]) for of_run in runs.values()])
+    counts = np.array([len(of_run) for of_run in runs.values()])
     apart = max(float(means.var()) - noise.sd**2, 0.25 * noise.sd**2)
     level = float(np.median(means))
     shrunk = (means * counts / noise.sd**2 + level / apart) / (counts / noise.sd**2 + 1 / apart)

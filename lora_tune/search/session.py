@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval
-from lora_tune.search.capping import not_worth
+from lora_tune.search.capping import gain_below_threshold
 from lora_tune.search.recorded import (
     BASE,
     FIXED,
@@ -32,7 +32,7 @@ from lora_tune.search.recorded import (
     reported,
     step_attributes,
 )
-from lora_tune.search.samplers import KnowsGain, Plans, make_sampler, sampler_kind
+from lora_tune.search.samplers import EstimatesGain, Plans, make_sampler, sampler_kind
 from lora_tune.search.sizes import smaller
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
@@ -42,7 +42,7 @@ _OF_PROPOSAL = ("why", BASE, REQUEST, FIXED)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchPoint:
     """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none).
 
     Of a replicate also: the trial that it repeats, that trial's resolved parameters, and the runs in its one job.
@@ -65,7 +65,7 @@ class Asked:
 
 def expected_gain(known: optuna.Study) -> float | None:
     """Share of the score by which the next node-hour is expected to improve the best; None where nobody knows."""
-    return known.sampler.expected_gain(known) if isinstance(known.sampler, KnowsGain) else None
+    return known.sampler.expected_gain(known) if isinstance(known.sampler, EstimatesGain) else None
 
 
 def unproposed(
@@ -113,8 +113,8 @@ class Session:
         known = records or StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0)
         self._settings, self._start = study, start
         self._storage = InMemoryStorage()
-        asked = sampler or make_sampler(study, begun=len(known.trials), start=start.tuned if start else None)
-        self._study = in_memory(study, known, asked, self._storage)
+        sampler_of_study = sampler or make_sampler(study, begun=len(known.trials), start=start.tuned if start else None)
+        self._study = in_memory(study, known, sampler_of_study, self._storage)
         self._id = self._storage.get_study_id_from_name(study.name)
         self._distributions: dict[str, BaseDistribution] = study.search_space.distributions()
         self._of_study = self._storage.get_study_system_attrs(self._id)
@@ -123,10 +123,10 @@ class Session:
         for point in unproposed(study.search.enqueue, known, study.search_space.conditions):
             self._study.enqueue_trial(dict(point))
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         """A new proposal, RUNNING in the study from here on. Or why none is worth its cost now."""
         if self._settings.budget.stop_below is not None and (
-            reason := not_worth(self._settings, expected_gain(self._study))
+            reason := gain_below_threshold(self._settings, expected_gain(self._study))
         ):
             return reason
         if not sampler_kind(self._settings).proposes and not self.points_wait():
@@ -135,7 +135,7 @@ class Session:
         number = self._study.ask({} if self._outside_waits() else self._distributions).number
         if self._settings.workload.kind == "command":
             self._within_memory(number)
-        return self._asked(number)
+        return self._point(number)
 
     def _within_memory(self, number: int) -> None:
         """Of a script that nobody has a model of: give a sampler's proposal sizes below those that died of memory."""
@@ -157,18 +157,18 @@ class Session:
             why = f"{', '.join(moved)} below what ran out of memory"
             self._storage.set_trial_user_attr(self._trial_id(number), "why", why)
 
-    def propose(self, tuned: Mapping[str, Value], why: str) -> Asked:
+    def propose(self, tuned: Mapping[str, Value], why: str) -> SearchPoint:
         """A trial of these values, whatever the sampler would propose."""
-        made = optuna.trial.create_trial(
+        created = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(tuned),
             distributions=self._distributions,
             user_attrs={"why": why},
         )
-        self._study.add_trial(made)
-        return self._asked(len(self._study.get_trials(deepcopy=False)) - 1)
+        self._study.add_trial(created)
+        return self._point(len(self._study.get_trials(deepcopy=False)) - 1)
 
-    def _asked(self, number: int) -> Asked:
+    def _point(self, number: int) -> SearchPoint:
         trial = self._frozen(number)
         known, start = trial.user_attrs, self._start
         of_study = self._storage.get_study_system_attrs(self._id)
@@ -180,11 +180,11 @@ class Session:
         self._of_study = of_study
         kept = {where: values for where, values in stored.items() if values}
         if start is not None and BASE in known:
-            return Asked(
+            return SearchPoint(
                 number, dict(trial.params), start.why, parameters=start.parameters, base=start.name,
                 sampler_attributes=kept,
             )  # fmt: skip
-        return Asked(
+        return SearchPoint(
             number,
             dict(trial.params),
             known.get("why", ""),

@@ -21,7 +21,7 @@ from lora_tune.config.study import Study
 from lora_tune.curves.family import Z90
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import (
-    HERE,
+    THIS_STUDY,
     Array,
     Data,
     Posterior,
@@ -55,7 +55,7 @@ sqrt(features)."""
 LEAST_WEIGHT = 2e-3
 """Points of the grid that are believed less than this beside the likeliest are left out."""
 
-DOUBT = 0.5
+RERUN_MARGIN = 0.5
 """Standard deviations by which what ran once has to look better than what was run again."""
 
 DRAWS = 200
@@ -71,7 +71,7 @@ Key = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
+class PosteriorEstimate:
     """What a search believes of a configuration.
 
     tuned: its values. objective: the mean of further runs of it, in the objective's unit. low, high: 90% interval of
@@ -124,7 +124,7 @@ class _Runs:
     trial: Trial
     places: tuple[float, ...]
     all_places: tuple[float, ...] = ()
-    again: bool = False
+    reran: bool = False
 
     @property
     def mean(self) -> float:
@@ -140,7 +140,7 @@ class _Runs:
         return len(self.all_places)
 
 
-def believes(study: Study, sweep: StudyRecords) -> Belief | None:
+def shrunken_recommendation(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
     """The configuration of the lowest expected objective among those that ran; None where no result can be compared.
 
     One that missed the target as often as it reached it is left out while there is another. One that ran once takes
@@ -157,10 +157,10 @@ def believes(study: Study, sweep: StudyRecords) -> Belief | None:
     if inside:
         learned = _learned(study, inside, noise)
         means, variances = learned.means, learned.variances
-        again = np.array([c.again for c in inside])
-        handicap = np.where(again, 0.0, DOUBT * np.sqrt(variances)) if again.any() else np.zeros(len(inside))
-        if not again[int(np.argmin(means + 0.5 * variances + handicap))]:
-            means = means + learned.luck(handicap, once=~again)
+        reran = np.array([c.reran for c in inside])
+        handicap = np.where(reran, 0.0, RERUN_MARGIN * np.sqrt(variances)) if reran.any() else np.zeros(len(inside))
+        if not reran[int(np.argmin(means + 0.5 * variances + handicap))]:
+            means = means + learned.luck(handicap, once=~reran)
         sd = learned.noise
     else:
         means = variances = handicap = np.empty(0)
@@ -176,7 +176,9 @@ def believes(study: Study, sweep: StudyRecords) -> Belief | None:
     above = 0.5 * sd**2 * (-1 if axis.scale.maximise else 1) if axis.scale.relative else 0.0
     value, low, high = axis.results(float(means[at]) + above, half)
     why = _why(study, axis, best, sd)
-    return Belief(tuned=best.trial.tuned, objective=value, low=low, high=high, trial=best.trial.number, why=why)
+    return PosteriorEstimate(
+        tuned=best.trial.tuned, objective=value, low=low, high=high, trial=best.trial.number, why=why
+    )
 
 
 def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
@@ -184,7 +186,7 @@ def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
     runs = f"{best.runs} runs of it average" if best.runs > 1 else "its one run took"
     value = axis.results(best.every, 0.0)[0]
     differ = f"{100 * sd:.2g}%" if axis.scale.relative else f"{sd * axis.unit:.3g}"
-    picked = ", the first of which was picked for being good" if best.again else ""
+    picked = ", the first of which was picked for being good" if best.reran else ""
     return f"{runs} {objective_of(study).text(value)}{picked}; one run differs from the next by about {differ}"
 
 
@@ -215,10 +217,10 @@ def _counts(axis: _Axis, trial: Trial) -> bool:
 def _runs(axis: _Axis, trials: Sequence[Trial]) -> _Runs:
     ordered = sorted(trials, key=lambda t: t.number)
     places = [at for t in ordered if (at := axis.place(t)) is not None]
-    again = len(ordered) > 1 and any(t.why == WHY for t in ordered[1:])
+    reran = len(ordered) > 1 and any(t.why == WHY for t in ordered[1:])
     middle = float(np.mean(places))
     nearest = min(zip(places, ordered, strict=True), key=lambda pair: abs(pair[0] - middle))[1]
-    return _Runs(nearest, tuple(places[1:] if again else places), tuple(places), again)
+    return _Runs(nearest, tuple(places[1:] if reran else places), tuple(places), reran)
 
 
 def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
@@ -296,9 +298,9 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, 
     rows = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     counts = [len(c.places) for c in configurations]
     data = _data(np.repeat(rows, counts, axis=0), np.concatenate([c.places for c in configurations]), noise[0])
-    own_squares, own_freedom = within(c.places for c in configurations)
+    repeat_squares, repeat_freedom = within(c.places for c in configurations)
     known = pooled(*noise)
-    belief = _NoiseBelief(noise[0], noise[1], max(0.0, noise[2] - own_squares), noise[3] - own_freedom)
+    noise_prior = _NoisePrior(noise[0], noise[1], max(0.0, noise[2] - repeat_squares), noise[3] - repeat_freedom)
     level, spread = _level(configurations)
     fitted = thinned(data, FITTED)
     points = []
@@ -312,7 +314,7 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, 
                     departure=0.01 * LEAST_AMPLITUDE, noise_scale=sd / noise[0], weights=np.ones(rows.shape[1]),
                 )  # fmt: skip
                 scales = -0.5 * (math.log(amplitude) ** 2 + (math.log(length) / 0.7) ** 2)
-                points.append((log_evidence(fitted, prior) + belief.log_density(sd) + scales, prior, sd))
+                points.append((log_evidence(fitted, prior) + noise_prior.log_density(sd) + scales, prior, sd))
     highest = max(value for value, _, _ in points)
     points = [point for point in points if point[0] > highest + math.log(LEAST_WEIGHT)]
     weights = np.exp(np.array([value for value, _, _ in points]) - highest)
@@ -322,12 +324,12 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, 
     means, variances = _mixed(posteriors, weights, rows)
     sds = np.array([sd for _, _, sd in points])
     if len(most.y) < len(data.y):
-        _with_own_runs(most, float(weights @ sds), configurations, rows, means, variances)
+        _with_row_runs(most, float(weights @ sds), configurations, rows, means, variances)
     return _Learned(coordinates, weights, posteriors, sds, rows, configurations, means, variances)
 
 
 @dataclass(frozen=True, slots=True)
-class _NoiseBelief:
+class _NoisePrior:
     """What is believed of the noise beside what the rows of the process say: what is usual, and repeats left out."""
 
     usual: float
@@ -348,7 +350,7 @@ def _mixed(posteriors: Sequence[Posterior], weights: Array, x: Array) -> tuple[A
     return middle, weights @ (variances + (means - middle) ** 2)
 
 
-def _with_own_runs(
+def _with_row_runs(
     data: Data, noise: float, configurations: Sequence[_Runs], x: Array, mean: Array, variance: Array
 ) -> None:
     """Add to ``mean`` and ``variance`` (n) what runs that were left out of ``data`` say of their own rows."""
@@ -363,6 +365,6 @@ def _with_own_runs(
 def _data(x: Array, y: Array, sd: float) -> Data:
     n = len(y)
     return Data(
-        x=x, basis=np.ones((n, 1)), y=y, sd=np.full(n, sd), source=np.full(n, HERE, dtype=np.int64),
+        x=x, basis=np.ones((n, 1)), y=y, sd=np.full(n, sd), source=np.full(n, THIS_STUDY, dtype=np.int64),
         below=np.zeros(n, dtype=np.bool_), extended=np.zeros(n),
     )  # fmt: skip

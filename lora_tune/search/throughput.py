@@ -180,8 +180,8 @@ def speeds_of(model: SearchModel, points: Sequence[Values], physics: StudyPhysic
         mean, covariance, _, _ = model.predict_speed(points)
         return mean, np.sqrt(np.diag(covariance))
     c = model.coordinates
-    seen = [o for o in model.observations if o.samples_per_second > 0 and not o.source]
-    beside = [(o, o.samples_per_second / physics.samples_per_second(o.values)) for o in seen]
+    timed = [o for o in model.observations if o.samples_per_second > 0 and not o.source]
+    beside = [(o, o.samples_per_second / physics.samples_per_second(o.values)) for o in timed]
     x = np.array([c.speed_features(p) for p in points])
     width = x.shape[1]
     prior = Prior(
@@ -196,9 +196,9 @@ def speeds_of(model: SearchModel, points: Sequence[Values], physics: StudyPhysic
 
 def _refused(model: SearchModel, points: Sequence[Values]) -> Array:
     """Chance of each point (n) to be refused by the trial's own program. What died of memory was taken by it."""
-    own = [o for o in model.observations if not o.source]
-    taken = [o.values for o in own if o.ran or (o.infeasible and not o.refused)]
-    return refused_chance(points, [o.values for o in own if o.refused], taken)
+    local = [o for o in model.observations if not o.source]
+    taken = [o.values for o in local if o.ran or (o.infeasible and not o.refused)]
+    return refused_chance(points, [o.values for o in local if o.refused], taken)
 
 
 def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
@@ -261,13 +261,13 @@ def refused_chance(points: Sequence[Values], refused: Sequence[Values], accepted
     chance = np.zeros(len(points))
     if not refused:
         return chance
-    asked = [_literals(values) for values in points]
+    points_of = [_literals(values) for values in points]
     for values in refused:
-        own = _literals(values)
-        rules = [rule for rule in _rules(own) if not any(rule <= known for known in taken)]
-        for at, point in enumerate(asked):
+        local = _literals(values)
+        rules = [rule for rule in _rules(local) if not any(rule <= known for known in taken)]
+        for at, point in enumerate(points_of):
             broken = sum(rule <= point for rule in rules) / len(rules) if rules else 0.0
-            chance[at] = 1 - (1 - chance[at]) * (1 - (1.0 if point == own else broken))
+            chance[at] = 1 - (1 - chance[at]) * (1 - (1.0 if point == local else broken))
     return chance
 
 

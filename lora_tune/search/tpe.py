@@ -98,9 +98,9 @@ def untried(old: Sequence[FrozenTrial], study: optuna.Study) -> dict[str, Any] |
     best = min(old, key=lambda t: _rank(t, study.direction), default=None)
     if best is None:
         return None
-    own, place = study.get_trials(deepcopy=False), _rank(best, study.direction)
-    tried = any(t.params == best.params for t in own)
-    behind = any(t.state is TrialState.COMPLETE and _rank(t, study.direction) < place for t in own)
+    of_study, place = study.get_trials(deepcopy=False), _rank(best, study.direction)
+    tried = any(t.params == best.params for t in of_study)
+    behind = any(t.state is TrialState.COMPLETE and _rank(t, study.direction) < place for t in of_study)
     return None if tried or behind else best.params
 
 
@@ -143,7 +143,7 @@ class History:
 
         trials: of the study, each at its number. Of equally good ones the oldest are good.
         """
-        if not self._knows(trials, direction):  # of another study, or read anew by a storage that keeps no objects
+        if not self._is_current(trials, direction):  # of another study, or read anew by a storage that keeps no objects
             self._direction, self._upto, self._open, self._finished, self._best = direction, 0, [], [], []
         self._read(trials)
         if len(self._finished) <= NEWEST:
@@ -151,7 +151,7 @@ class History:
         running = (n for n in self._open if trials[n].state is TrialState.RUNNING)
         return [trials[n] for n in sorted({*(n for _, n in self._best), *self._finished[-NEWEST:], *running})]
 
-    def _knows(self, trials: Sequence[FrozenTrial], direction: StudyDirection) -> bool:
+    def _is_current(self, trials: Sequence[FrozenTrial], direction: StudyDirection) -> bool:
         if direction is not self._direction or len(trials) < self._upto:
             return False
         return self._newest is None or trials[self._newest.number] is self._newest

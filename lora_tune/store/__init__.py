@@ -40,7 +40,7 @@ __all__ = [
     "tune_sqlite",
 ]
 
-_WHEN_ASKED_FOR = {
+_LAZY = {
     "BufferedStore": "outage",
     "Changes": "records",
     "Remarks": "requests",
@@ -55,9 +55,9 @@ _WHEN_ASKED_FOR = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WHEN_ASKED_FOR:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHEN_ASKED_FOR[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
 
 
 def open_store(paths: SweepPaths, storage: str | None) -> Store:

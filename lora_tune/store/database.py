@@ -107,14 +107,14 @@ class Store:
                 self._check_version()
             else:
                 self._engine = engine.writing_engine(parsed)
-                with engine.alone(self._engine) as connection:
+                with engine.exclusive(self._engine) as connection:
                     schema.make(connection, time.time())
 
     def _check_version(self) -> None:
         with engine.reading(self._engine, self.url) as connection:
             if not sa.inspect(connection).has_table(schema.version.name):
                 raise NoSweepError(f"{engine.safe_url(self.url)} holds no sweep; check the URL")
-            version = schema.found_version(connection)
+            version = schema.stored_version(connection)
         if version != schema.SCHEMA_VERSION:
             old = f"has schema {version} of an earlier release; resuming the sweep brings it up to date"
             problem = old if version < schema.SCHEMA_VERSION else schema.later(version)
@@ -230,17 +230,19 @@ class Store:
                 .values(name=name, owner="", token=0, renewed_at=0.0, wrote=0)
                 .on_conflict_do_nothing()
             )
-            seen = _held(connection, name)
-            age = now - seen.renewed_at
-            free = not seen.owner or seen.owner == owner or dead or seen == unchanged
+            held_now = _held(connection, name)
+            age = now - held_now.renewed_at
+            free = not held_now.owner or held_now.owner == owner or dead or held_now == unchanged
             if not free and age < LEASE_SECONDS:
                 sign = f"last sign {age:.0f} s ago" if age >= 0 else f"its clock is {-age:.0f} s ahead of this host's"
                 raise SweepBusyError(
-                    f"sweep {name} is driven by {seen.who} ({sign}); stop that one first, watch it with: "
+                    f"sweep {name} is driven by {held_now.who} ({sign}); stop that one first, watch it with: "
                     f"python -m lora_tune.status --study {name}, or wait for its end with --standby"
                 )
-            lease = Lease(name, owner, seen.token + 1)
-            same = (table.c.name == name) & (table.c.token == seen.token) & (table.c.renewed_at == seen.renewed_at)
+            lease = Lease(name, owner, held_now.token + 1)
+            same = (
+                (table.c.name == name) & (table.c.token == held_now.token) & (table.c.renewed_at == held_now.renewed_at)
+            )
             values = {"owner": owner, "token": lease.token, "renewed_at": now}
             if connection.execute(sa.update(table).where(same).values(**values)).rowcount != 1:
                 raise SweepBusyError(f"sweep {name} was taken, or its lease renewed, by another driver at this moment")
@@ -249,7 +251,7 @@ class Store:
     def release(self, lease: Lease) -> None:
         """Give the lease back, if it is still ours."""
         with self._writing() as connection:
-            connection.execute(sa.update(schema.leases).where(_ours(lease)).values(owner="", renewed_at=0.0))
+            connection.execute(sa.update(schema.leases).where(_is_lease(lease)).values(owner="", renewed_at=0.0))
 
     @contextlib.contextmanager
     def _fenced(self, lease: Lease, **values: Any) -> Iterator[sa.Connection]:
@@ -259,7 +261,7 @@ class Store:
         before is not in the database.
         """
         table, least = schema.leases, self._saves.get(lease.sweep, 0)
-        this_sweep = _ours(lease) & (table.c.saves >= least)
+        this_sweep = _is_lease(lease) & (table.c.saves >= least)
         with self._writing() as connection:
             counted = (
                 sa.update(table).where(this_sweep).values(saves=table.c.saves + 1, **values).returning(table.c.saves)
@@ -346,5 +348,5 @@ def _place_columns(where: Registered) -> dict[str, str]:
     return {**places, "options": json.dumps(where.options)}
 
 
-def _ours(lease: Lease) -> Any:
+def _is_lease(lease: Lease) -> Any:
     return (schema.leases.c.name == lease.sweep) & (schema.leases.c.token == lease.token)

@@ -236,7 +236,7 @@ def _refuse_damaged(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(engine: sa.Engine) -> Iterator[sa.Connection]:
+def exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction during which no other program makes or changes tables."""
     if engine.dialect.name == "sqlite":
         # Python's sqlite3 opens no transaction for CREATE TABLE by itself.
@@ -297,15 +297,15 @@ def translated(url: str) -> Iterator[None]:
     try:
         yield
     except sa.exc.IntegrityError as error:
-        raise KeyTakenError(f"the database {safe_url(url)} holds such a row already: {_words(error)}") from error
+        raise KeyTakenError(f"the database {safe_url(url)} holds such a row already: {_message(error)}") from error
     except sa.exc.DatabaseError as error:
-        kind = DatabaseChangedError if _lost_contents(error) else StoreError
-        raise kind(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error
+        kind = DatabaseChangedError if _is_missing_table(error) else StoreError
+        raise kind(f"the database {safe_url(url)} cannot be used: {_message(error)}") from error
     except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
-        raise StoreError(f"the database {safe_url(url)} cannot be used: {_words(error)}") from error
+        raise StoreError(f"the database {safe_url(url)} cannot be used: {_message(error)}") from error
 
 
-def _lost_contents(error: sa.exc.DatabaseError) -> bool:
+def _is_missing_table(error: sa.exc.DatabaseError) -> bool:
     """Whether the server or SQLite says that our tables are gone, or that the file is damaged, cut or no database.
 
     A write-ahead log that was deleted shows to a new connection as a file that is shorter than its index says.
@@ -313,11 +313,11 @@ def _lost_contents(error: sa.exc.DatabaseError) -> bool:
     message = str(error.orig)
     if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_IOERR_SHORT_READ":
         return True
-    gone = "no such table: lora_tune_" in message or 'relation "lora_tune_' in message
-    return gone or type(error.orig) is sqlite3.DatabaseError
+    missing = "no such table: lora_tune_" in message or 'relation "lora_tune_' in message
+    return missing or type(error.orig) is sqlite3.DatabaseError
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; install it with: pip install 'lora-tune[postgres]'"
     message: str = str(getattr(error, "orig", None) or error).splitlines()[0]

@@ -30,8 +30,8 @@ def take_lease(store: Store, name: str, now: float, unchanged: Held | None = Non
     """
     owner, this = store.held(name).owner, Process.of(os.getpid())
     dead = (bool(gone) and owner == gone) or is_gone(owner)
-    own = f"{this.host} pid {this.pid} start {this.start_ticks} in {this.place}"
-    return store.take_lease(name, own, now, dead=dead, unchanged=unchanged)
+    owner_text = f"{this.host} pid {this.pid} start {this.start_ticks} in {this.place}"
+    return store.take_lease(name, owner_text, now, dead=dead, unchanged=unchanged)
 
 
 def is_gone(owner: str) -> bool:
@@ -74,7 +74,7 @@ def try_lease(store: Store, name: str, patience: Patience, now: float, gone: str
         return None
 
 
-def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Callable[[str], None]) -> tuple[Lease, str]:
+def wait_for_lease(store: Store, name: str, now: Callable[[], float], echo: Callable[[str], None]) -> tuple[Lease, str]:
     """Wait until ``name`` has no owner, and take its lease; returns it and the owner before, "" when there was none.
 
     A database that is away is waited for as well.
@@ -92,7 +92,7 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], say: Calla
         if lease is not None:
             return lease, before
         if sentence != printed:
-            say(sentence)
+            echo(sentence)
         printed = sentence
         time.sleep(1.0)
 

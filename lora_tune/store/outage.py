@@ -172,11 +172,11 @@ class SaveCount:
     def refuse_older(self) -> None:
         """Raise StoreError where the database knows less than a driver of this folder has written into it."""
         self._sweep, saves = self._store.saves(self._name)
-        if (seen := self._seen()) <= saves:
+        if (stored := self._stored_saves()) <= saves:
             return
         raise StoreError(
             f"the database {safe_url(self._store.url)} is older than this folder: it was written to {saves} times for "
-            f"{self._name}, and {self._path} says {seen}. It was restored from a backup or rolled back, and does not "
+            f"{self._name}, and {self._path} says {stored}. It was restored from a backup or rolled back, and does not "
             "know what ran since. Put the newer database back, or rescued.db where a driver has left one; or, to go on "
             f"from the older one and run what it does not know again, remove {self._path}"
         )
@@ -184,11 +184,11 @@ class SaveCount:
     def note(self) -> None:
         """Write down how often this process has written to the database, whatever has become of it since."""
         saves = self._store.counted(self._name)
-        if saves > self._seen():
+        if saves > self._stored_saves():
             with contextlib.suppress(OSError):  # a full disk: what was noted before stays
                 write_json(self._path, {"sweep": self._sweep, "saves": saves})
 
-    def _seen(self) -> int:
+    def _stored_saves(self) -> int:
         """What the file says of this sweep; 0 where it says nothing."""
         noted = read_json(self._path).content or {}
         return (whole_of(noted, "saves") or 0) if text_of(noted, "sweep") == self._sweep else 0

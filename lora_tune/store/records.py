@@ -262,7 +262,7 @@ class StudyRecords:
         derived: T = self._cache[key]
         return derived
 
-    def made(self, key: Hashable) -> bool:
+    def is_cached(self, key: Hashable) -> bool:
         """Whether :meth:`once` has computed it."""
         return key in self._cache
 

@@ -135,7 +135,7 @@ def merge_rescued(store: Store, lease: Lease, path: Path) -> StudyRecords:
             raise StoreError(f"{path} holds no records of {name}")
         if present is not None and (why := _unknown_to(rescued, present)):
             raise StoreError(f"{path} cannot be merged into {safe_url(store.url)}: {why}")
-        requests = _together(Requests(source, name).all(), Requests(store, name).all())
+        requests = _merged(Requests(source, name).all(), Requests(store, name).all())
         with source._reading() as connection:
             row = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).mappings().one()
         _write(store, lease, rescued, dict(row), requests, source.saves(name)[1])
@@ -159,10 +159,10 @@ def _unknown_to(rescued: StudyRecords, present: StudyRecords) -> str:
     )
 
 
-def _together(rescued: list[Request], present: list[Request]) -> list[Request]:
+def _merged(rescued: list[Request], present: list[Request]) -> list[Request]:
     """All requests: the rescued ones, and behind them those that were asked of the database since."""
-    asked = {(r.who, r.asked_at, r.kind) for r in rescued}
-    further = [r for r in present if (r.who, r.asked_at, r.kind) not in asked]
+    copied = {(r.who, r.asked_at, r.kind) for r in rescued}
+    further = [r for r in present if (r.who, r.asked_at, r.kind) not in copied]
     first = 1 + max((r.number for r in rescued), default=-1)
     return [*rescued, *(replace(r, number=first + at) for at, r in enumerate(further))]
 

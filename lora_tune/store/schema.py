@@ -98,7 +98,7 @@ def make(connection: sa.Connection, now: float) -> None:
         metadata.create_all(connection)
         connection.execute(sa.insert(version).values(version=SCHEMA_VERSION))
         return
-    stored = found_version(connection)
+    stored = stored_version(connection)
     if stored > SCHEMA_VERSION:
         raise StoreError(f"{later(stored)}")
     for number in range(stored, SCHEMA_VERSION):
@@ -106,7 +106,7 @@ def make(connection: sa.Connection, now: float) -> None:
         connection.execute(sa.update(version).values(version=number + 1))
 
 
-def found_version(connection: sa.Connection) -> int:
+def stored_version(connection: sa.Connection) -> int:
     """The schema that the database has."""
     return connection.scalar(sa.select(version.c.version)) or 0
 

@@ -90,14 +90,14 @@ class Limited(psycopg.Connection[Any]):
 
     def _limited(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """``gen``, given up after a silence; psycopg turns it some times a second when nothing comes."""
-        heard = time.monotonic()
+        last_bytes_at = time.monotonic()
         try:
             query = next(gen)
             while True:
                 ready = yield query
-                silence = time.monotonic() - heard
+                silence = time.monotonic() - last_bytes_at
                 if ready:
-                    heard = time.monotonic()
+                    last_bytes_at = time.monotonic()
                 elif silence >= self._limit():
                     raise Silence(f"the server has not answered for {silence:.0f} s")
                 query = gen.send(ready)

@@ -54,8 +54,10 @@ class TrialRows:
         if written is None or any(_keys(written.children[name]) - _keys(self.children[name]) for name in CHILDREN):
             return self
         had = {name: {tuple(row.values()) for row in rows} for name, rows in written.children.items()}
-        news = {name: [r for r in rows if tuple(r.values()) not in had[name]] for name, rows in self.children.items()}
-        return TrialRows(number=self.number, head=self.head, children=news, whole=False)
+        new_rows = {
+            name: [r for r in rows if tuple(r.values()) not in had[name]] for name, rows in self.children.items()
+        }
+        return TrialRows(number=self.number, head=self.head, children=new_rows, whole=False)
 
 
 def _keys(rows: Sequence[Row]) -> set[Any]:
@@ -66,12 +68,12 @@ def _keys(rows: Sequence[Row]) -> set[Any]:
 class TrialTables:
     """The trials of one study, by number. Methods raise StoreError, SweepBusyError when the lease is lost."""
 
-    def __init__(self, store: Store, lease: Lease, study: str, ours: Sequence[str]) -> None:
+    def __init__(self, store: Store, lease: Lease, study: str, owned: Sequence[str]) -> None:
         """study: its name. ours: names of attributes that are nobody else's.
 
         Raises NoStudyError where the tables or the study are not there.
         """
-        self._store, self._lease, self._ours, self._name = store, lease, ours, study
+        self._store, self._lease, self._owned, self._name = store, lease, owned, study
         self._upserts: dict[str, Any] = {}
         with store._reading() as connection:
             if not sa.inspect(connection).has_table("studies"):
@@ -95,7 +97,7 @@ class TrialTables:
     def turn(self, directions: Sequence[str]) -> None:
         """Make these the study's directions."""
         table = self._tables["study_directions"]
-        rows = [{"study_id": self._study, "objective": at, "direction": word} for at, word in enumerate(directions)]
+        rows = [{"study_id": self._study, "objective": at, "direction": text} for at, text in enumerate(directions)]
         with self._store._fenced(self._lease) as connection:
             connection.execute(sa.delete(table).where(table.c.study_id == self._study))
             connection.execute(sa.insert(table), rows)
@@ -109,8 +111,8 @@ class TrialTables:
                 table = self._tables[name].c
                 query = sa.select(table.trial_id, table.key, table.value_json)
                 rows = connection.execute(query.where(table.trial_id.in_([*ids.values()]))).all()
-                for number, own in ids.items():
-                    texts = {row.key: json.loads(row.value_json) for row in rows if row.trial_id == own}
+                for number, ids_of in ids.items():
+                    texts = {row.key: json.loads(row.value_json) for row in rows if row.trial_id == ids_of}
                     known.setdefault(number, {}).update(texts)
         return known
 
@@ -128,7 +130,7 @@ class TrialTables:
         Raises NoStudyError where somebody has deleted the study.
         """
         with self._store._fenced(self._lease) as connection:
-            self._still_there(connection)
+            self._check_study(connection)
             ids = self._known(connection, [t.number for t in trials])
             self._clear(connection, [ids[t.number] for t in trials if t.whole and t.number in ids])
             if known := [t for t in trials if t.number in ids]:
@@ -139,7 +141,7 @@ class TrialTables:
                 if rows:
                     connection.execute(self._upsert(name, [*rows[0]]), rows)
 
-    def _still_there(self, connection: sa.Connection) -> None:
+    def _check_study(self, connection: sa.Connection) -> None:
         """SQLite gives the id of a deleted study out again."""
         studies = self._tables["studies"].c
         if connection.scalar(sa.select(studies.study_name).where(studies.study_id == self._study)) != self._name:
@@ -157,7 +159,7 @@ class TrialTables:
         for name in CHILDREN if ids else ():
             table = self._tables[name]
             gone = sa.delete(table).where(table.c.trial_id.in_(ids))
-            connection.execute(gone.where(table.c.key.in_(self._ours)) if name in ATTRIBUTES else gone)
+            connection.execute(gone.where(table.c.key.in_(self._owned)) if name in ATTRIBUTES else gone)
 
     def _insert(self, connection: sa.Connection, trial: TrialRows) -> int:
         row = {"number": trial.number, "study_id": self._study, **trial.head}

@@ -202,7 +202,7 @@ def written(workload: Workload, proposal: Proposal) -> Record:
 
 
 @runtime_checkable
-class KnowsEvals(Protocol):
+class ListsEvals(Protocol):
     """A workload that knows beforehand when its trials evaluate."""
 
     def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
@@ -219,10 +219,10 @@ BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLT
 
 
 @runtime_checkable
-class KnowsVariables(Protocol):
+class ListsVariables(Protocol):
     """A workload that knows which variables its trials read."""
 
-    def knows_variable(self, name: str) -> bool:
+    def reads_variable(self, name: str) -> bool:
         """Whether ``name`` has an effect on trials, or may have one."""
         ...
 
@@ -370,7 +370,7 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
     pyxis takes a container's name without ``/`` or ``.`` at its head for an image of a registry.
     """
     sentences = []
-    for name in (n for ours, others in ALSO.items() for n in (ours, *others) if n != "TOKENIZER"):
+    for name in (n for canonical, others in ALSO.items() for n in (canonical, *others) if n != "TOKENIZER"):
         value, container = named.get(name, ""), name in ("CONT", *ALSO["CONT"])
         if not value or value.startswith("/") or (container and not is_image_file(value)):
             continue
@@ -380,8 +380,8 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
         if name == "MODEL" and "/" not in value and not Path(value).exists():
             continue  # the name of a model, as flux1's "schnell"
         why = "pyxis takes it for an image of a registry" if bare else f"jobs start in {folder}, where it is not"
-        there = next((root / value for root in (folder, Path.cwd()) if (root / value).exists()), None)
-        remedy = f"name it by its whole path{f', {there.resolve()}' if there else ''}"
+        existing = next((root / value for root in (folder, Path.cwd()) if (root / value).exists()), None)
+        remedy = f"name it by its whole path{f', {existing.resolve()}' if existing else ''}"
         sentences.append(f"{name}={value} is relative, and {why}; {remedy}")
     return sentences
 
@@ -399,11 +399,11 @@ def unseen(named: Mapping[str, str]) -> list[str]:
     ]
 
 
-def given_by_site(site: Site, name: str) -> bool:
+def set_by_site(site: Site, name: str) -> bool:
     """Whether the site profile names the place that scripts call ``name``."""
     paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
-    ours = next((n for n, others in ALSO.items() if name in (n, *others)), name)
-    return bool(paths.get(ours)) or not {ours, name}.isdisjoint(site.environment)
+    canonical = next((n for n, others in ALSO.items() if name in (n, *others)), name)
+    return bool(paths.get(canonical)) or not {canonical, name}.isdisjoint(site.environment)
 
 
 def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:

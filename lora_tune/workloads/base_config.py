@@ -60,7 +60,7 @@ class BaseConfig:
 
     file: str
     values: Mapping[str, str]
-    passing: frozenset[str] = frozenset()
+    volatile: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     path: str = ""
@@ -88,12 +88,12 @@ class BaseConfig:
         return "_".join(part for part in parts if part.lower() not in off)
 
     @property
-    def lasting(self) -> dict[str, str]:
+    def stable(self) -> dict[str, str]:
         """What a sweep keeps of it: its values but for those that are others each time, secrets hidden."""
         return {
             name: HIDDEN if names_secret(name) else redact(value)
             for name, value in self.values.items()
-            if name not in self.passing and name.isidentifier()  # bash hands on functions under names of its own
+            if name not in self.volatile and name.isidentifier()  # bash hands on functions under names of its own
         }
 
 
@@ -110,23 +110,23 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
         raise _windows_error([*first, path]) or error from error
     beside: list[Path] = []
     absent: list[str] = []
-    for wanted in _missing(sourced):
-        there = [p for p in _tree(folder, wanted.name) if p != path]
-        if len(there) == 1:
-            beside += there
+    for missing in _missing(sourced):
+        candidates = [p for p in _tree(folder, missing.name) if p != path]
+        if len(candidates) == 1:
+            beside += candidates
         else:
-            absent.append(wanted.name)
+            absent.append(missing.name)
     sourced = _sourced(path, first, beside) if beside else sourced
     if spoiled := [name for name, value in sourced.values.items() if value.endswith("\r")]:
-        near = (file for file in _tree(folder, "*.sh") if re.search(rf"\b{spoiled[0]}=", _read(file)))
-        raise _windows_error([*first, path, *beside, *near]) or SetupError(
+        scripts = (file for file in _tree(folder, "*.sh") if re.search(rf"\b{spoiled[0]}=", _read(file)))
+        raise _windows_error([*first, path, *beside, *scripts]) or SetupError(
             f"{path}: {spoiled[0]} ends with a carriage return"
         )
-    again = _sourced(path, first, beside, another_day=True)
+    later = _sourced(path, first, beside, another_day=True)
     return BaseConfig(
         file=str(path.relative_to(folder)),
         values=sourced.values,
-        passing=frozenset(n for n, value in sourced.values.items() if again.values.get(n) != value),
+        volatile=frozenset(n for n, value in sourced.values.items() if later.values.get(n) != value),
         beside=tuple(str(p.relative_to(folder)) for p in beside),
         absent=tuple(absent),
         path=sourced.path,
@@ -142,14 +142,14 @@ def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: M
     """
     first, beside = ([folder / name for name in names] for names in (before, base.beside))
     try:
-        there, here = (
+        with_kept, with_base = (
             _sourced(folder / base.file, first, beside, kept=values).values
             for values in (kept, {n: base.values[n] for n in kept})
         )
     except SetupError:  # it refuses those values
         return {}
-    apart = {**kept, **dict.fromkeys(base.passing, "")}
-    return {n: v for n, v in base.values.items() if n not in apart and there.get(n) != here.get(n)}
+    apart = {**kept, **dict.fromkeys(base.volatile, "")}
+    return {n: v for n, v in base.values.items() if n not in apart and with_kept.get(n) != with_base.get(n)}
 
 
 def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:
@@ -161,7 +161,7 @@ def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mappin
         now = read_base(folder, file, before)
     except SetupError:
         return BaseConfig(file=file, values=values)
-    apart = {n: v for n, v in now.values.items() if n in now.passing or values.get(n) == HIDDEN}
+    apart = {n: v for n, v in now.values.items() if n in now.volatile or values.get(n) == HIDDEN}
     return replace(now, values={**values, **apart})
 
 
@@ -187,8 +187,8 @@ def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), **o
             return source_files([*first, path], **options)
         except SetupError as error:
             if match := _UNSET.search(str(error)):
-                wanted = f"a file that exports {match[1]} and that workload.before names is sourced first"
-                raise SetupError(f"{error}; where you set it in your shell, {wanted}") from error
+                missing = f"a file that exports {match[1]} and that workload.before names is sourced first"
+                raise SetupError(f"{error}; where you set it in your shell, {missing}") from error
             raise
     with tempfile.TemporaryDirectory() as scratch:
         wrapper = Path(scratch) / path.name
@@ -204,8 +204,8 @@ def _find(folder: Path, file: str) -> Path:
     if len(named) == 1:
         return named[0]
     several = ", ".join(str(p.relative_to(folder)) for p in named)
-    near = ", ".join(sorted(p.name for p in _configs(folder))[:12])
-    hint = f"; which of {several}?" if named else f"; it holds {near}" if near else "; it holds no config_*.sh"
+    scripts = ", ".join(sorted(p.name for p in _configs(folder))[:12])
+    hint = f"; which of {several}?" if named else f"; it holds {scripts}" if scripts else "; it holds no config_*.sh"
     outside = " (that file lies elsewhere: copy it there, beside what it sources)" if path.is_file() else ""
     raise SetupError(f"workload.base: {folder} holds no {file}{outside}{hint}")
 
@@ -217,7 +217,7 @@ def _tree(folder: Path, name: str) -> list[Path]:
 
 def _missing(sourced: Sourced) -> list[Path]:
     """The bash files that were sourced and are not there, by what bash said."""
-    matches = (_MISSING.search(line) for line in sourced.said)
+    matches = (_MISSING.search(line) for line in sourced.printed)
     return list(dict.fromkeys(Path(match["path"]) for match in matches if match))
 
 
@@ -233,10 +233,10 @@ def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -
     """
     configs = _configs(folder)
     names = {f"config_{dgx}{system.removeprefix('DGX')}" for dgx in ("", "DGX")} if system else set()
-    ours = [p for p in configs if p.name.startswith(tuple(f"{name}{end}" for name in names for end in "_."))]
+    matching = [p for p in configs if p.name.startswith(tuple(f"{name}{end}" for name in names for end in "_."))]
     shaped = [p for p in configs if f"_{nodes}x{gpus_per_node}x" in p.name]
-    both = [p for p in ours if p in shaped]
-    return [str(p.relative_to(folder)) for p in both or ours or shaped]
+    both = [p for p in matching if p in shaped]
+    return [str(p.relative_to(folder)) for p in both or matching or shaped]
 
 
 def stated_defaults(folder: Path) -> dict[str, str]:
@@ -426,5 +426,5 @@ def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mappin
     resolved = holding(space, tuned).resolve(tuned)
     for name, parameter in space.parameters.items():
         if not _searched(parameter) and name in resolved and not equal(parameters.get(name), resolved[name]):
-            there = parameters.get(name, "not set")
-            raise OutsideError(f"{name} is {there} there and {resolved[name]} in every other trial")
+            candidates = parameters.get(name, "not set")
+            raise OutsideError(f"{name} is {candidates} there and {resolved[name]} in every other trial")

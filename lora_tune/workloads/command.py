@@ -47,7 +47,7 @@ def script_of(program: str, arguments: Sequence[str]) -> str:
 
 
 def _in_a_shell(argv: Sequence[str]) -> bool:
-    return any(Path(word).name in _SHELLS for word in argv)
+    return any(Path(token).name in _SHELLS for token in argv)
 
 
 def shell_variable(argv: Sequence[str], names: Collection[str]) -> str:
@@ -57,23 +57,23 @@ def shell_variable(argv: Sequence[str], names: Collection[str]) -> str:
     """
     if _in_a_shell(argv):
         return ""
-    single = [word for word in argv if len(word.split()) == 1]
-    return next((name for word in single for name in _VARIABLE.findall(word) if name in names), "")
+    single = [token for token in argv if len(token.split()) == 1]
+    return next((name for token in single for name in _VARIABLE.findall(token) if name in names), "")
 
 
-def shell_words(argv: Sequence[str]) -> list[str]:
+def shell_tokens(argv: Sequence[str]) -> list[str]:
     """A doubt about the first word that only a shell would understand, where there is none."""
-    words = [] if _in_a_shell(argv) else [word for word in argv if word in _OPERATORS]
+    tokens = [] if _in_a_shell(argv) else [token for token in argv if token in _OPERATORS]
     remedy = 'no shell runs this command, so that it goes to your script; write argv = ["bash", "-c", "..."]'
-    return [f"workload.argv: {word!r}: {remedy}" for word in words[:1]]
+    return [f"workload.argv: {token!r}: {remedy}" for token in tokens[:1]]
 
 
-def one_word(program: str, folder: Path) -> str:
+def single_token(program: str, folder: Path) -> str:
     """What is wrong with a whole command line written as one word; "" where it is a program's name."""
-    words = program.split()
-    if len(words) < 2 or (folder / program).exists():
+    tokens = program.split()
+    if len(tokens) < 2 or (folder / program).exists():
         return ""
-    return f"workload.argv: {program!r} is one word; write {json.dumps(words)}"
+    return f"workload.argv: {program!r} is one word; write {json.dumps(tokens)}"
 
 
 _FEW = 4
@@ -145,10 +145,10 @@ class CommandWorkload:
         self._study = study
         self._settings = settings
         space = study.search_space
-        own = _OWN_NAMES if study.objective.target is None else (*_OWN_NAMES, "TARGET")
-        known = {*space.resolve(space.corner()), *space.conditions.of, *own}
+        reserved = _RESERVED_NAMES if study.objective.target is None else (*_RESERVED_NAMES, "TARGET")
+        known = {*space.resolve(space.corner()), *space.conditions.of, *reserved}
         if settings.config is not None:
-            self._check_words("workload.config", settings.config.values.values(), known)
+            self._check_tokens("workload.config", settings.config.values.values(), known)
             known.add("config")
         self._check_places("workload", settings, known)
         if not settings.script and (variable := shell_variable(settings.argv, known)):
@@ -159,9 +159,9 @@ class CommandWorkload:
         self.reader()
 
     def _check_places(self, key: str, settings: CommandSettings | PrepareSettings, known: set[str]) -> None:
-        self._check_words(key, (*settings.argv, *settings.environment.values()), known)
+        self._check_tokens(key, (*settings.argv, *settings.environment.values()), known)
 
-    def _check_words(self, key: str, texts: Iterable[str], known: set[str]) -> None:
+    def _check_tokens(self, key: str, texts: Iterable[str], known: set[str]) -> None:
         for text in texts:
             for name in PLACE.findall(text):
                 if name not in known:
@@ -194,8 +194,8 @@ class CommandWorkload:
         config = self._settings.config
         if config is None:
             return {}
-        wanted = config.values.items()
-        filled = {key: fill(text, values) for key, text in wanted if not self._of_another_trial(text, values)}
+        required = config.values.items()
+        filled = {key: fill(text, values) for key, text in required if not self._of_another_trial(text, values)}
         try:
             return {f"config/{config.file.name}": changed(self._config_text, filled, config.file.name)}
         except ValueError as error:
@@ -214,23 +214,23 @@ class CommandWorkload:
 
     def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
-        program, *arguments = self._words(values)
+        program, *arguments = self._tokens(values)
         if program in ("python", "python3") and on_this_machine(self._study.site.launcher):
             program = self._study.site.python or sys.executable
         return (program, *arguments)
 
-    def _words(self, values: Mapping[str, Value]) -> list[str]:
+    def _tokens(self, values: Mapping[str, Value]) -> list[str]:
         """The command, filled. A word that names a parameter which this trial does not have is left out.
 
         So is the option before it: ``--momentum {MOMENTUM}`` where there is no momentum.
         """
         argv: list[str] = []
-        for word in self._settings.argv:
-            if self._of_another_trial(word, values):
-                if PLACE.fullmatch(word) and argv and _OPTION.fullmatch(argv[-1]):
+        for token in self._settings.argv:
+            if self._of_another_trial(token, values):
+                if PLACE.fullmatch(token) and argv and _OPTION.fullmatch(argv[-1]):
                     argv.pop()
             else:
-                argv.append(fill(word, values))
+                argv.append(fill(token, values))
         return argv
 
     def _of_another_trial(self, text: str, values: Mapping[str, Value]) -> bool:
@@ -247,9 +247,9 @@ class CommandWorkload:
         missing = self._missing()
         if missing and on_this_machine(self._study.site.launcher):
             raise SetupError(f"study {self._study.name}: {missing}")
-        doubts = [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
-        words = shell_words(self._settings.argv)
-        return [*doubts, *words, *self._unread_parameters(), *self._about_gpus()]
+        warnings = [f"{missing} (on this machine; trials run elsewhere)"] if missing else []
+        tokens = shell_tokens(self._settings.argv)
+        return [*warnings, *tokens, *self._unread_parameters(), *self._about_gpus()]
 
     def _unread_parameters(self) -> list[str]:
         """Doubts about parameters that the script does not read. Raises StudyError where many trials would be alike.
@@ -273,7 +273,7 @@ class CommandWorkload:
         settings = self._settings
         script = script_text(settings.argv, self._cwd or Path())
         others = [*settings.environment.values()]
-        if settings.config is not None and any("{config}" in word for word in (*settings.argv, *others)):
+        if settings.config is not None and any("{config}" in token for token in (*settings.argv, *others)):
             others += settings.config.values.values()
         each = reaches(self._study.search_space, settings.argv, others, script)
         idle, unsure = ([n for n, r in each.items() if r is which] for which in (Reach.NO, Reach.UNKNOWN))
@@ -291,8 +291,8 @@ class CommandWorkload:
             return [f"site.gpus_per_node = 0: trials see none of this machine's {gpus} GPUs; 1 gives each trial one"]
         side_by_side = gpus // needed
         if not stated and budget.parallel > side_by_side > 0:
-            own = f"budget.parallel = {side_by_side} and site.gpus_per_node = {needed} give each its own"
-            return [f"{budget.parallel} trials at a time share {gpus} GPUs of this machine; {own}"]
+            reserved = f"budget.parallel = {side_by_side} and site.gpus_per_node = {needed} give each its own"
+            return [f"{budget.parallel} trials at a time share {gpus} GPUs of this machine; {reserved}"]
         if side_by_side > budget.parallel:
             return [f"{gpus - budget.parallel * needed} of {gpus} GPUs of this machine stay idle; "
                     f"budget.parallel = {side_by_side} uses all"]  # fmt: skip
@@ -311,8 +311,8 @@ class CommandWorkload:
         if inner.endswith(_SCRIPTS) and not PLACE.search(inner) and not (folder / Path(inner).expanduser()).is_file():
             where = place or f" in {Path.cwd()}"
             return f"workload.argv: there is no file {inner!r}{where}; correct it, or set workload.cwd"
-        if not self._settings.script and (words := one_word(program, folder)):
-            return words
+        if not self._settings.script and (tokens := single_token(program, folder)):
+            return tokens
         unchecked = PLACE.search(program) or not program or program in ("python", "python3")
         if not unchecked and shutil.which(program if "/" not in program else str(folder.absolute() / program)) is None:
             return f"workload.argv: there is no program {program!r}{place}; correct it, or install it"
@@ -327,7 +327,7 @@ class CommandWorkload:
         return Job(
             name=f"{self._study.name}-{folder.name.replace('attempt', 'prepare')}",
             folder=folder,
-            argv=tuple(fill(word, values) for word in prepare.argv),
+            argv=tuple(fill(token, values) for token in prepare.argv),
             environment=self._environment(values, prepare.environment),
             secrets={**self._study.site.secrets, **prepare.secrets},
             cwd=self._cwd,
@@ -366,9 +366,9 @@ class CommandWorkload:
         name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
         if site.system == _NO_SYSTEM and nodes == 1 and _DEGREES.isdisjoint(proposal.parameters):
             name = f"config_{self._study.name}.sh"  # a script of one's own has no layout
-        command = self._words(values)
+        command = self._tokens(values)
         if self._settings.script:
-            command = ["sbatch", "-N", str(nodes), *site.sbatch_words(nodes), *command]
+            command = ["sbatch", "-N", str(nodes), *site.sbatch_arguments(nodes), *command]
         place = f"cd {shlex.quote(str(self._cwd))} && " if self._cwd else ""
         if commit := proposal.parameters.get("COMMIT"):
             place += f"git switch --detach {shlex.quote(str(commit))} && "
@@ -380,16 +380,16 @@ class CommandWorkload:
 
     def _values(self, proposal: Proposal, folder: Path) -> dict[str, Value]:
         space = self._study.search_space
-        own: dict[str, Value] = {
+        reserved: dict[str, Value] = {
             "SEED": proposal.seed,
             "folder": str(folder),
             "NODES": space.node_count(proposal.parameters),
             "GPUS": space.gpu_count(proposal.parameters),
         }
         if self._settings.config is not None:
-            own["config"] = str(folder / "config" / self._settings.config.file.name)
+            reserved["config"] = str(folder / "config" / self._settings.config.file.name)
         target = self._study.objective.target
-        return {**own, **({} if target is None else {"TARGET": target}), **proposal.parameters}
+        return {**reserved, **({} if target is None else {"TARGET": target}), **proposal.parameters}
 
     def _environment(self, values: Mapping[str, Value], further: Mapping[str, str]) -> dict[str, str]:
         site = self._study.site
@@ -405,7 +405,7 @@ _NO_SYSTEM = "LOCAL"
 
 _DEGREES = frozenset(("TP", "PP", "CP", "EP", "MINIBS", "MBS"))
 
-_OWN_NAMES = ("SEED", "folder", "NODES", "GPUS")
+_RESERVED_NAMES = ("SEED", "folder", "NODES", "GPUS")
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:

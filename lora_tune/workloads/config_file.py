@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from lora_tune.workloads.base import Value
 from lora_tune.workloads.script_needs import as_typed
 
-_INTO_ITS_OWN = 'CDPATH= pushd "$(dirname "${BASH_SOURCE[0]}")"'
+_INTO_SCRIPT_FOLDER = 'CDPATH= pushd "$(dirname "${BASH_SOURCE[0]}")"'
 
 
 def value_text(value: Value) -> str:
@@ -47,7 +47,7 @@ def source_lines(files: Sequence[Path], *, beside: bool = False) -> list[str]:
     if not files:
         return []
     folder = files[-1].parent
-    into = _INTO_ITS_OWN if beside else f"pushd {shlex.quote(str(folder))}"
+    into = _INTO_SCRIPT_FOLDER if beside else f"pushd {shlex.quote(str(folder))}"
     typed = (as_typed(file, folder) for file in files)
     named = [os.path.relpath(name, folder) if beside and Path(name).is_absolute() else name for name in typed]
     return [f"{into} >/dev/null", *(f"source {shlex.quote(name)}" for name in named), "popd >/dev/null"]
@@ -98,9 +98,9 @@ def scalars(text: str, name: str = "") -> dict[str, Scalar]:
     name: the file's, which tells TOML from the others.
     """
     if name.lower().endswith(".toml"):
-        found = [*_toml_scalars(text)]
-        twice = Counter(key for key, _ in found)  # one of them stands in a text of several lines
-        return {key: scalar for key, scalar in found if twice[key] == 1}
+        toml_scalars = [*_toml_scalars(text)]
+        twice = Counter(key for key, _ in toml_scalars)  # one of them stands in a text of several lines
+        return {key: scalar for key, scalar in toml_scalars if twice[key] == 1}
     import yaml
 
     try:

@@ -24,7 +24,7 @@ from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import config_files, implementation_folder
 from lora_tune.workloads.mlperf import MlperfWorkload, about_base, same_machine, takes_changes
 from lora_tune.workloads.run_sub import exported
-from lora_tune.workloads.script_needs import script_doubts
+from lora_tune.workloads.script_needs import script_warnings
 from lora_tune.workloads.tree import MlperfSettings
 
 ENGINE = "docker"
@@ -121,8 +121,8 @@ class DockerWorkload(MlperfWorkload):
             )
         same_machine(self)
         takes_changes(self)
-        doubts = script_doubts(self.implementation.folder / self._docker.script, job.environment)
-        return [*about_base(self), *doubts]
+        warnings = script_warnings(self.implementation.folder / self._docker.script, job.environment)
+        return [*about_base(self), *warnings]
 
     def known_places(self) -> Mapping[str, str]:
         """As of ``run.sub``; the scripts mount DATADIR's two folders, data and model."""
@@ -140,8 +140,8 @@ def base_for(folder: Path, system: str) -> str:
     Raises SetupError with the configs that there are, where it cannot be told.
     """
     configs = [file for file in config_files(folder) if "common" not in file.name] if folder.is_dir() else []
-    mine = [file for file in configs if file.name.startswith(f"config_{system}_")]
-    for candidates in (mine, configs):
+    of_system = [file for file in configs if file.name.startswith(f"config_{system}_")]
+    for candidates in (of_system, configs):
         if len(candidates) == 1:
             return str(candidates[0].relative_to(folder))
     names = ", ".join(str(file.relative_to(folder)) for file in configs) or "none"

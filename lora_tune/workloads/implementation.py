@@ -31,7 +31,7 @@ DRIVEN = {"run.sub": "mlperf", "run_with_docker.sh": "mlperf_docker"}
 
 _CONTAINER = re.compile(r"^\s*(?:exec\s+)?(?:sudo\s+)?(?:docker|podman|nerdctl)\s+(?:run|exec)\b", re.MULTILINE)
 _RANKS = re.compile(r"^\s*(?:exec\s+)?(?:mpirun|mpiexec|orterun)\b", re.MULTILINE)
-_OWN_CONFIG = re.compile(r"--config\w*[= ]\s*[\"']?(\S*config_\S*?\.sh)")
+_CONFIG_OPTION = re.compile(r"--config\w*[= ]\s*[\"']?(\S*config_\S*?\.sh)")
 _TRAINS = re.compile(r"\btrain\.py\b")
 _BY_COMMAND = 'workload.kind = "command" can drive it (docs/mlperf.md shows how)'
 
@@ -53,9 +53,9 @@ def other_starters(folder: Path) -> str:
 
 def _about(script: Path, code: str) -> Iterator[str]:
     """What one script starts, and why a trial's config would not reach it as it is."""
-    own = _OWN_CONFIG.search(code)
+    option = _CONFIG_OPTION.search(code)
     if _CONTAINER.search(code):
-        takes = f"takes {own[1]} from the image" if own else "passes on only the variables that it names"
+        takes = f"takes {option[1]} from the image" if option else "passes on only the variables that it names"
         yield f"{script.name} starts a container by itself, on each node by hand, and {takes}; {_BY_COMMAND}"
     elif _RANKS.search(code):
         yield f"{script.name} starts ranks by mpirun, within a job that something else has begun; {_BY_COMMAND}"
@@ -110,7 +110,7 @@ class Implementation:
     exported: frozenset[str] = frozenset()
     in_container: bool = False
 
-    def knows(self, name: str) -> bool:
+    def reads_name(self, name: str) -> bool:
         """Whether setting ``name`` can have an effect, as far as can be told."""
         return self.in_container or name in self.reads or name.startswith(LIBRARY_PREFIXES)
 
@@ -123,10 +123,10 @@ class Implementation:
 
         None where setting it under any of them has no effect.
         """
-        seen = next((name for name in names if name in self.reads or name.startswith(LIBRARY_PREFIXES)), None)
-        if seen is None and self.in_container:
+        reader = next((name for name in names if name in self.reads or name.startswith(LIBRARY_PREFIXES)), None)
+        if reader is None and self.in_container:
             return next((name for name in names if name in self.exported), names[0])
-        return seen
+        return reader
 
 
 def read_implementation(
@@ -169,8 +169,8 @@ _WHOSE = "is it the implementation's folder?"
 
 def _instead(folder: Path) -> str:
     """What there is in place of the launch script."""
-    if near := sorted(p.name for p in folder.glob("*.sub") if p.name != "run.sub"):
-        return f"{_WHOSE} workload.script may be one of {', '.join(near)}"
+    if candidates := sorted(p.name for p in folder.glob("*.sub") if p.name != "run.sub"):
+        return f"{_WHOSE} workload.script may be one of {', '.join(candidates)}"
     return other_starters(folder) or _WHOSE
 
 
@@ -191,9 +191,9 @@ def implementation_folder(named: Path | None, benchmark: str) -> Path:
 
 def _present_folder() -> str:
     """That the present folder is an implementation by its files, and what a study would say of it; "" where not."""
-    here = Path.cwd()
-    scripts = launch_scripts(here)
-    configs = [file.relative_to(here) for file in config_files(here) if "common" not in file.name]
+    current_folder = Path.cwd()
+    scripts = launch_scripts(current_folder)
+    configs = [file.relative_to(current_folder) for file in config_files(current_folder) if "common" not in file.name]
     if not scripts or not configs:
         return ""
     return (
@@ -325,13 +325,13 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
         follows = name == "GBS" and not implementation.mentions("GBS", *ALIASES["GBS"])  # from MINIBS
         if known is not None and not follows:
             exports[known] = value
-        elif name == "WARMUP_STEPS" and implementation.knows("WARMUP_RATIO"):
+        elif name == "WARMUP_STEPS" and implementation.reads_name("WARMUP_RATIO"):
             exports["WARMUP_RATIO"] = warmup_ratio(int(value), int(values["MAX_STEPS"]))
-        elif name == "MINIBS" and implementation.knows("GLOBAL_BATCH_SIZE"):
+        elif name == "MINIBS" and implementation.reads_name("GLOBAL_BATCH_SIZE"):
             continue  # the batch is given whole
         elif name != "GBS" and NEUTRAL.get(name) != value:
-            near = difflib.get_close_matches(name, sorted(implementation.reads), n=3)
-            hint = f"; it reads {', '.join(near)}" if near else ""
+            candidates = difflib.get_close_matches(name, sorted(implementation.reads), n=3)
+            hint = f"; it reads {', '.join(candidates)}" if candidates else ""
             raise InputError(
                 f"space.{name}: no file in {implementation.folder} reads {name}, so setting it has no effect{hint}; "
                 "remove it or name the variable that it reads"

@@ -23,7 +23,7 @@ from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import launch_scripts, spelled
 from lora_tune.workloads.record import names_of, spellings, usual_name
 from lora_tune.workloads.run_sub import RunSubWorkload
-from lora_tune.workloads.script_needs import own_nodes, path_doubts, script_doubts, source_files
+from lora_tune.workloads.script_needs import path_warnings, requested_nodes, script_warnings, source_files
 from lora_tune.workloads.training_files import (
     FREE_GB,
     MOUNTED,
@@ -34,7 +34,7 @@ from lora_tune.workloads.training_files import (
     model,
     mounted,
 )
-from lora_tune.workloads.walltime import own_limit
+from lora_tune.workloads.walltime import base_walltime
 
 _LIMITS = ("WALLTIME_RUNANDTIME", "WALLTIME")
 _READONLY = re.compile(r": ([A-Za-z_]\w*): readonly variable$")
@@ -51,8 +51,8 @@ def check(workload: RunSubWorkload) -> list[str]:
     known = workload.known_places()
     for names in required(implementation.reads - implementation.defaults):
         if not any(known.get(name) for name in names):
-            ours = next(n for n, others in ALSO.items() if set(names) & {n, *others})
-            key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(ours, f"environment.{ours}")
+            canonical = next(n for n, others in ALSO.items() if set(names) & {n, *others})
+            key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(canonical, f"environment.{canonical}")
             raise SetupError(
                 f"{names[0]} is not set, and {implementation.folder} needs it; set site.{key}, or export {names[0]}"
             )
@@ -72,7 +72,7 @@ def check(workload: RunSubWorkload) -> list[str]:
         *elsewhere,
         *misplaced(places, implementation.folder),
         *unseen(places),
-        *script_doubts(implementation.folder / workload.settings.script, job.environment),
+        *script_warnings(implementation.folder / workload.settings.script, job.environment),
     ]
 
 
@@ -125,12 +125,15 @@ def same_machine(workload: RunSubWorkload) -> None:
     base, space = workload.base, workload.study.search_space
     if base is None:
         return
-    for variable, key, here in (("DGXNNODES", "nodes", space.nodes), ("DGXNGPU", "gpus_per_node", space.gpus_per_node)):
-        there = base.values.get(variable)
-        if there and not equal(there, here) and not (variable == "DGXNNODES" and space.varies_nodes):
+    for variable, key, planned in (
+        ("DGXNNODES", "nodes", space.nodes),
+        ("DGXNGPU", "gpus_per_node", space.gpus_per_node),
+    ):
+        base_value = base.values.get(variable)
+        if base_value and not equal(base_value, planned) and not (variable == "DGXNNODES" and space.varies_nodes):
             raise SetupError(
-                f"{base.file} is for {variable}={there}, and the study for {here}; set site.{key} = {there}, or name "
-                "another config in workload.base"
+                f"{base.file} is for {variable}={base_value}, and the study for {planned}; "
+                f"set site.{key} = {base_value}, or name another config in workload.base"
             )
 
 
@@ -139,15 +142,15 @@ def takes_changes(workload: RunSubWorkload) -> None:
     proposal, base = some_proposal(workload.study), workload.base
     if base is None or workload.is_base(proposal):
         return
-    wanted = {name: value_text(value) for name, value in workload.exports(proposal).items()}
+    exported = {name: value_text(value) for name, value in workload.exports(proposal).items()}
     with tempfile.TemporaryDirectory() as scratch:
         config = Path(scratch) / workload.file_name(proposal)
-        config.write_text(render(wanted, before=workload.sources()), encoding="utf-8")
+        config.write_text(render(exported, before=workload.sources()), encoding="utf-8")
         try:
             exports = source_files([config]).values
-            kept = [f"{name}={exports[name]}" for name, value in wanted.items() if exports.get(name, value) != value]
+            kept = [f"{name}={exports[name]}" for name, value in exported.items() if exports.get(name, value) != value]
         except SetupError as error:  # under set -e, or in POSIX mode, the first that cannot be changed ends the shell
-            if not (readonly := _READONLY.search(str(error))) or readonly[1] not in wanted:
+            if not (readonly := _READONLY.search(str(error))) or readonly[1] not in exported:
                 raise
             kept = [f"{readonly[1]}={base.values.get(readonly[1], '')}"]
     if kept:
@@ -174,7 +177,7 @@ def about_base(workload: RunSubWorkload) -> list[str]:
         "without it, and so does every trial"
         for name in base.absent
     ]
-    sentences += _unheeded(workload, base)
+    sentences += _ignored(workload, base)
     if start.outside:
         sentences.append(f"trial 0 is {start.why}")
     sentences += _widening(workload.study.search_space, start)
@@ -195,8 +198,8 @@ def _other_architecture(workload: RunSubWorkload) -> str:
     """Where trials use another architecture's tables than the machine's: v5.0 and v5.1 take Blackwell's by default."""
     base, system = workload.base, workload.study.site.system.upper()
     stated = str(workload.beneath.value("GPU_ARCH") or "").lower()[:1]
-    own = next((letter for letter, (_, names) in _ARCHITECTURES.items() if re.search(names, system)), stated)
-    if stated not in _ARCHITECTURES or stated == own or "GPU_ARCH" in workload.study.space:
+    system_arch = next((letter for letter, (_, names) in _ARCHITECTURES.items() if re.search(names, system)), stated)
+    if stated not in _ARCHITECTURES or stated == system_arch or "GPU_ARCH" in workload.study.space:
         return ""
     by = (
         base.file
@@ -206,7 +209,7 @@ def _other_architecture(workload: RunSubWorkload) -> str:
     where = "in it" if base is not None else "in the config that trials source, or name that in workload.base"
     return (
         f"GPU_ARCH is {workload.beneath.value('GPU_ARCH')} by {by}, {_ARCHITECTURES[stated][0]}'s, and the system is "
-        f"{system}, a {_ARCHITECTURES[own][0]}; export GPU_ARCH={own} {where}"
+        f"{system}, a {_ARCHITECTURES[system_arch][0]}; export GPU_ARCH={system_arch} {where}"
     )
 
 
@@ -227,7 +230,7 @@ def _sequence_parallel_without_tensor(workload: RunSubWorkload) -> str:
     )
 
 
-def _unheeded(workload: RunSubWorkload, base: BaseConfig) -> list[str]:
+def _ignored(workload: RunSubWorkload, base: BaseConfig) -> list[str]:
     """A sentence for each variable that the config exports under a name of another round, which no file here reads."""
     tree, own = workload.implementation, workload.beneath
     read_as = {name: tree.spelling(spellings(own.benchmark, name)) for name in sorted(own.unread)}
@@ -243,17 +246,17 @@ def _widening(space: Space, start: Start) -> list[str]:
     """What of the space grows so that the config is a point of it, and how far; a sentence each."""
     wider, sentences = holding(space, start.tuned or {}).parameters, []
     for name, parameter in space.parameters.items():
-        grown, there = wider[name], f"{start.name} sets {name}={start.parameters.get(name)}"
+        grown, base_value = wider[name], f"{start.name} sets {name}={start.parameters.get(name)}"
         if grown == parameter or not isinstance(parameter, IntParameter | FloatParameter):
             continue
         assert isinstance(grown, IntParameter | FloatParameter)
         if (grown.low, grown.high) != (parameter.low, parameter.high):
-            there += (
+            base_value += (
                 f", outside {parameter.low:g} to {parameter.high:g}: the range is now {grown.low:g} to {grown.high:g}"
             )
         if isinstance(parameter, IntParameter) and isinstance(grown, IntParameter) and grown.step != parameter.step:
-            there += f", between steps of {parameter.step}: steps are now {grown.step}"
-        sentences.append(f"{there}, so that the search learns from trial 0")
+            base_value += f", between steps of {parameter.step}: steps are now {grown.step}"
+        sentences.append(f"{base_value}, so that the search learns from trial 0")
     return sentences
 
 
@@ -265,8 +268,8 @@ def _left_behind(workload: RunSubWorkload, base: BaseConfig) -> str:
     others = {n: other for n in sorted(changed) if (other := _another(base.values[n]))}
 
     def kept(values: Mapping[str, str]) -> dict[str, str]:
-        there = computed_from(implementation.folder, base, workload.settings.before, values)
-        return {n: v for n, v in sorted(there.items()) if n not in {*changed, *_LIMITS, "DGXSYSTEM"}}
+        base_value = computed_from(implementation.folder, base, workload.settings.before, values)
+        return {n: v for n, v in sorted(base_value.items()) if n not in {*changed, *_LIMITS, "DGXSYSTEM"}}
 
     if not (left := kept(others)):
         return ""
@@ -315,7 +318,7 @@ def _by_the_rules(workload: RunSubWorkload, base: BaseConfig, *, evals: bool) ->
 def _shorter_limit(workload: RunSubWorkload, base: BaseConfig) -> str:
     """Where trials would end, trial 0 too, before the base config's own limit, and the study does not say when."""
     budget = workload.study.budget
-    variable, minutes = own_limit(base.values)
+    variable, minutes = base_walltime(base.values)
     if "trial_minutes" in budget.model_fields_set or minutes <= budget.trial_minutes:
         return ""
     return (
@@ -373,13 +376,13 @@ def findings(workload: RunSubWorkload, paths: SweepPaths) -> Iterator[Finding]:
 
 def _container(workload: RunSubWorkload, known: Mapping[str, str], trial: Path) -> Iterator[Finding]:
     """The container, and every place that is named by a path that jobs do not find. trial: a trial's own folder."""
-    lost = []
+    dropped = []
     with contextlib.suppress(LoraTuneError):  # without the folder, which is said above
-        lost = misplaced(known, workload.implementation.folder if workload.engine == PYXIS else trial)
-    for sentence in lost:
+        dropped = misplaced(known, workload.implementation.folder if workload.engine == PYXIS else trial)
+    for sentence in dropped:
         what, _, fix = sentence.rpartition("; ")
         yield problem(what, "every trial would look for it there", fix)
-    if not any(sentence.startswith("CONT") for sentence in lost):
+    if not any(sentence.startswith("CONT") for sentence in dropped):
         yield (container if workload.engine == PYXIS else docker_image)(known.get("CONT"))
 
 
@@ -397,7 +400,7 @@ def _places_judged(workload: RunSubWorkload) -> list[str]:
     benchmark = workload.study.benchmark
     if benchmark is not None and benchmark.name != LORA:
         return ["CONT", *ALSO["CONT"], *_mounted_names(workload)]
-    return [name for ours, others in ALSO.items() if ours != "TOKENIZER" for name in (ours, *others)]
+    return [name for canonical, others in ALSO.items() if canonical != "TOKENIZER" for name in (canonical, *others)]
 
 
 def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
@@ -409,7 +412,7 @@ def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Fin
         yield free_space(place, FREE_GB, "preparing data and model takes that much")
 
 
-def _doubts(remarks: Iterable[str], why: str) -> Iterator[Finding]:
+def _warnings(remarks: Iterable[str], why: str) -> Iterator[Finding]:
     """A warning for each remark, whose last part is the remedy."""
     for remark in remarks:
         what, _, fix = remark.rpartition("; ")
@@ -426,8 +429,8 @@ def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
         return
     shared = f"; every config sources {', '.join(implementation.common)}" if implementation.common else ""
     yield good(f"implementation {implementation.folder}, {len(implementation.reads)} variables read{shared}")
-    yield from _doubts(other_benchmark(workload), "a run that meets another benchmark's target is refused at its end")
-    yield from _doubts(other_scripts(workload), "a script that was changed for this machine starts training otherwise")
+    yield from _warnings(other_benchmark(workload), "a run that meets another benchmark's target is refused at its end")
+    yield from _warnings(other_scripts(workload), "a script changed for this machine starts training otherwise")
     yield from _base(workload)
     if implementation.in_container:
         yield warning(
@@ -446,7 +449,7 @@ def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
                     "these switches are not swept, and stay as they are",
                     "nothing to do; or remove them from [space]",
                 )
-        nodes = own_nodes(implementation.folder / Path(job.argv[-1]).name)
+        nodes = requested_nodes(implementation.folder / Path(job.argv[-1]).name)
         if nodes and workload.study.site.nodelist is None:
             yield problem(
                 f"{Path(job.argv[-1]).name} asks for the nodes {nodes} by name",
@@ -454,8 +457,8 @@ def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
                 "name yours in site.nodelist, which overrides that line",
             )
         launched = implementation.folder / Path(job.argv[-1]).name
-        for doubt in (*path_doubts(job), *script_doubts(launched, {*job.environment, *_places_judged(workload)})):
-            what, _, fix = doubt.rpartition("; ")
+        for remark in (*path_warnings(job), *script_warnings(launched, {*job.environment, *_places_judged(workload)})):
+            what, _, fix = remark.rpartition("; ")
             yield problem(what, "every trial would run into it", fix)
     except LoraTuneError as error:
         yield problem(str(error), "tuning a knob that nothing reads measures noise", "correct the study's [space]")

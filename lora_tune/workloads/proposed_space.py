@@ -67,13 +67,13 @@ class Option:
     def names(self) -> tuple[str, ...]:
         """What the option may be known as, in small letters with ``_``: its flag, or what it is described as."""
         flags = (flag.lstrip("-").rpartition(".")[2] for flag in (self.flag, *self.aliases))
-        own = tuple(dict.fromkeys(flag.replace("-", "_").lower() for flag in flags))
-        if any(len(name) > 1 for name in own):
-            return own
+        flag_names = tuple(dict.fromkeys(flag.replace("-", "_").lower() for flag in flags))
+        if any(len(name) > 1 for name in flag_names):
+            return flag_names
         described = re.findall(r"[a-z]+", re.split(r"[(,:;.\[]", self.description.lower())[0])
         while described and len(described[-1]) == 1:  # ``batch size B``
             described.pop()
-        return (*own, "_".join(described))
+        return (*flag_names, "_".join(described))
 
     @property
     def number(self) -> float | None:
@@ -122,20 +122,20 @@ def _option(block: Sequence[str]) -> Option | None:
 def from_command(command: Sequence[str]) -> list[Option]:
     """The options with a value that a command line gives: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``."""
     options = []
-    for at, word in enumerate(command):
-        name, equals, value = word.partition("=")
+    for at, token in enumerate(command):
+        name, equals, value = token.partition("=")
         after = command[at + 1] if at + 1 < len(command) else ""
         if equals and re.fullmatch(r"-{0,2}[A-Za-z][\w.-]*", name):
             options.append(Option(flag=name, value=value, at=at))
         elif (
-            re.fullmatch(r"-{1,2}[A-Za-z][\w.-]*", word) and after and (not after.startswith("-") or _is_number(after))
+            re.fullmatch(r"-{1,2}[A-Za-z][\w.-]*", token) and after and (not after.startswith("-") or _is_number(after))
         ):
-            options.append(Option(flag=word, value=after, at=at, joined=False))
+            options.append(Option(flag=token, value=after, at=at, joined=False))
     return options
 
 
-def _is_number(word: str) -> bool:
-    return _NUMBER.fullmatch(word) is not None
+def _is_number(token: str) -> bool:
+    return _NUMBER.fullmatch(token) is not None
 
 
 def from_parser(records: str) -> list[Option] | None:
@@ -167,7 +167,7 @@ def _known(option: Mapping[str, Any], *, reached: bool) -> Option:
     )
 
 
-def together(typed: Sequence[Option], listed: Sequence[Option], *, parsed: bool = False) -> list[Option]:
+def merged_options(typed: Sequence[Option], listed: Sequence[Option], *, parsed: bool = False) -> list[Option]:
     """The options of a command with what is known of them, and those that the command leaves out.
 
     parsed: whether ``listed`` is the parser's own word, so that a dashed option that it does not list is none of the
@@ -279,10 +279,10 @@ def _is(knob: _Knob, option: Option) -> bool:
 
 def _may_be_rank(option: Option) -> bool:
     """Whether an option holds a whole number, and is said to be of LoRA: ``-r`` may resume, ``--rank`` be a process."""
-    words = f"{option.flag} {' '.join(option.aliases)} {option.description}".lower()
+    haystack = f"{option.flag} {' '.join(option.aliases)} {option.description}".lower()
     return (
         re.fullmatch(r"|None|\d+", option.value) is not None
-        and re.search(r"lora|low[- ]rank|peft|adapter", words) is not None
+        and re.search(r"lora|low[- ]rank|peft|adapter", haystack) is not None
     )
 
 
@@ -427,5 +427,5 @@ def place_of(option: Option) -> str:
     name, value = option.names[0], option.value
     if _FILE_NAME.fullmatch(value):
         return value.rpartition("/")[2] if _FILE.fullmatch(name) else ""
-    here = value.rstrip("/") in (".", "..")  # where it reads, too
-    return "out" if _FOLDER.fullmatch(name) and not here else ""
+    is_cwd = value.rstrip("/") in (".", "..")  # where it reads, too
+    return "out" if _FOLDER.fullmatch(name) and not is_cwd else ""

@@ -116,12 +116,12 @@ def script_text(argv: Sequence[str], folder: Path) -> ScriptText:
     script = _script(argv, folder)
     if script is None:
         return ScriptText(variables=_names_in_files(argv, folder))
-    word, text, place = script
+    token, text, place = script
     read = _Texts(place)
     read.take(text)
     files = _names_in_files((*argv, *read.literals), folder)
     return ScriptText(
-        name=word,
+        name=token,
         whole=read.whole,
         variables=frozenset(read.variables) | files | (frozenset(read.literals) if read.any_variable else frozenset()),
         any_variable=read.any_variable,
@@ -134,9 +134,9 @@ def reach(name: str, argv: Iterable[str], environment: Iterable[str], script: Sc
 
     A value in a word of ``environment`` reaches it as a variable of another name, which is not followed.
     """
-    if any(name in PLACE.findall(word) for word in environment):
+    if any(name in PLACE.findall(token) for token in environment):
         return Reach.YES
-    if any(name in PLACE.findall(word) for word in argv) and script.command_line:
+    if any(name in PLACE.findall(token) for token in argv) and script.command_line:
         return Reach.YES
     if name in script.variables:
         return Reach.YES
@@ -163,7 +163,7 @@ _CERTAINTY = (Reach.NO, Reach.UNKNOWN, Reach.YES)
 
 def idle_sentence(names: Sequence[str], argv: Sequence[str], script: ScriptText) -> str:
     """That parameters reach nothing, and what to do."""
-    named = [name for name in names if any(name in PLACE.findall(word) for word in argv)]
+    named = [name for name in names if any(name in PLACE.findall(token) for token in argv)]
     reads = (
         "no word of its command line" if named else f"no variable {' or '.join(names)}, and no word of argv holds it"
     )
@@ -185,30 +185,30 @@ def unsure_sentence(names: Sequence[str]) -> str:
 
 def _script(argv: Sequence[str], folder: Path) -> tuple[str, str, Path] | None:
     """The script's word, its text and its folder; None where another program runs, or a text that cannot be read."""
-    words = list(argv)
-    if words[2:3] in (["lora_tune.logs.relay"], ["lora_tune.recipes.relay"]) and "--" in words:
-        words = words[words.index("--") + 1 :]
-    for at, word in enumerate(words):
-        if word == "-c" and at and _stem(words[at - 1]).startswith("python") and at + 1 < len(words):
-            return "the text behind -c", words[at + 1], folder
-        if word in ("-m", "--module") and words[at + 1 : at + 2] not in (["torch.distributed.run"], ["accelerate"]):
+    tokens = list(argv)
+    if tokens[2:3] in (["lora_tune.logs.relay"], ["lora_tune.recipes.relay"]) and "--" in tokens:
+        tokens = tokens[tokens.index("--") + 1 :]
+    for at, token in enumerate(tokens):
+        if token == "-c" and at and _stem(tokens[at - 1]).startswith("python") and at + 1 < len(tokens):
+            return "the text behind -c", tokens[at + 1], folder
+        if token in ("-m", "--module") and tokens[at + 1 : at + 2] not in (["torch.distributed.run"], ["accelerate"]):
             return None
-        if word.endswith(".py") and not PLACE.search(word):
-            return _read(word, folder)
-        known = word.startswith("-") or _stem(word) in _LAUNCHERS or "=" in word
-        if not known and not (at and words[at - 1].startswith("-")):
+        if token.endswith(".py") and not PLACE.search(token):
+            return _read(token, folder)
+        known = token.startswith("-") or _stem(token) in _LAUNCHERS or "=" in token
+        if not known and not (at and tokens[at - 1].startswith("-")):
             return None
     return None
 
 
-def _read(word: str, folder: Path) -> tuple[str, str, Path] | None:
-    path = folder / Path(word).expanduser()
+def _read(token: str, folder: Path) -> tuple[str, str, Path] | None:
+    path = folder / Path(token).expanduser()
     text = _text(path)
-    return None if text is None else (word, text, path.parent)
+    return None if text is None else (token, text, path.parent)
 
 
-def _stem(word: str) -> str:
-    return re.sub(r"[\d.]+$", "", Path(word).name) or word
+def _stem(token: str) -> str:
+    return re.sub(r"[\d.]+$", "", Path(token).name) or token
 
 
 def _text(path: Path) -> str | None:
@@ -224,8 +224,8 @@ def _text(path: Path) -> str | None:
 def _names_in_files(argv: Iterable[str], folder: Path) -> frozenset[str]:
     """Words in capitals of the config files and shell scripts that ``argv`` names: each may stand for a variable."""
     names: set[str] = set()
-    for word in argv:
-        file = word.rpartition("=")[2]
+    for token in argv:
+        file = token.rpartition("=")[2]
         if file.endswith((".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".sh", ".sub", ".slurm", ".env")):
             names.update(re.findall(r"[A-Za-z_]\w*", _text(folder / Path(file).expanduser()) or ""))
     return frozenset(names)

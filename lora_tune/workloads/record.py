@@ -204,7 +204,7 @@ def record_of(
     set_names: frozenset[str] = frozenset()
     hidden: set[str] = set()
     for index, layer in enumerate((stated, config, defaults)):
-        own: set[str] = set()
+        stated_names: set[str] = set()
         set_names = frozenset(values)
         for name, text in layer.items():
             thing = _thing(benchmark, name)
@@ -214,10 +214,10 @@ def record_of(
             if index and name not in reads and any(other in reads for other in spellings(benchmark, name)):
                 unread |= {name: value} if index == _CONFIG else {}
                 continue
-            own.add(thing)
+            stated_names.add(thing)
             if text not in NULLS:
                 values.setdefault(name, value)
-        hidden |= own | ({_thing(benchmark, "GBS")} if index == _CONFIG and "MINIBS" in values else set())
+        hidden |= stated_names | ({_thing(benchmark, "GBS")} if index == _CONFIG and "MINIBS" in values else set())
     return Record(
         stated=values, assumed=frozenset(values.keys() - set_names), unread=unread, benchmark=benchmark,
         site_nodes=site_nodes, gpus_per_node=gpus_per_node,

@@ -31,16 +31,16 @@ from lora_tune.workloads.base import (
     Proposal,
     Resources,
     Value,
-    given_by_site,
     places,
     reader_of,
+    set_by_site,
 )
 from lora_tune.workloads.base_config import equal
 from lora_tune.workloads.config_file import render, source_lines, value_text
 from lora_tune.workloads.implementation import probe_values, refuse_illegal, spelled
 from lora_tune.workloads.record import ALIASES, Record, names_of
 from lora_tune.workloads.tree import MlperfSettings, TreeWorkload
-from lora_tune.workloads.walltime import own_limit
+from lora_tune.workloads.walltime import base_walltime
 
 WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
 
@@ -180,8 +180,8 @@ class RunSubWorkload(TreeWorkload):
         What its own config or default states tells where that is the rules' interval at its batch in one of the two.
         Else Primus hands it to Megatron as iterations, in every benchmark, and others count as their benchmark's do.
         """
-        benchmark, own = self.benchmark, self.beneath
-        stated, batch = own.number("VAL_CHECK_INTERVAL"), own.gbs
+        benchmark, below = self.benchmark, self.beneath
+        stated, batch = below.number("VAL_CHECK_INTERVAL"), below.gbs
         rule = None if batch is None or batch == 1 else benchmark.eval_schedule(batch)
         if rule is not None and batch is not None and stated is not None:
             if stated == rule.interval_samples:
@@ -212,7 +212,7 @@ class RunSubWorkload(TreeWorkload):
             in_steps
             and benchmark.name in INTERVAL_IN_STEPS
             and not scheduled
-            and (skips or not implementation.knows("VAL_CHECK_INTERVAL"))
+            and (skips or not implementation.reads_name("VAL_CHECK_INTERVAL"))
         ):
             return {}
         unit = gbs if in_steps else 1
@@ -294,7 +294,7 @@ class RunSubWorkload(TreeWorkload):
             return known
         return {
             **known,
-            **{n: v for n, v in self.base.values.items() if n in known and v and not given_by_site(site, n)},
+            **{n: v for n, v in self.base.values.items() if n in known and v and not set_by_site(site, n)},
         }
 
     def file_name(self, proposal: Proposal) -> str:
@@ -358,17 +358,17 @@ def exported(
     after = [WALLTIME] if limits else []
     text = render(exports, comments=_comments(workload, provenance), before=_sources(workload), after=after)
     folder = workload.implementation.folder
-    name, there = _free_name(workload, proposal, folder / place, text)
+    name, location = _free_name(workload, proposal, folder / place, text)
     text = _named(workload, proposal, text, name)
-    copy = "" if there else f"cp -n {shlex.quote(name)} {shlex.quote(str(folder / place))}/ && "
+    copy = "" if location else f"cp -n {shlex.quote(name)} {shlex.quote(str(folder / place))}/ && "
     before = "".join(f"source {shlex.quote(file)} && " for file in workload.settings.before)
     site = workload.study.site
-    options = shlex.join(site.sbatch_words(workload.nodes(proposal)))
+    options = shlex.join(site.sbatch_arguments(workload.nodes(proposal)))
     sbatch = " ".join(filter(None, ("sbatch -N $DGXNNODES -t $WALLTIME", options, workload.settings.script)))
     variables = {**site.step_variables(), **site.environment}
     assignments = [assignment(name, value) for name, value in variables.items()]
     assignments += [f'{name}="${name}"' for name in site.secrets if name not in variables]
-    steps = "".join(f"{word} " for word in assignments)
+    steps = "".join(f"{each} " for each in assignments)
     left = [f"{n}={shlex.quote(v)}" for n, v in left_to_the_shell(workload, proposal).items()]
     assigned = f"export {' '.join(left)} && " if left else ""
     usage = (
@@ -386,7 +386,7 @@ def left_to_the_shell(workload: RunSubWorkload, proposal: Proposal) -> Mapping[s
     if workload.base is None:
         return {}
     exports = workload.record(workload.exports(proposal)).exports
-    wanted = {
+    sets = {
         "DGXSYSTEM": workload.file_name(proposal).removeprefix("config_").removesuffix(".sh"),
         "DGXNNODES": str(workload.nodes(proposal)),
         "DGXNGPU": str(workload.study.site.gpus_per_node),
@@ -394,8 +394,8 @@ def left_to_the_shell(workload: RunSubWorkload, proposal: Proposal) -> Mapping[s
     reads = workload.implementation.reads
     if "WALLTIME_RUNANDTIME" in reads and not _limits(workload, proposal):
         minutes = workload.run_minutes()
-        wanted |= {"WALLTIME_RUNANDTIME": str(minutes), "WALLTIME": str(minutes + 10)}
-    return {n: v for n, v in wanted.items() if n not in exports and (n in reads or n == "WALLTIME")}
+        sets |= {"WALLTIME_RUNANDTIME": str(minutes), "WALLTIME": str(minutes + 10)}
+    return {n: v for n, v in sets.items() if n not in exports and (n in reads or n == "WALLTIME")}
 
 
 def assignment(name: str, value: str) -> str:
@@ -413,7 +413,7 @@ def _system(workload: RunSubWorkload) -> Mapping[str, Value]:
 def _limits(workload: RunSubWorkload, proposal: Proposal) -> Mapping[str, Value]:
     """The run's time limit; nothing where the base config has one that is long enough, also for the whole job alone."""
     minutes = workload.run_minutes()
-    long_enough = workload.is_base(proposal) or own_limit(workload.implementation.values)[1] >= minutes
+    long_enough = workload.is_base(proposal) or base_walltime(workload.implementation.values)[1] >= minutes
     if workload.base is not None and long_enough:
         return {}
     return {"WALLTIME_RUNANDTIME": minutes}
@@ -440,8 +440,8 @@ def _free_name(workload: RunSubWorkload, proposal: Proposal, place: Path, text: 
     """
     plain = workload.file_name(proposal)
     trial = proposal.number if proposal.number >= 0 else "unrun"  # put together of several, and run by none
-    own = f"{plain.removesuffix('.sh')}_{workload.study.name}-{trial}.sh"
-    for name in (plain, own):
+    of_trial = f"{plain.removesuffix('.sh')}_{workload.study.name}-{trial}.sh"
+    for name in (plain, of_trial):
         file = place / name
         if not file.exists():
             return name, False
@@ -450,8 +450,8 @@ def _free_name(workload: RunSubWorkload, proposal: Proposal, place: Path, text: 
         ):
             return name, True
     raise InputError(
-        f"{place / own} is there already and holds something else; move it away, or set workload.suffix to give this "
-        "study's exports a name of their own"
+        f"{place / of_trial} is there already and holds something else; move it away, or set workload.suffix to give "
+        "this study's exports a name of their own"
     )
 
 

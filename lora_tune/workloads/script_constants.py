@@ -33,10 +33,10 @@ def _assigned(text: str, until: str = "") -> list[tuple[str, str | int | float]]
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
-    found: list[tuple[str, str | int | float]] = []
+    literals: list[tuple[str, str | int | float]] = []
     for statement in tree.body:
         if until and not isinstance(statement, ast.Assign) and until in (ast.get_source_segment(text, statement) or ""):
-            return found
+            return literals
         if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             continue
         try:
@@ -44,5 +44,5 @@ def _assigned(text: str, until: str = "") -> list[tuple[str, str | int | float]]
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue  # it is computed
         if isinstance(value, str | int | float) and not isinstance(value, bool):
-            found.append((statement.targets[0].id, value))
-    return [] if until else found
+            literals.append((statement.targets[0].id, value))
+    return [] if until else literals

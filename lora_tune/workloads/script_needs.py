@@ -38,11 +38,11 @@ _FILLED = re.compile(r"\b(?:read|mapfile|readarray|getopts|let|printf\s+-v)\s([^
 _NAME = re.compile(r"(?<![\w$-])[A-Za-z_]\w*")
 _VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
 _STARTED = re.compile(r"(?<!bash )(?<!sh )(?<!source )(?<![\w/.])\./([\w.-]+\.sh)\b")
-_OWN_PLACES = re.compile(r"^\s*export\s+(CONT|DATADIR|MODEL|LOGDIR)=(?!.*\$\{\1)", re.MULTILINE)
+_FIXED_PATHS = re.compile(r"^\s*export\s+(CONT|DATADIR|MODEL|LOGDIR)=(?!.*\$\{\1)", re.MULTILINE)
 _SAVED_ENVIRONMENT = re.compile(
     r"(?<![\w./-])(?:export -p|declare -x|printenv|env)[ \t]*(?:\|[^\n>]*)?>>?[ \t]*([^\s;&|]+)"
 )
-_OWN_NODES = re.compile(r"^#SBATCH\s+(?:-w\s*|--nodelist[= ]\s*)(\S+)", re.MULTILINE)
+_NODELIST = re.compile(r"^#SBATCH\s+(?:-w\s*|--nodelist[= ]\s*)(\S+)", re.MULTILINE)
 _CUT = re.compile(
     r"(?:\b(?:cd|pushd|source|dirname|realpath|readlink)|(?:^|\s)\.)[ \t]+(?:-\w+[ \t]+)*"
     r"\$(?:\(|0\b|\{?(BASH_SOURCE|PWD|SLURM_SUBMIT_DIR|\w*(?:DIR|HERE|ROOT|PATH))\b)"
@@ -73,11 +73,11 @@ _FUNCTIONS = {
 _LOGIN = re.compile(r"\A#!\S*bash[ \t]+(?:-\w*[li]\w*|--login)")
 """The first line of a script that bash runs as a login or interactive shell, which reads the profile."""
 
-_GIVEN = frozenset({
+_PROVIDED = frozenset({
     "HOME", "USER", "LOGNAME", "PATH", "PWD", "OLDPWD", "SHELL", "HOSTNAME", "RANDOM", "SECONDS", "UID", "EUID", "PPID",
     "LINENO", "IFS", "OPTARG", "OPTIND", "FUNCNAME", "EPOCHSECONDS", "PIPESTATUS", "REPLY",
 })  # fmt: skip
-_GIVEN_PREFIXES = ("SLURM", "BASH")
+_PROVIDED_PREFIXES = ("SLURM", "BASH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def needed_variables(script: Path) -> tuple[Needed, ...]:
         strict = _turned(line, now=strict)
         for match in _EXPANSION.finditer(line):
             name, operator = match[1] or match[2], match[4] or ""
-            provided = name in _GIVEN or name.startswith(_GIVEN_PREFIXES)
+            provided = name in _PROVIDED or name.startswith(_PROVIDED_PREFIXES)
             demanded = operator.endswith("?")
             if not provided and name not in assigned and (demanded or (strict and not operator)):
                 needed.setdefault(name, Needed(name, line.strip()))
@@ -118,89 +118,91 @@ def _turned(line: str, *, now: bool) -> bool:
     return now
 
 
-def script_doubts(script: Path, known: Collection[str]) -> list[str]:
+def script_warnings(script: Path, known: Collection[str]) -> list[str]:
     """Why a job of ``script`` would end at once, or ignore its trial, a sentence each. known: what its jobs are given.
 
     A file beside it that it starts as a program and that may not be executed counts as well.
     """
-    doubts = [
+    warnings = [
         f"{script.name} needs {needed.name}, which nothing sets, and ends at `{needed.line[:120]}`; "
         f"set {needed.name} in [site.environment]"
         for needed in needed_variables(script)
         if needed.name not in known
     ]
     for config in sourced_configs(script):
-        doubts.append(
+        warnings.append(
             f"{script.name} sources {config} itself: what that sets, no trial can; remove the line from a copy of it"
         )
     code = code_of(script)
-    for name in dict.fromkeys(_OWN_PLACES.findall(code)):
-        doubts.append(
+    for name in dict.fromkeys(_FIXED_PATHS.findall(code)):
+        warnings.append(
             f"{script.name} sets {name} itself, so the study's does not count; remove the line from a copy of it"
         )
     for file in dict.fromkeys(_SAVED_ENVIRONMENT.findall(code)):
-        doubts.append(
+        warnings.append(
             f"{script.name} saves every variable of its job to {file}, tokens and passwords among them; "
             "keep secrets out of [site.environment] and of the shell that starts the sweep"
         )
     for name in dict.fromkeys(_STARTED.findall(code)):
         if (script.parent / name).is_file() and not os.access(script.parent / name, os.X_OK):
-            doubts.append(f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}")
-    return doubts
+            warnings.append(
+                f"{script.name} starts ./{name}, which may not be executed; chmod +x {script.parent / name}"
+            )
+    return warnings
 
 
-def function_doubts(job: Job, functions: Collection[str]) -> list[str]:
+def function_warnings(job: Job, functions: Collection[str]) -> list[str]:
     """Which shell functions a job's scripts call that no job has, a sentence each. functions: what jobs are given."""
-    doubts = []
+    warnings = []
     for script, text in _scripts(job):
         code = _code(text)
-        for name, (call, made, source) in _FUNCTIONS.items():
-            defined = re.search(rf"\b{name}\s*\(\)", code) or made.search(text) or _LOGIN.search(text)
+        for name, (call, produced, source) in _FUNCTIONS.items():
+            defined = re.search(rf"\b{name}\s*\(\)", code) or produced.search(text) or _LOGIN.search(text)
             if name not in functions and call.search(code) and not defined:
-                doubts.append(
+                warnings.append(
                     f"{script} calls `{name}`, a function of your interactive shell that a job does not have; "
                     f"write `{source}` before it"
                 )
-    return doubts
+    return warnings
 
 
-def environment_doubts(job: Job, known: Collection[str], shell: Collection[str]) -> list[str]:
+def environment_warnings(job: Job, known: Collection[str], shell: Collection[str]) -> list[str]:
     """Which variables a job's scripts need that nothing gives it, a sentence each.
 
     known: variables that its jobs have. shell: those of the shell that starts the sweep.
     """
-    doubts = {}
+    warnings = {}
     for script, _ in _scripts(job):
         file = (job.cwd or job.folder) / script
         for needed in needed_variables(file) if file.is_file() else ():
             if needed.name not in known:
-                here = "this shell has and a job does not" if needed.name in shell else "nothing sets"
-                doubts[needed.name] = (
-                    f"{script} needs {needed.name}, which {here}, and ends at `{needed.line[:120]}`; "
+                origin = "this shell has and a job does not" if needed.name in shell else "nothing sets"
+                warnings[needed.name] = (
+                    f"{script} needs {needed.name}, which {origin}, and ends at `{needed.line[:120]}`; "
                     f"set {needed.name} in [site.environment]"
                 )
-    return list(doubts.values())
+    return list(warnings.values())
 
 
 def _scripts(job: Job) -> list[tuple[str, str]]:
     """The scripts that a job's command names, with their texts."""
-    named = [word for word in job.argv if word.endswith((".sh", ".sub", ".sbatch", ".slurm", ".bash"))]
+    named = [token for token in job.argv if token.endswith((".sh", ".sub", ".sbatch", ".slurm", ".bash"))]
     named = [*named, *(job.argv[:1] if job.script and job.argv[0] not in named else ())]
-    return [(word, text) for word in named if (text := script_text(job, word))]
+    return [(token, text) for token in named if (text := script_text(job, token))]
 
 
-def path_doubts(job: Job) -> list[str]:
+def path_warnings(job: Job) -> list[str]:
     """Which paths of a job have blanks in them and are used without quotes by its script, a sentence each."""
     place = job.cwd or job.folder
-    doubts: dict[str, str] = {}
-    for script in (word for word in job.argv if word.endswith((".sh", ".sub"))):
+    warnings: dict[str, str] = {}
+    for script in (token for token in job.argv if token.endswith((".sh", ".sub"))):
         for line in _code(script_text(job, script)).splitlines():
             for match in _CUT.finditer(line):
                 path = job.environment.get(match[1] or "", str(place))
                 if re.search(r"\s", path):
                     cut = f"{script} uses it without quotes, where bash cuts it: `{' '.join(line.split())[:120]}`"
-                    doubts.setdefault(path, f"{path} has a space in it, and {cut}; use a path without spaces")
-    return list(doubts.values())
+                    warnings.setdefault(path, f"{path} has a space in it, and {cut}; use a path without spaces")
+    return list(warnings.values())
 
 
 def script_text(job: Job, script: str) -> str:
@@ -216,9 +218,9 @@ def _text(file: Path) -> str:
         return ""
 
 
-def own_nodes(script: Path) -> str:
+def requested_nodes(script: Path) -> str:
     """The nodes that ``script`` itself asks ``sbatch`` for by name, as it writes them; "" for none."""
-    match = _OWN_NODES.search(script.read_text(encoding="utf-8", errors="replace"))
+    match = _NODELIST.search(script.read_text(encoding="utf-8", errors="replace"))
     return match[1] if match else ""
 
 
@@ -291,7 +293,7 @@ _ANOTHER_DAY = 'date() { command date --date=@86400 "$@"; }; '
 _GO_ON = 'set() { builtin set "$@"; builtin set +e; }; '
 _CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
 _MARK = "LORA_TUNE_SANDBOX"
-_SHELLS_OWN = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL", _MARK})
+_SHELL_VARIABLES = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL", _MARK})
 _TOO_LARGE = 126
 """Exit code of a bash whose ``exec`` the kernel refuses."""
 
@@ -305,7 +307,7 @@ class Sourced:
     """
 
     values: dict[str, str]
-    said: tuple[str, ...]
+    printed: tuple[str, ...]
     path: str = ""
 
 
@@ -353,7 +355,7 @@ def source_files(
     if code or not values:
         raise SetupError(f"{last} cannot be sourced: {_why(code, errors)}")
     path = "" if values.get("PATH") == _CLEAN["PATH"] else values.get("PATH", "")
-    return Sourced({name: value for name, value in values.items() if name not in _SHELLS_OWN}, errors, path)
+    return Sourced({name: value for name, value in values.items() if name not in _SHELL_VARIABLES}, errors, path)
 
 
 def on_path(path: str, current: str) -> str:
@@ -448,21 +450,21 @@ def header_options(script: str) -> list[SbatchOption]:
 
     Those of PBS (``#PBS -J 0-2``) it follows as well, wherever they stand, unless it is told ``--ignore-pbs``.
     """
-    words: list[str] = []
+    tokens: list[str] = []
     for line in script.splitlines():
         if line.startswith(_MAGIC):
-            words += _words(line.removeprefix(_MAGIC))
+            tokens += _tokens(line.removeprefix(_MAGIC))
         elif line.strip() and not line.lstrip().startswith("#"):
             break
-    own = sbatch_options(words)
-    ignored = any(option.name == _IGNORE_PBS for option in own)
-    return [option for option in own if option.name != _IGNORE_PBS] + ([] if ignored else _pbs_options(script))
+    options = sbatch_options(tokens)
+    ignored = any(option.name == _IGNORE_PBS for option in options)
+    return [option for option in options if option.name != _IGNORE_PBS] + ([] if ignored else _pbs_options(script))
 
 
 def _pbs_options(script: str) -> list[SbatchOption]:
     lines = (line.removeprefix("#PBS") for line in script.splitlines() if line.startswith("#PBS "))
-    found = ((match[1], match[2]) for line in lines for match in re.finditer(r"(?:^|\s)-([Jte])\s*(\S+)", line))
-    return [SbatchOption(_PBS[letter], value, f"#PBS -{letter} {value}") for letter, value in found]
+    matches = ((match[1], match[2]) for line in lines for match in re.finditer(r"(?:^|\s)-([Jte])\s*(\S+)", line))
+    return [SbatchOption(_PBS[letter], value, f"#PBS -{letter} {value}") for letter, value in matches]
 
 
 def environment_options(variables: Mapping[str, str]) -> list[SbatchOption]:
@@ -470,7 +472,7 @@ def environment_options(variables: Mapping[str, str]) -> list[SbatchOption]:
     return [SbatchOption(name, variables[v], f"{v}={variables[v]}") for v, name in _VARIABLES.items() if v in variables]
 
 
-def _words(text: str) -> list[str]:
+def _tokens(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError:  # a quote without its end

@@ -117,28 +117,30 @@ class TreeWorkload:
         folder = implementation_folder(self.settings.implementation, self.settings.benchmark)
         if not self._recorded[1] or self.base is None or (folder / self.base.file).resolve() != file.resolve():
             return None
-        return self.base.lasting
+        return self.base.stable
 
     @functools.cached_property
     def implementation(self) -> Implementation:
         """The folder as read now. Raises SetupError when it is not there."""
         settings = self.settings
         folder = implementation_folder(settings.implementation, settings.benchmark)
-        own = None if self.base is None else self.base.values
-        return read_implementation(folder, settings.script, settings.common, settings.before, settings.reads, own)
+        base_values = None if self.base is None else self.base.values
+        return read_implementation(
+            folder, settings.script, settings.common, settings.before, settings.reads, base_values
+        )
 
     def shell_values(self) -> dict[str, str]:
         """What the launch script finds exported; a PATH that the base extends is that of the shell that starts it."""
         path = "" if self.base is None else self.base.path
-        here = os.environ.get("PATH", os.defpath)
-        return {**self.implementation.values, **({"PATH": on_path(path, here)} if path else {})}
+        search_path = os.environ.get("PATH", os.defpath)
+        return {**self.implementation.values, **({"PATH": on_path(path, search_path)} if path else {})}
 
     @functools.cached_property
     def _start(self) -> Start | None:
         if self.base is None:
             return None
         start = starting_point(self.base.name, self.beneath, self.study.search_space)
-        return replace(start, values=self.base.lasting)
+        return replace(start, values=self.base.stable)
 
     @functools.cached_property
     def _defaults(self) -> Mapping[str, str]:
@@ -176,7 +178,7 @@ class TreeWorkload:
             self.settings.before,
         )
         now = read_base(folder, known.file, before)
-        return replace(now, passing=now.passing | known.passing).lasting
+        return replace(now, volatile=now.volatile | known.volatile).stable
 
     @property
     def config_place(self) -> Path:
@@ -196,9 +198,9 @@ class TreeWorkload:
         root = self.implementation.folder
         return read_base(root, str(file.relative_to(root)), self.settings.before).values
 
-    def knows_variable(self, name: str) -> bool:
+    def reads_variable(self, name: str) -> bool:
         """Whether ``name`` has an effect on trials, or may have one."""
-        return self.implementation.knows(name) or name in self.implementation.values or name in BY_THE_SITE
+        return self.implementation.reads_name(name) or name in self.implementation.values or name in BY_THE_SITE
 
     def readers(self, names: Iterable[str]) -> dict[str, str]:
         """Who reads each variable, in words; "" for nobody."""

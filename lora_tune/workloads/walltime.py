@@ -31,7 +31,7 @@ def minutes_of(text: str) -> float | None:
     return seconds / 60 or math.inf
 
 
-def own_limit(values: Mapping[str, str]) -> tuple[str, float]:
+def base_walltime(values: Mapping[str, str]) -> tuple[str, float]:
     """The variable that limits a run, and its minutes; ("", 0.0) where none does in a form that Slurm reads."""
     known = ((name, minutes_of(values.get(name, ""))) for name in LIMITS)
     return next(((name, minutes) for name, minutes in known if minutes is not None), ("", 0.0))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lora_tune
-from lora_tune.base.host import own_line, send_signal
+from lora_tune.base.host import ancestor_pids, send_signal
 
 SIGNALLING = {"kill", "killpg"}
 
@@ -47,11 +47,11 @@ def test_everything_that_signals_by_number_does_so_by_the_one_function() -> None
 
 
 def test_the_own_line_has_parents_and_leaders_of_their_groups_and_no_child() -> None:
-    line = own_line()
+    line = ancestor_pids()
     assert {os.getpid(), os.getppid(), os.getpgrp()} - {0} <= line
-    program = "from lora_tune.base.host import own_line; print(*own_line())"
+    program = "from lora_tune.base.host import ancestor_pids; print(*ancestor_pids())"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert os.getpid() in set(map(int, child.stdout.split()))
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        assert process.pid not in own_line()
+        assert process.pid not in ancestor_pids()
         process.kill()

@@ -333,7 +333,7 @@ EMPTY = StudyRecords(name="built.confirm", digest="", study_toml="", began_at=0.
 
 def race_of(field: list[Trial], sweep: StudyRecords, *, per_job: int = 1, most: int = 10) -> Race:
     settings = ComparisonRules(most=most, batch=per_job)
-    return Race(study_of(), field, settings, lambda: sweep, per_job=per_job, say=lambda text: None)
+    return Race(study_of(), field, settings, lambda: sweep, per_job=per_job, echo=lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     records = raced(records, third, None, None, None)
     said: list[str] = []
     settings = ComparisonRules(most=3, scale=RaceScale(prior_sd=seed_spread(study)))
-    race = Race(study, field, settings, lambda: records, per_job=1, say=said.append)
+    race = Race(study, field, settings, lambda: records, per_job=1, echo=said.append)
     race.tell(records.trials[0])
     found = confirmation(study, records, field, replicates(records), race.comparison())
     assert found is not None

@@ -21,7 +21,7 @@ import pytest
 
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.cli.metrics import Metrics
-from lora_tune.cli.web_server import listen, own_token, visitor
+from lora_tune.cli.web_server import dashboard_token, listen, visitor
 from tests.cli.test_dashboard import reviewed
 from tests.reachable import reachable
 from tests.waiting import wait_for
@@ -50,11 +50,11 @@ class TestToken:
     def test_it_is_made_once_for_its_owner_alone(self, tmp_path: Path) -> None:
         before = os.umask(0)
         try:
-            token = own_token(tmp_path / "t")
+            token = dashboard_token(tmp_path / "t")
         finally:
             os.umask(before)
         assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
-        assert own_token(tmp_path / "t") == token, "the printed address stays valid"
+        assert dashboard_token(tmp_path / "t") == token, "the printed address stays valid"
         assert len(token) >= 32
 
     @pytest.mark.parametrize("make", ["open to others", "short", "a link", "a FIFO", "another's"])
@@ -73,7 +73,7 @@ class TestToken:
                 pytest.skip("files are given away by root alone")
             os.chown(path, NOBODY, NOBODY)
         with pytest.raises(SetupError, match="t"):
-            own_token(path)
+            dashboard_token(path)
 
 
 class TestMetrics:

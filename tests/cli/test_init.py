@@ -19,7 +19,7 @@ from lora_tune.cli.init import ScriptFacts, reachable, study_text
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.init import main as init
 from lora_tune.sweep import main as sweep
-from lora_tune.workloads.proposed_space import Option, from_command, from_help, propose, together
+from lora_tune.workloads.proposed_space import Option, from_command, from_help, merged_options, propose
 from tests.waiting import wait_for
 
 SCRIPT = """
@@ -279,7 +279,7 @@ def test_a_learning_rate_is_known_by_the_names_that_scripts_give_it(flag: str) -
 def test_a_rank_is_a_whole_number_of_an_option_that_speaks_of_lora(
     text: str, words: tuple[str, ...], today: str | None
 ) -> None:
-    proposed = {p.place: p.today for p in propose(together(from_command(words), from_help(text)))}
+    proposed = {p.place: p.today for p in propose(merged_options(from_command(words), from_help(text)))}
     assert proposed.get("LORA_RANK") == today
 
 
@@ -302,7 +302,7 @@ def test_warm_up_ends_within_the_steps_that_the_command_states(words: tuple[str,
 
 @given(st.text(max_size=400), st.lists(st.text(max_size=12), max_size=6))
 def test_any_help_text_and_any_command_line_give_proposals_or_none(text: str, words: list[str]) -> None:
-    propose(together(from_command(words), from_help(text)))
+    propose(merged_options(from_command(words), from_help(text)))
 
 
 @given(st.floats(1e-6, 1e6), st.booleans())

@@ -242,7 +242,7 @@ class TestTheLineThatIsTypedByHand:
         site = Site.model_validate(
             {"nodelist": "p8000-[1-4],x", "account": "a b", "gres": "gpu:8", "mpi": "pmi2", "sbatch_args": ["--nice=5"]}
         )
-        assert site.sbatch_words(1) == ("-A", "a b", "-w", "p8000-1", "--gres=gpu:8", "--nice=5")
-        assert site.sbatch_words(2)[3] == "p8000-1,p8000-2"
+        assert site.sbatch_arguments(1) == ("-A", "a b", "-w", "p8000-1", "--gres=gpu:8", "--nice=5")
+        assert site.sbatch_arguments(2)[3] == "p8000-1,p8000-2"
         assert site.step_variables() == {"SLURM_GRES": "gpu:8", "SLURM_MPI_TYPE": "pmi2"}
-        assert Site.model_validate({}).sbatch_words(3) == ()
+        assert Site.model_validate({}).sbatch_arguments(3) == ()

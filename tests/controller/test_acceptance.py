@@ -457,7 +457,7 @@ def test_evals_that_no_reader_keeps_are_said_where_one_of_them_may_have_met_the_
     reader = MllogReader()
     lines = [record(1 + i, "eval_accuracy", 2.0 - i / 10, samples_count=8 * i) for i in range(1, 13)]
     reader.feed("\n".join([record(1, "run_start", None), *lines, ""]).encode())
-    assert (len(reader.run().evals), reader.run().lost_evals) == (10, 2)
+    assert (len(reader.run().evals), reader.run().missing_evals) == (10, 2)
     found = why_untrue(STUDY_OF, TRIAL, ATTEMPT, ENDED, reader.run(), written={}, stamped=True)
     assert found is not None
     assert found.line == "the log has 12 evals, of which the first 10 were kept: none of them at the target"

@@ -54,7 +54,7 @@ def test_what_waits_for_nodes_for_longer_than_the_queue_allows_is_given_up() -> 
 def test_an_attempt_that_got_no_nodes_counts_for_none() -> None:
     failures = ("capacity", "infrastructure", "capacity", "displaced")
     tries = [Attempt(trial=0, number=n, job_name="j", folder="f", failure=kind) for n, kind in enumerate(failures)]
-    assert conclusion.made(tries) == 1
+    assert conclusion.counted_attempts(tries) == 1
 
 
 def test_a_clock_that_was_set_back_keeps_no_trial_waiting() -> None:

@@ -45,8 +45,8 @@ def test_company_shrinks_with_the_jobs_that_died_under_a_trial(
     earlier: list[tuple[str, str, int | None]], most: int, expected: int
 ) -> None:
     attempts = [attempt(i, *end) for i, end in enumerate(earlier)]
-    assert max_packed_trials(attempts, most, together=16) == expected
+    assert max_packed_trials(attempts, most, slots_used=16) == expected
 
 
 def test_a_quarter_of_a_small_pack_is_one() -> None:
-    assert [max_packed_trials([attempt(0, *SHORT)], 3, together=slots) for slots in (1, 4, 8, 64)] == [1, 1, 2, 16]
+    assert [max_packed_trials([attempt(0, *SHORT)], 3, slots_used=slots) for slots in (1, 4, 8, 64)] == [1, 1, 2, 16]

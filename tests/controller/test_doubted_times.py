@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.config.study import parse_study
-from lora_tune.controller.acceptance import why_doubted
+from lora_tune.controller.acceptance import implausibility
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.run import Eval, RunLog
@@ -99,19 +99,19 @@ def test_a_program_that_started_again_where_the_log_does_not_show_it_is_measured
 def test_a_pace_that_no_trial_of_equal_work_has_is_doubted() -> None:
     known, trial = beside(paced(1.0, 10)), running(LR=3e-4)
     quick = paced(0.1, 20)
-    doubt = why_doubted(STUDY, known, trial, ENDED, quick, 0)
+    doubt = implausibility(STUDY, known, trial, ENDED, quick, 0)
     assert doubt is not None
     assert doubt.kind is FailureKind.CLOCK
     assert "came after 1.0 s, which took 10.0 s or more in every trial of equal work" in doubt.line
-    assert why_doubted(STUDY, known, running(LR=3e-4, HIDDEN=8), ENDED, quick, 0) is None, "another work"
-    assert why_doubted(STUDY, known, trial, ENDED, paced(0.4, 20), 0) is None, "twice is no wonder"
-    assert why_doubted(STUDY, known, trial, ENDED, paced(BLIND, 20), 0) is None, "not the best"
+    assert implausibility(STUDY, known, running(LR=3e-4, HIDDEN=8), ENDED, quick, 0) is None, "another work"
+    assert implausibility(STUDY, known, trial, ENDED, paced(0.4, 20), 0) is None, "twice is no wonder"
+    assert implausibility(STUDY, known, trial, ENDED, paced(BLIND, 20), 0) is None, "not the best"
 
 
 @pytest.mark.parametrize(("resumed", "kind"), [("", FailureKind.CLOCK), ("resuming at 6", FailureKind.CONFIGURATION)])
 def test_a_log_that_says_that_it_goes_on_is_not_run_in_vain(resumed: str, kind: FailureKind) -> None:
     low = RunLog(run_start_ms=0, resumed=resumed, evals=(Eval(100.0, -0.5, 10.0),))
-    doubt = why_doubted(STUDY, beside(paced(1.0, 30)), running(LR=3e-4), ENDED, low, 0)
+    doubt = implausibility(STUDY, beside(paced(1.0, 30)), running(LR=3e-4), ENDED, low, 0)
     assert doubt is not None
     assert doubt.kind is kind
 
@@ -120,6 +120,6 @@ def test_what_has_no_target_is_compared_by_its_lowest_eval() -> None:
     text = command_study(trials=5, attempts=3).replace("target = 0.0", 'metric = "eval_loss"')
     study = parse_study(text, Path("x.toml"))
     low = RunLog(run_start_ms=0, evals=(Eval(100.0, -5.0, 10.0),))
-    assert why_doubted(study, beside(paced(1.0, 30)), running(LR=3e-4), ENDED, low, 0) is not None
+    assert implausibility(study, beside(paced(1.0, 30)), running(LR=3e-4), ENDED, low, 0) is not None
     high = replace(low, evals=(Eval(100.0, 1.9, 10.0),))
-    assert why_doubted(study, beside(paced(1.0, 30)), running(LR=3e-4), ENDED, high, 0) is None
+    assert implausibility(study, beside(paced(1.0, 30)), running(LR=3e-4), ENDED, high, 0) is None

@@ -10,7 +10,7 @@ import pytest
 from lora_tune.config.study import Study, parse_study
 from lora_tune.controller.last_run import MOST, WHY, LastRun, last
 from lora_tune.logs.run import Eval
-from lora_tune.search.session import Asked
+from lora_tune.search.session import SearchPoint
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
@@ -50,17 +50,17 @@ def study_of(budget: str = "trials = 4", sampler: str = "grey_box", *, narrow: b
 class Proposer:
     """A search that proposes nothing of its own but says so, and what it is given."""
 
-    def __init__(self, answer: Asked | str = "its own", *, points: bool = False) -> None:
+    def __init__(self, answer: SearchPoint | str = "its own", *, points: bool = False) -> None:
         self.answer, self.points = answer, points
 
     def points_wait(self) -> bool:
         return self.points
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         return self.answer
 
-    def propose(self, tuned, why) -> Asked:
-        return Asked(99, tuned, why)
+    def propose(self, tuned, why) -> SearchPoint:
+        return SearchPoint(99, tuned, why)
 
 
 def ended(study: Study, number: int, rate: float, layout: str, speed: float, samples: float) -> Trial:
@@ -103,21 +103,21 @@ def sweep_of(trials: list[Trial], hours: float = 1.0) -> StudyRecords:
     )  # fmt: skip
 
 
-def asked(study: Study, trials: list[Trial], search: Proposer | None = None) -> Asked | str:
+def asked(study: Study, trials: list[Trial], search: Proposer | None = None) -> SearchPoint | str:
     sweep = sweep_of(trials)
     return LastRun(search or Proposer(), lambda: study, lambda: sweep, lambda: 3600.0).ask()  # type: ignore[arg-type]
 
 
 def test_a_point_that_somebody_asked_for_goes_before_it() -> None:
     study = study_of()
-    point = Asked(3, {"LR": 5e-4, "MAX_STEPS": 600, "layout": SLOW})
+    point = SearchPoint(3, {"LR": 5e-4, "MAX_STEPS": 600, "layout": SLOW})
     assert asked(study, apart(study), Proposer(point, points=True)) is point
 
 
 def test_the_last_trial_runs_what_is_believed_best_as_a_whole() -> None:
     study = study_of()
     found = asked(study, apart(study))
-    assert isinstance(found, Asked)
+    assert isinstance(found, SearchPoint)
     assert (found.why, found.tuned["layout"]) == (WHY, FAST)
     assert 2e-4 < float(str(found.tuned["LR"])) < 8e-4
 
@@ -138,27 +138,27 @@ def test_where_it_was_run_the_search_goes_on_by_itself() -> None:
 
 def test_before_the_last_the_search_proposes() -> None:
     study = study_of("trials = 10")
-    own = Asked(3, {"LR": 1.0})
+    own = SearchPoint(3, {"LR": 1.0})
     assert asked(study, apart(study), Proposer(own)) == own
 
 
 def test_a_sweep_that_is_no_longer_worth_its_cost_runs_it_before_it_ends_and_not_for_ever() -> None:
     study = study_of("trials = 40")
     found = asked(study, apart(study), Proposer("not worth it"))
-    assert isinstance(found, Asked)
+    assert isinstance(found, SearchPoint)
     tried = [replace(t, why=WHY) for t in apart(study)[:MOST]]
     assert asked(study, [*tried, *apart(study)[MOST:]], Proposer("not worth it")) == "not worth it"
 
 
 def test_a_budget_that_a_person_changes_decides_which_trial_is_the_last() -> None:
     study = study_of("trials = 4")
-    own, sweep, now = Asked(3, {"LR": 1.0}), sweep_of(apart(study)), [study]
+    own, sweep, now = SearchPoint(3, {"LR": 1.0}), sweep_of(apart(study)), [study]
     search = LastRun(Proposer(own), lambda: now[0], lambda: sweep, lambda: 3600.0)  # type: ignore[arg-type]
     now[0] = study.with_options({"budget": {"trials": 10}})
     assert search.ask() == own
     now[0] = study
     found = search.ask()
-    assert isinstance(found, Asked)
+    assert isinstance(found, SearchPoint)
     assert found.why == WHY
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lora_tune.cli.explain import trial_story
 from lora_tune.controller import policy
-from lora_tune.controller.acceptance import SeenPauses, unplaced
+from lora_tune.controller.acceptance import ObservedPauses, unplaced
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.readers import JsonLinesReader
@@ -125,7 +125,7 @@ def test_a_suspended_job_is_neither_silent_nor_at_its_limit() -> None:
 
 
 def test_looks_never_make_a_pause_longer_than_it_was() -> None:
-    seen, running = SeenPauses(), JobStatus(state=JobState.RUNNING)
+    seen, running = ObservedPauses(), JobStatus(state=JobState.RUNNING)
     suspended = replace(running, paused=True)
     for at, status in enumerate((running, suspended, suspended, suspended, running, suspended, running)):
         last = seen.update(status, 10.0 * at)

@@ -91,13 +91,13 @@ def test_a_live_job_is_left_alone_or_asked_to_end(situation: policy.JobSnapshot,
 def test_a_run_whose_evals_nobody_keeps_any_more_trains_no_further() -> None:
     """It would be refused at its end, hours later: none of the evals that are kept is at the target."""
     full = look(JobState.RUNNING, 1.0, 0.9)
-    more = replace(full, run=replace(full.run, lost_evals=1))
+    more = replace(full, run=replace(full.run, missing_evals=1))
     found = policy.watch(study(), more, NOW)
     assert isinstance(found, policy.Stop)
     assert found.kind is StopKind.UNREAD
     assert found.sentence == "the log has 3 evals, of which the first 2 were kept: none of them at the target"
     assert found.diagnosis.remedy == "evaluate less often"
-    reached = replace(more, run=replace(run(1.0, -0.1), lost_evals=1))
+    reached = replace(more, run=replace(run(1.0, -0.1), missing_evals=1))
     assert policy.watch(study(), reached, NOW) is None, "which of the evals counts is known"
 
 
@@ -160,7 +160,7 @@ def test_a_job_that_was_given_up_failed_for_that_reason_and_not_because_it_was_c
     faulty = Diagnosis(FailureKind.INFRASTRUCTURE, "uncorrectable ECC error", "report it", specific=True)
     assert conclusion.cause(silent, cancelled, faulty) == faulty, "it names the cause of the silence"
     assert (
-        conclusion.cause(over, cancelled, faulty).told
+        conclusion.cause(over, cancelled, faulty).sentence
         == "ran into the limit (also in its log: uncorrectable ECC error)"
     )
     assert conclusion.cause(attempt(), cancelled, seen) == seen
@@ -302,7 +302,7 @@ def test_a_host_that_stays_short_of_memory_fails_its_trials_and_is_not_tried_for
 def test_what_only_waited_in_a_job_that_died_has_not_been_tried() -> None:
     assert isinstance(conclude(failure("displaced"), attempts=3), conclusion.Retry)
     waited = replace(attempt(), failure="displaced", state="displaced")
-    assert conclusion.made([waited, waited, attempt()]) == 1
+    assert conclusion.counted_attempts([waited, waited, attempt()]) == 1
 
 
 def test_a_target_without_a_beginning_is_no_time_and_tried_again() -> None:
@@ -460,8 +460,8 @@ def test_a_run_of_a_batch_size_without_references_goes_on() -> None:
     wide = trial(parameters={"GBS": 16})
     sweep = finished_well(12, parameters={"GBS": 8})
     assert pruning.judge_curve(study(), sweep, wide, run(*FLAT)) is None
-    assert pruning.alone(study(), sweep, wide).startswith("no like runs: none of 4 finished ones")
-    assert pruning.alone(study(), sweep, trial(parameters={"GBS": 8})) == ""
+    assert pruning.lone_reason(study(), sweep, wide).startswith("no like runs: none of 4 finished ones")
+    assert pruning.lone_reason(study(), sweep, trial(parameters={"GBS": 8})) == ""
 
 
 def test_an_audit_goes_on_though_the_rule_would_stop_it_and_divergence_stops_it_all_the_same() -> None:

@@ -53,7 +53,7 @@ class House:
             launcher=LocalLauncher(),
             now=time.time,
             tick=lambda: time.sleep(0.05),
-            say=self.said.append,
+            echo=self.said.append,
         )
 
     def prepare(self) -> None:

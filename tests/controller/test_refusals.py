@@ -72,7 +72,7 @@ PASSING = (
 def test_an_answer_that_lasts_names_what_to_correct(words: str, named: str) -> None:
     found = refusal("h100-0003-0", words)
     assert isinstance(found, RefusedError)
-    assert (found.lasting, found.by_size) == (True, False)
+    assert (found.permanent, found.by_size) == (True, False)
     assert named in found.remedy
     assert str(found) == f"h100-0003-0 was not submitted: {words}; {found.remedy}"
 
@@ -92,7 +92,7 @@ def test_what_may_pass_is_no_refusal(words: str) -> None:
 def test_an_answer_that_nobody_knows_is_a_refusal_that_may_not_last() -> None:
     found = refusal("h100-0003-0", "the site's own filter says no")
     assert isinstance(found, RefusedError)
-    assert not found.lasting
+    assert not found.permanent
 
 
 OF_A_FILTER = (
@@ -114,7 +114,7 @@ OF_A_FILTER = (
 def test_what_a_sites_own_filter_says_of_accounts_and_partitions_corrects_nothing(words: str) -> None:
     found = refusal("h100-0003-0", words)
     assert isinstance(found, RefusedError)
-    assert not found.lasting
+    assert not found.permanent
     assert "site.partition" not in found.remedy
 
 
@@ -334,7 +334,7 @@ def test_a_preparation_that_is_refused_ends_the_command(tmp_path: Path) -> None:
         launcher=cluster,
         now=cluster.clock.now,
         tick=lambda: cluster.clock.sleep(1),
-        say=said.append,
+        echo=said.append,
     )
     (tmp_path / "sweep").mkdir()
     answers: list[LauncherError | None] = [LauncherError("Socket timed out")] * 5

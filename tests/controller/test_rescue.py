@@ -11,7 +11,7 @@ import pytest
 
 from lora_tune.base.errors import SetupError, StoreError
 from lora_tune.controller.driver import Driver
-from lora_tune.controller.sweep_records import still_there
+from lora_tune.controller.sweep_records import check_store
 from lora_tune.search.session import Session
 from lora_tune.store import SaveCount, Store, sqlite_url
 from lora_tune.store.port import Request
@@ -132,12 +132,12 @@ def test_a_database_that_goes_while_the_driver_says_goodbye_is_missed(house: Hou
     house.driver().run()
     kept = tmp_path / "rescued.db"
     sweep = house.sweep()
-    still_there(house.store, sweep, [], kept, 0.0)
+    check_store(house.store, sweep, [], kept, 0.0)
     assert not kept.exists()
     for path in Path(house.store.url.removeprefix("sqlite:///")).parent.glob("*.db*"):
         path.unlink()
     with pytest.raises(SetupError, match=r"was deleted while a driver was using it.*rescued\.db"):
-        still_there(house.store, sweep, [], kept, 0.0)
+        check_store(house.store, sweep, [], kept, 0.0)
     with contextlib.closing(Store(sqlite_url(kept), read_only=True)) as store:
         assert store.load(sweep.name) == sweep
 
@@ -149,9 +149,9 @@ def test_a_backup_restored_while_the_driver_says_goodbye_is_missed(house: House,
     with set_back(house.paths.database):
         driver.run()
         sweep = house.sweep()
-        still_there(house.store, sweep, [], kept, 0.0)
+        check_store(house.store, sweep, [], kept, 0.0)
     with pytest.raises(SetupError, match=r"was set back to an earlier state.*rescued\.db"):
-        still_there(house.store, sweep, [], kept, 0.0)
+        check_store(house.store, sweep, [], kept, 0.0)
     with contextlib.closing(Store(sqlite_url(kept), read_only=True)) as store:
         assert store.load(sweep.name) == sweep
 

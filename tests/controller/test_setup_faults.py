@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lora_tune.config.study import Study
-from lora_tune.controller.node_faults import nothing_measured, run_again, to_run_again
+from lora_tune.controller.node_faults import nothing_measured, retry_after_fix, retryable_trials
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
@@ -201,18 +201,18 @@ def test_which_classes_are_the_set_ups(study: Study) -> None:
     ran = (replace(ran[0], verdict=Verdict.CENSORED), ran[1])
     kinds = ("configuration", "unsatisfiable", "unread", "mismatch", "infrastructure", "held", "drained")
     for kind in kinds:
-        assert [t.number for t in to_run_again(study, sweep_with(ran, failed(0, kind)))] == [0], kind
+        assert [t.number for t in retryable_trials(study, sweep_with(ran, failed(0, kind)))] == [0], kind
     for kind in ("implausible", "unknown"):
-        assert to_run_again(study, sweep_with(ran, failed(0, kind))) == [], kind
-    assert to_run_again(study, sweep_with(ran, failed(0, "configuration", submitted_at=None))) == []
-    assert [t.number for t in to_run_again(study, sweep_with(failed(0, "unknown")))] == [0]
+        assert retryable_trials(study, sweep_with(ran, failed(0, kind))) == [], kind
+    assert retryable_trials(study, sweep_with(ran, failed(0, "configuration", submitted_at=None))) == []
+    assert [t.number for t in retryable_trials(study, sweep_with(failed(0, "unknown")))] == [0]
 
 
 def test_a_limit_of_time_is_fixed_by_a_longer_one_alone(study: Study) -> None:
     hours = failed(0, "configuration", stop=StopKind.TIME_LIMIT, started_at=100.0 - study.budget.trial_minutes * 60)
-    assert to_run_again(study, sweep_with(hours)) == []
+    assert retryable_trials(study, sweep_with(hours)) == []
     longer = study.with_options({"budget": {"trial_minutes": study.budget.trial_minutes + 30}})
-    assert [t.number for t in to_run_again(longer, sweep_with(hours))] == [0]
+    assert [t.number for t in retryable_trials(longer, sweep_with(hours))] == [0]
 
 
 def based(number: int = 0) -> tuple[Trial, Attempt]:
@@ -227,7 +227,7 @@ BEGIN = Start(
 
 
 def test_while_nothing_was_measured_the_fix_may_be_in_the_machines_own_config(study: Study) -> None:
-    changes = run_again(study, sweep_with(based(), failed(1, "configuration")), BEGIN, 200.0)
+    changes = retry_after_fix(study, sweep_with(based(), failed(1, "configuration")), BEGIN, 200.0)
     base, other = changes.trials
     assert (base.base_values, base.parameters, base.tuned) == (BEGIN.values, BEGIN.parameters, BEGIN.tuned)
     assert (base.state, base.verdict, base.metrics) == (TrialState.WAITING, None, TrialMetrics(base="config.sh"))
@@ -239,7 +239,7 @@ def test_once_something_was_measured_trial_0_is_what_it_was(study: Study) -> Non
     ran = failed(1, "")
     there = sweep_with(based(), (replace(ran[0], verdict=Verdict.CENSORED), ran[1]))
     assert not nothing_measured(study, there)
-    (base,) = run_again(study, there, BEGIN, 200.0).trials
+    (base,) = retry_after_fix(study, there, BEGIN, 200.0).trials
     assert base.base_values["CONT"] == "old.sqsh"
 
 
@@ -255,7 +255,7 @@ def test_a_job_that_lives_was_begun_with_the_config_of_then(study: Study, alive:
 
 
 def test_nothing_changes_where_nothing_failed_of_the_set_up(study: Study) -> None:
-    assert not run_again(study, sweep_with(), BEGIN, 1.0)
+    assert not retry_after_fix(study, sweep_with(), BEGIN, 1.0)
 
 
 @pytest.mark.parametrize(("hours", "again"), [(2.0, [0]), (1.0, [])], ids=["a larger budget", "the same budget"])
@@ -271,5 +271,5 @@ def test_a_trial_that_waited_when_the_budget_was_spent_goes_on_under_its_own_num
     by_user = replace(failed(1, "")[0], verdict=Verdict.CANCELLED, sentence="cancelled by the user")
     there = sweep_with((waited, lived), (by_user, replace(failed(1, "")[1], started_at=None)))
     larger = study.with_options({"budget": {"node_hours": hours}})
-    changes = run_again(larger, there, None, 4000.0)
+    changes = retry_after_fix(larger, there, None, 4000.0)
     assert [t.number for t in changes.trials if t.state is TrialState.WAITING] == again

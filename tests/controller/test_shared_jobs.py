@@ -58,7 +58,7 @@ class Jobs:
 
 def booked(attempts: list[Attempt], *jobs: SharedJob, now: float) -> StudyRecords:
     work = UnitOfWork(records(*attempts))
-    SharedJobs(Jobs(*jobs), work, Events()).book(BEGAN + now)  # type: ignore[arg-type]
+    SharedJobs(Jobs(*jobs), work, Events()).charge(BEGAN + now)  # type: ignore[arg-type]
     return work.sweep
 
 
@@ -113,9 +113,9 @@ def test_a_look_at_a_job_that_thousands_have_left_asks_for_those_that_train() ->
     shared = replace(job(0), trials=names)
     work = UnitOfWork(records(*over, alive))
     jobs = SharedJobs(Jobs(shared), work, Events())  # type: ignore[arg-type]
-    jobs.book(BEGAN + 3020)
+    jobs.charge(BEGAN + 3020)
     assert names.asked == 3001
-    jobs.book(BEGAN + 3030)
+    jobs.charge(BEGAN + 3030)
     assert names.asked == 3001
     assert work.sweep.node_hours(BEGAN + 3030) * 3600 == pytest.approx(3030)
 
@@ -123,9 +123,9 @@ def test_a_look_at_a_job_that_thousands_have_left_asks_for_those_that_train() ->
 def test_while_a_job_runs_no_record_is_written_for_less_than_a_second() -> None:
     work = UnitOfWork(records(attempt(0)))
     jobs = SharedJobs(Jobs(job(0)), work, Events())  # type: ignore[arg-type]
-    jobs.book(BEGAN + 5)
+    jobs.charge(BEGAN + 5)
     assert work.take_changes().attempts
-    jobs.book(BEGAN + 5.5)
+    jobs.charge(BEGAN + 5.5)
     assert not work.take_changes().attempts
 
 
@@ -159,7 +159,7 @@ class Cluster:
 
 
 class Events:
-    def trouble(self, kind: str, text: str) -> None:
+    def warn_once(self, kind: str, text: str) -> None:
         assert (kind, text) == ("cluster", "Socket timed out")
 
 
@@ -183,6 +183,6 @@ def test_it_does_not_wait_for_ever(cluster: Cluster) -> None:
 
 def test_where_trials_share_no_jobs_there_is_nothing_to_wait_for() -> None:
     jobs, work = at_the_end(object())
-    jobs.book(BEGAN + 50)
+    jobs.charge(BEGAN + 50)
     assert jobs.let_go(BEGAN + 50)
     assert work.sweep.attempts[0, 0] == replace(attempt(0, 10, 30), overhead_seconds=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.controller import policy
-from lora_tune.controller.policy import QUIET_SECONDS
+from lora_tune.controller.policy import SILENCE_SECONDS
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.review.screen import Plain
@@ -35,16 +35,16 @@ def look(silent: float, run: RunLog | None = None, state: JobState = JobState.RU
     )
 
 
-@pytest.mark.parametrize("seconds", [0.0, QUIET_SECONDS])
+@pytest.mark.parametrize("seconds", [0.0, SILENCE_SECONDS])
 def test_a_start_may_be_silent_for_a_while(seconds: float) -> None:
-    assert policy.quiet(study_of(), look(seconds), STARTED + seconds) == ""
+    assert policy.silence_warning(study_of(), look(seconds), STARTED + seconds) == ""
 
 
 def test_then_a_person_is_told_why_it_may_be_and_what_to_do() -> None:
-    words = policy.quiet(study_of(), look(0), STARTED + QUIET_SECONDS + 1)
+    words = policy.silence_warning(study_of(), look(0), STARTED + SILENCE_SECONDS + 1)
     for part in ("flush=True", "python -u", "stdbuf -oL", "site.stall_minutes"):
         assert part in words
-    later = policy.quiet(study_of(), look(0), STARTED + 5 * QUIET_SECONDS)
+    later = policy.silence_warning(study_of(), look(0), STARTED + 5 * SILENCE_SECONDS)
     assert later == words, "said once, not anew with each minute"
 
 
@@ -52,11 +52,11 @@ def test_then_a_person_is_told_why_it_may_be_and_what_to_do() -> None:
     "run", [RunLog(evals=(Eval(8.0, 1.0, 1.0),)), RunLog(train=(TrainPoint(8.0, 1.0, 1.0),))], ids=["evals", "train"]
 )
 def test_a_run_that_was_read_may_take_its_time_between_evals(run: RunLog) -> None:
-    assert policy.quiet(study_of(), look(0, run), STARTED + 5 * QUIET_SECONDS) == ""
+    assert policy.silence_warning(study_of(), look(0, run), STARTED + 5 * SILENCE_SECONDS) == ""
 
 
 def test_a_job_that_waits_is_not_silent() -> None:
-    assert policy.quiet(study_of(), look(0, state=JobState.QUEUED), STARTED + 5 * QUIET_SECONDS) == ""
+    assert policy.silence_warning(study_of(), look(0, state=JobState.QUEUED), STARTED + 5 * SILENCE_SECONDS) == ""
 
 
 def test_in_a_sweep_it_is_said_once_and_gone_when_the_script_prints(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_driver_whose_folder_was_taken_over_writes_nothing(tmp_path: Path) -> 
         fenced.save(lease, Changes(trials=tuple(TRIALS.values())), 1.0)
         path = SweepPaths(tmp_path / "a").lock
         path.write_text(path.read_text().replace(json.loads(path.read_text())["token"], "f" * 32))
-        lock._seen_at -= 60  # it stood still for a minute
+        lock._checked_at -= 60  # it stood still for a minute
         with pytest.raises(SweepBusyError, match="was taken over"):
             fenced.save(lease, Changes(trials=tuple(RUNNING.values())), 2.0)
     found = store.load("quick")
@@ -258,7 +258,7 @@ def test_a_sweep_that_somebody_begins_at_this_moment_is_no_foreign_one(
         if not began:
             began.append(True)
             other = runtime.open_sweep(plan, None, 1.0)
-            with runtime.own_folder(plan, other, take_lease(other, "mine", 1.0)):
+            with runtime.locked_folder(plan, other, take_lease(other, "mine", 1.0)):
                 pass
             other.close()
         refuse(paths, sweep, database)

@@ -275,4 +275,4 @@ def test_an_unknown_crossing_leaves_the_eval_schedule_alone() -> None:
     [(0.0, "under 0.01%"), (3.3e-16, "under 0.01%"), (1e-4, "0.01%"), (0.0088, "0.88%"), (0.5, "50%")],
 )
 def test_a_chance_is_never_said_to_be_nil(chance: float, words: str) -> None:
-    assert curves.chance_words(chance) == words
+    assert curves.chance_text(chance) == words

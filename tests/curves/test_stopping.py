@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_tune.curves.comparison import ComparedRun, course
+from lora_tune.curves.comparison import ComparedRun, compared_run
 from lora_tune.curves.points import usable
 from lora_tune.curves.published import confirms, contradicts, shown_by
 from lora_tune.curves.stopping import Evidence, verdict
@@ -52,7 +52,7 @@ def test_a_metric_that_was_a_number_again_means_nothing_when_it_is_none() -> Non
     """Weights that are no numbers never are again; a mean over the episodes that ended since the last eval is."""
     now_and_then = run_of(0.99, math.nan, 0.98, math.nan, math.nan)
     assert not verdict(now_and_then, TARGET, NOTHING).stop
-    good = course(run_of(0.99, math.nan, math.nan, 0.92), length=END)
+    good = compared_run(run_of(0.99, math.nan, math.nan, 0.92), length=END)
     gone = run_of(0.99, 0.98, math.nan, math.nan)
     assert not verdict(gone, TARGET, Evidence(finished=[good])).stop
     assert verdict(gone, TARGET, Evidence(finished=[replace(good, task="another batch")])).reason == "diverged"
@@ -62,10 +62,10 @@ def test_a_metric_that_was_a_number_again_means_nothing_when_it_is_none() -> Non
 def test_one_eval_that_is_no_number_hides_no_divergence(lost: str) -> None:
     """A metric may be none for twice as long as it was before it came back; for longer it is gone."""
     numbers = [0.92 + 0.06 * 0.8**i for i in range(20)]
-    references = [course(run_of(*(x + 1e-4 * i for x in numbers), step=50.0), length=1000.0) for i in range(20)]
+    references = [compared_run(run_of(*(x + 1e-4 * i for x in numbers), step=50.0), length=1000.0) for i in range(20)]
     gone = [*numbers[:5], *[math.nan] * 14]
     if lost == "of a good run":
-        references[7] = course(run_of(*numbers[:3], math.nan, *numbers[4:], step=50.0), length=1000.0)
+        references[7] = compared_run(run_of(*numbers[:3], math.nan, *numbers[4:], step=50.0), length=1000.0)
     if lost == "of the run":
         gone[0] = math.nan
     evidence = Evidence(finished=references, rate=0.05)
@@ -82,7 +82,7 @@ def test_dense_evals_that_are_no_numbers_say_no_more_than_sparse_ones() -> None:
 
 def test_a_run_that_is_no_number_for_longer_than_good_ones_were_is_stopped_at_the_supported_rate() -> None:
     """A diverged run is none to its end; beside good runs that were numbers soon it is stopped as one of the worst."""
-    late = [course(run_of(*[math.nan] * (2 + i % 3), *(0.92 + 0.06 * 0.8**j for j in range(18))), length=END)
+    late = [compared_run(run_of(*[math.nan] * (2 + i % 3), *(0.92 + 0.06 * 0.8**j for j in range(18))), length=END)
             for i in range(12)]  # fmt: skip
     never = run_of(*[math.nan] * 12)
     found = [verdict(never[:n], TARGET, Evidence(finished=late), length=END) for n in range(1, 13)]
@@ -106,7 +106,7 @@ def test_public_runs_are_numbers_from_their_first_evals_on() -> None:
     published = Evidence(published=convergence.published(8))
     never = [Eval(1536 + 384.0 * i, math.nan, i) for i in range(4)]
     assert [verdict(never[:n], TARGET, published, length=END).stop for n in range(1, 4)] == [False, True, True]
-    late = course([*never, Eval(3072.0, 0.924, 0)], length=END)
+    late = compared_run([*never, Eval(3072.0, 0.924, 0)], length=END)
     assert not verdict(never, TARGET, replace(published, finished=[late]), length=END).stop
     assert not verdict(never, TARGET, replace(published, published_from=3190.0), length=END).stop
 

@@ -12,7 +12,7 @@ import pytest
 from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, JobStatus, Launcher
 from lora_tune.launchers.local import LocalLauncher
-from lora_tune.launchers.processes import _mounted, oom_kills, own_cgroup
+from lora_tune.launchers.processes import _mounted, oom_kills, process_cgroup
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job
@@ -84,7 +84,7 @@ def test_a_line_of_mountinfo_of_any_form_is_read(line: str, mounted: tuple[str, 
 
 def test_the_kernels_kills_are_counted_for_the_cgroup_of_this_process(tmp_path: Path) -> None:
     """A count that never grows would call every such death somebody's SIGKILL."""
-    assert own_cgroup() is not None or own_cgroup("memory") is not None
+    assert process_cgroup() is not None or process_cgroup("memory") is not None
     count = [sys.executable, "-c", "from lora_tune.launchers.processes import oom_kills; print(oom_kills())"]
     with little_memory() as group:
         within = functools.partial(enter, group)

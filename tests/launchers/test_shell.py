@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.text import names_secret
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.slurm.client import handed_on, held_back, in_words
+from lora_tune.launchers.slurm.client import handed_on, held_back, inherited_variables
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.sweep import main as sweep
 from lora_tune.workloads.base import Job, Resources
-from lora_tune.workloads.script_needs import environment_doubts, function_doubts
+from lora_tune.workloads.script_needs import environment_warnings, function_warnings
 from tests.cluster import Cluster
 from tests.contracts.launcher import poll_until, ticket_of
 from tests.launchers.test_slurm import script_job, site
@@ -38,7 +38,7 @@ OTHERS = {
 def test_where_software_and_caches_are_is_handed_on_and_nothing_that_makes_a_trial_another_one() -> None:
     assert handed_on({**SOFTWARE, **OTHERS}) == SOFTWARE
     assert held_back({**SOFTWARE, **OTHERS}) == ["HF_TOKEN", "WANDB_API_KEY"]
-    words = in_words({**SOFTWARE, **OTHERS})
+    words = inherited_variables({**SOFTWARE, **OTHERS})
     assert "HF_HOME" in words
     assert "the function module" in words
     assert "secret" not in words
@@ -92,17 +92,17 @@ def job_with(folder: Path, text: str) -> Job:
     ],
 )
 def test_a_function_of_interactive_shells_that_a_script_calls_is_named(tmp_path: Path, text: str, named: str) -> None:
-    doubts = function_doubts(job_with(tmp_path, text), ())
+    doubts = function_warnings(job_with(tmp_path, text), ())
     assert [f"calls `{named}`, a function of your interactive shell" in doubt for doubt in doubts] == [True] * bool(
         named
     )
-    assert function_doubts(job_with(tmp_path, text), [named]) == [], "where it is handed on there is no doubt"
+    assert function_warnings(job_with(tmp_path, text), [named]) == [], "where it is handed on there is no doubt"
 
 
 def test_a_variable_that_a_script_demands_and_only_the_shell_has_is_named(tmp_path: Path) -> None:
     job = job_with(tmp_path, '#!/bin/bash\nset -u\necho "$DATA $LR ${HF_HOME} ${OPTIONAL:-}"\n: ${NOWHERE:?}\n')
     known = {"LR", "HF_HOME"}
-    first, second = environment_doubts(job, known, {"DATA", "HF_HOME"})
+    first, second = environment_warnings(job, known, {"DATA", "HF_HOME"})
     assert "needs DATA, which this shell has and a job does not" in first
     assert "set DATA in [site.environment]" in first
     assert "needs NOWHERE, which nothing sets" in second

@@ -18,7 +18,7 @@ from lora_tune.logs import failures as evidence
 from lora_tune.logs import failures as module
 from lora_tune.logs.failures import SIGNATURES, Diagnosis, FailureKind, FailureScanner, diagnose, most_telling, redact
 from lora_tune.logs.guess import guess
-from lora_tune.logs.lines import looks_like_an_eval
+from lora_tune.logs.lines import is_eval_line
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from tests import prologs
@@ -535,8 +535,8 @@ def test_why_enroot_did_not_start_the_container_is_in_the_sentence(reason: str, 
     for lines in ([*enroots, START_FAILED], [START_FAILED, *enroots], [START_FAILED, *enroots, START_FAILED]):
         found = diagnose(prolog + "".join(f" 0: {line}\n" for line in lines), exit_code=1)
         assert shown in " ".join(found.line.split()), found
-        assert "couldn't start container" in found.told
-        assert " ".join(found.told.split()).count(shown) == 1, "told once"
+        assert "couldn't start container" in found.sentence
+        assert " ".join(found.sentence.split()).count(shown) == 1, "told once"
 
 
 def test_what_enroot_printed_is_no_failure_where_the_container_started() -> None:
@@ -544,7 +544,7 @@ def test_what_enroot_printed_is_no_failure_where_the_container_started() -> None
     scanner.feed("".join(f"{line}\n" for line in (REASONS[0], REASONS[6])).encode())
     assert most_telling(scanner.hits(), begun=False) == []
     died = "0: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
-    assert diagnose(f"{REASONS[0]}\n{died}", exit_code=1).told == died[3:].strip()
+    assert diagnose(f"{REASONS[0]}\n{died}", exit_code=1).sentence == died[3:].strip()
 
 
 def test_scripts_without_marks_of_their_own_are_read_by_those_of_run_and_time() -> None:
@@ -619,7 +619,7 @@ class TestPrograms:
 
     def test_no_line_looks_like_an_eval_or_like_a_log_to_read(self, step: str, machine: str) -> None:
         text = prologs.printed(step, machine)
-        assert [line for line in text.splitlines() if looks_like_an_eval(line)] == []
+        assert [line for line in text.splitlines() if is_eval_line(line)] == []
         assert guess(text.encode()) is None
 
 
@@ -661,7 +661,9 @@ class TestChoice:
         log += "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
         found = diagnose(log, exit_code=1)
         assert (found.kind, found.also[:22]) == ("infrastructure", "torch.OutOfMemoryError")
-        assert found.told.startswith("RuntimeError: CUDA error: uncorrectable ECC error encountered (also in its log: ")
+        assert found.sentence.startswith(
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered (also in its log: "
+        )
 
     def test_a_line_or_two_of_another_rank_do_not_show_that_it_was_survived(self) -> None:
         log = STEP * 9 + "3: torch.OutOfMemoryError: CUDA out of memory\n" + STEP * 2 + "0: NCCL error: remote exited\n"

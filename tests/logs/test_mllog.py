@@ -416,7 +416,7 @@ class TestDamage:
             line += record("block_stop", at=step) + record("tracked_stats", {"throughput": 1.0}, at=step)
             reader.feed(line.encode())
         run = reader.run()
-        assert (len(run.evals), run.lost_evals) == (run_builder.MAX_EVALS, 2 * run_builder.MAX_POINTS)
+        assert (len(run.evals), run.missing_evals) == (run_builder.MAX_EVALS, 2 * run_builder.MAX_POINTS)
         assert run_builder.MAX_POINTS // 2 <= len(run.train) <= run_builder.MAX_POINTS
         assert run.train[-1].samples == 3 * run_builder.MAX_POINTS - 1, "the newest train points are kept"
         assert len(run.hyperparameters) == run_builder.MAX_HYPERPARAMETERS

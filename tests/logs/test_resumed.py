@@ -14,7 +14,7 @@ from lora_tune.controller.acceptance import why_untrue
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.readers import HfTrainerReader
 from lora_tune.logs.run import RunLog
-from lora_tune.logs.run_builder import says_resumed
+from lora_tune.logs.run_builder import states_resume
 from lora_tune.store.records import Attempt, Trial
 
 STUDY = parse_study(
@@ -48,7 +48,7 @@ trials = 2
     ],
 )
 def test_what_programs_say_when_they_go_on(line: str) -> None:
-    assert says_resumed(line)
+    assert states_resume(line)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_programs_say_when_they_go_on(line: str) -> None:
     ],
 )
 def test_what_loads_a_base_model_or_begins_at_nothing_is_no_resume(line: str) -> None:
-    assert not says_resumed(line)
+    assert not states_resume(line)
 
 
 def trained(*, resumed: bool, stated: float = 600.0) -> RunLog:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.logs.follower import LogFollower
-from lora_tune.logs.lines import ENOUGH_LINES, LineReader, Unmatched, looks_like_an_eval, make_reader, suggest
+from lora_tune.logs.lines import ENOUGH_LINES, LineReader, Unmatched, is_eval_line, make_reader, suggest
 from lora_tune.logs.run import RunLog
 
 EVALS = [
@@ -30,7 +30,7 @@ def read_as_suggested(line: str, log: str) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(("line", "point"), EVALS)
 def test_the_suggested_settings_read_the_line_that_they_were_made_from(line: str, point: tuple[float, float]) -> None:
-    assert looks_like_an_eval(line)
+    assert is_eval_line(line)
     assert read_as_suggested(line, line) == [point]
 
 
@@ -43,9 +43,9 @@ def test_suggested_settings_also_read_the_next_eval(step: int, loss: float, word
 def test_a_wrong_pattern_is_said_after_fifty_lines() -> None:
     reader = make_reader("regex", eval=r"LOSS (?P<loss>\S+) AT (?P<step>\d+)")
     reader.feed(b"".join(b"step %d loss 0.5\n" % n for n in range(ENOUGH_LINES - 1)))
-    assert reader.unmatched.words(ended=False) == ""
+    assert reader.unmatched.describe(ended=False) == ""
     reader.feed(b"step 300 loss 0.5196\n")
-    words = reader.unmatched.words(ended=False)
+    words = reader.unmatched.describe(ended=False)
     assert words.startswith("50 lines read, none matched workload.log; a line that looks like an eval: `step 300")
     assert words.endswith('try in its place: kind = "named", loss = "loss", step = "step"')
 
@@ -53,21 +53,21 @@ def test_a_wrong_pattern_is_said_after_fifty_lines() -> None:
 def test_train_losses_before_the_first_eval_are_no_reason_to_stop() -> None:
     reader = make_reader("regex", eval=r"eval_loss (?P<loss>\S+) at (?P<step>\d+)")
     reader.feed(b"".join(b"step %d loss 0.5\n" % n for n in range(1000)))
-    assert reader.unmatched.words(ended=False) == ""
+    assert reader.unmatched.describe(ended=False) == ""
 
 
 def test_a_log_that_was_understood_once_is_never_called_unmatched() -> None:
     reader = make_reader("regex", eval=r"loss (?P<loss>\S+) at (?P<step>\d+)")
     reader.feed(b"loss 0.9 at 8\n" + b"step 3 loss 0.5\n" * 100)
-    assert reader.unmatched.words(ended=True) == ""
+    assert reader.unmatched.describe(ended=True) == ""
 
 
 def test_a_log_without_anything_like_an_eval_is_told_so_at_its_end() -> None:
     counted = Unmatched()
     for _ in range(60):
         counted.take("downloading")
-    assert counted.words(ended=False) == ""
-    assert counted.words(ended=True) == "60 lines read, none matched workload.log; none of them looks like an eval"
+    assert counted.describe(ended=False) == ""
+    assert counted.describe(ended=True) == "60 lines read, none matched workload.log; none of them looks like an eval"
 
 
 class Strict(LineReader):
@@ -88,7 +88,7 @@ def test_a_line_for_which_a_format_raises_is_dropped_and_the_next_one_read() -> 
 def test_a_format_that_understands_nothing_says_what_it_raised() -> None:
     reader = Strict(lambda: 0.0)
     reader.feed(b"GPU 3 is hot\n")
-    assert "none matched workload.log (its reader failed: ValueError: could not convert" in reader.unmatched.words(
+    assert "none matched workload.log (its reader failed: ValueError: could not convert" in reader.unmatched.describe(
         ended=True
     )
 

@@ -28,7 +28,7 @@ def with_base(study: Study, *, base: str = "config_x.sh") -> tuple[StudyRecords,
 def test_each_change_is_told_with_its_worth_where_the_search_has_a_model(sampler: str) -> None:
     study = study_of(f'{STUDY}[search]\nsampler = "{sampler}"\n')
     sweep, best = with_base(study)
-    first, *others = importance.told(study, sweep, best)
+    first, *others = importance.change_lines(study, sweep, best)
     assert first.startswith(f"trial {best.number} against config_x.sh (trial 0): ")
     assert first.endswith("%")
     changed = {n for n in best.tuned if best.tuned[n] != sweep.trials[0].tuned[n]}
@@ -48,7 +48,7 @@ def test_the_report_shows_it_and_escapes_names() -> None:
 def test_without_a_model_the_changes_are_listed_and_nothing_is_claimed() -> None:
     study = study_of(STUDY + '[search]\nsampler = "random"\n')
     sweep, best = with_base(study)
-    lines = list(importance.told(study, sweep, best))
+    lines = list(importance.change_lines(study, sweep, best))
     assert not any("saves" in line for line in lines)
     assert lines[-1] == "  (what each of them is worth is not shown by this sweep)"
 
@@ -59,7 +59,7 @@ def test_a_base_that_never_reached_the_target_is_no_comparison() -> None:
     failed = replace(
         sweep.trials[0], verdict=Verdict.FAILED, sentence="it broke", metrics=TrialMetrics(base="config_x.sh")
     )
-    (first, *_) = importance.told(study, replace(sweep, trials={**sweep.trials, 0: failed}), best)
+    (first, *_) = importance.change_lines(study, replace(sweep, trials={**sweep.trials, 0: failed}), best)
     assert first.endswith("no comparison, trial 0 failed: it broke")
 
 
@@ -68,11 +68,11 @@ def test_a_sweep_without_one_says_nothing() -> None:
     sweep = sweep_of(study)
     best = sweep.best()
     assert best is not None
-    assert list(importance.told(study, sweep, best)) == []
+    assert list(importance.change_lines(study, sweep, best)) == []
 
 
 def test_a_base_that_nothing_beats_is_told_as_such() -> None:
     study = study_of(STUDY)
     sweep, _ = with_base(study)
-    told = list(importance.told(study, sweep, sweep.trials[0]))
+    told = list(importance.change_lines(study, sweep, sweep.trials[0]))
     assert told == ["trial 0 is config_x.sh as it stands: nothing that was tried is better"]

@@ -171,7 +171,7 @@ def test_the_ledger_says_what_was_spent_by_all_arms() -> None:
     ledger = verdicts(several, frozenset(), LOSS)
     assert ledger.tested == 2
     assert ledger.spent == pytest.approx(CAMPAIGN_ERROR * (error_share(1) + error_share(2)))
-    assert ledger.words.startswith("4 configurations, 2 run again, 1 better than the baseline; 2% of 5% spent")
+    assert ledger.summary.startswith("4 configurations, 2 run again, 1 better than the baseline; 2% of 5% spent")
 
 
 def test_a_sweep_without_trials_has_no_verdict() -> None:

@@ -37,7 +37,7 @@ def verdict_on(results: dict[str, list[RunSummary]], rules: ComparisonRules | No
 def test_every_configuration_first_gets_the_fewest_runs() -> None:
     assert plan({"a": [], "b": []}) == ComparisonPlan({"a": 3, "b": 3})
     few = {"a": runs(100, 101, 99), "b": runs(90)}
-    assert plan(few, ComparisonRules(batch=5)).wanted == {"a": 3, "b": 3}
+    assert plan(few, ComparisonRules(batch=5)).required == {"a": 3, "b": 3}
 
 
 def test_a_clear_winner_ends_it_early() -> None:
@@ -50,13 +50,13 @@ def test_a_clear_winner_ends_it_early() -> None:
 
 def test_close_configurations_get_equally_many_runs_until_the_next_look() -> None:
     field = {"a": noisy(100, 3, 1), "b": noisy(105, 3, 2), "c": noisy(103, 3, 3)}
-    assert plan(field).wanted == {"a": 4, "b": 4, "c": 4}
-    assert plan(field, ComparisonRules(batch=3)).wanted == {"a": 6, "b": 6, "c": 6}
+    assert plan(field).required == {"a": 4, "b": 4, "c": 4}
+    assert plan(field, ComparisonRules(batch=3)).required == {"a": 6, "b": 6, "c": 6}
 
 
 def test_a_configuration_that_is_beaten_gets_no_further_run() -> None:
     field = {"a": noisy(100, 3, 1), "near": noisy(103, 3, 2), "far": noisy(200, 3, 3)}
-    assert plan(field).wanted == {"a": 4, "near": 4}
+    assert plan(field).required == {"a": 4, "near": 4}
 
 
 def test_equal_configurations_are_honestly_not_separated() -> None:
@@ -159,7 +159,7 @@ def replayed(truth: dict[str, list[RunSummary]], rules: ComparisonRules) -> tupl
         stands = plan(done, rules)
         if stands.verdict is not None:
             return stands, sum(map(len, done.values()))
-        for name, wanted in stands.wanted.items():
+        for name, wanted in stands.required.items():
             done[name].extend(truth[name][len(done[name]) : wanted])
 
 
@@ -168,7 +168,7 @@ def test_after_the_verdict_the_rest_of_the_winners_runs_is_wanted_for_its_score(
     stands, used = replayed(truth, ComparisonRules())
     assert isinstance(stands.verdict, Decided)
     assert stands.verdict.winner == "a"
-    assert stands.wanted == {"a": 10}
+    assert stands.required == {"a": 10}
     assert used < 20
 
 
@@ -183,7 +183,7 @@ def test_runs_on_top_change_no_verdict() -> None:
 def test_where_nobody_has_a_result_nothing_more_is_wanted() -> None:
     lost = runs(math.inf, math.inf, math.inf)
     stands = plan({"a": lost, "b": lost})
-    assert stands.wanted == {}
+    assert stands.required == {}
     assert isinstance(stands.verdict, Decided)
     assert "no run of any configuration" in stands.verdict.sentence
 

@@ -14,7 +14,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.recommendation import _unrun, recommend
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
-from lora_tune.search.shrinkage import Belief
+from lora_tune.search.shrinkage import PosteriorEstimate
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 
@@ -111,7 +111,9 @@ def test_a_recommendation_that_nobody_ran_inherits_nothing_that_does_not_exist_f
     study = study_of()
     lucky = ended(study, 0, {"LR": 1e-3, "OPTIMIZER": "sgd", "MOMENTUM": 0.9}, 130.0)
     lucky = replace(lucky, parameters={**lucky.parameters, "SEQ": 512})
-    belief = Belief(tuned={"LR": 1e-3, "OPTIMIZER": "adam", "BETA2": 0.95}, objective=100.0, low=90.0, high=110.0)
+    belief = PosteriorEstimate(
+        tuned={"LR": 1e-3, "OPTIMIZER": "adam", "BETA2": 0.95}, objective=100.0, low=90.0, high=110.0
+    )
     made = _unrun(study, belief, lucky)
     assert made.parameters == {"SEQ": 512, "LR": 1e-3, "OPTIMIZER": "adam", "BETA2": 0.95}
 

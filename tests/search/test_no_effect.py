@@ -68,7 +68,7 @@ def test_three_configurations_with_the_same_evals_recommend_nothing_and_say_so_o
     assert (idle.names, idle.trials) == (("LR",), (0, 1, 2))
     assert recommend(study(), same) is None
     seen = overview(study(), same, BEGAN + 100)
-    assert seen.trouble.startswith("LR has no effect: trials 0, 1, 2 differ in it and their evals are the same to the")
+    assert seen.warning.startswith("LR has no effect: trials 0, 1, 2 differ in it and their evals are the same to the")
 
 
 @pytest.mark.parametrize(

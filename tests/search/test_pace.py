@@ -21,7 +21,7 @@ from lora_tune.controller.policy import Stop
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.review.page import trial_rows
-from lora_tune.search.pace import at_reference_pace, clock_words, references, seconds_at, slowdown
+from lora_tune.search.pace import at_reference_pace, clock_text, references, seconds_at, slowdown
 from lora_tune.search.recorded import attributes
 from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
@@ -209,7 +209,7 @@ def test_a_node_a_fifth_slower_is_known_by_its_median() -> None:
     sweep = swept(rates(40, lambda n: noise() * (1.2 if n % 4 == 3 else 1.0), lambda n: f"n{n % 4}"))
     assert {n % 4 for n in corrected(sweep)} == {3}
     assert len(corrected(sweep)) >= 9
-    assert "at the pace of n0, n1 and n2: " in clock_words(STUDY, sweep.trials[3])
+    assert "at the pace of n0, n1 and n2: " in clock_text(STUDY, sweep.trials[3])
 
 
 def test_two_kinds_of_nodes_are_compared_though_every_rank_ran_on_its_own() -> None:
@@ -330,7 +330,7 @@ def test_explain_and_status_name_the_clock_beside_the_pace() -> None:
     assert dict(trial_story(STUDY, sweep, sweep.trials[1]))["machine"] == words
     assert "machine" not in dict(trial_story(STUDY, sweep, sweep.trials[0]))
     here = swept(rates(8, lambda n: 2.5 if n > 2 else 1.0))
-    assert "as at the pace of trials 0, 1 and 2: " in clock_words(STUDY, here.trials[4])
+    assert "as at the pace of trials 0, 1 and 2: " in clock_text(STUDY, here.trials[4])
     table = trial_rows(STUDY, sweep, 1000.0)
     (clock,) = (c for c in table.columns if c.head == "By the clock")
     assert [cell.sort for cell in clock.cells[:2]] == [50.0, 150.0]

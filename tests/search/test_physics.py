@@ -26,7 +26,7 @@ from lora_tune.search.grey_box.model import learn as learn_grey_box
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
-from lora_tune.search.physics import far_over, physics_of
+from lora_tune.search.physics import far_over_memory, physics_of
 from lora_tune.search.samplers import _time_to_target, make_sampler
 from lora_tune.search.throughput import risk_of
 
@@ -147,8 +147,8 @@ def test_the_first_proposals_of_the_four_gpu_study_fit_by_physics() -> None:
 def test_a_death_far_over_the_limit_is_certain_and_one_at_the_limit_is_not() -> None:
     study = load_study(TWO / "study.toml")
     points = {o.number: study.search_space.resolve(o.values) for o in recorded(TWO, study)}
-    assert far_over(study, points[10]), "268 GiB of weights and activations on 140"
-    assert not far_over(study, points[23]), "153 GiB by physics, which may be 10% off"
+    assert far_over_memory(study, points[10]), "268 GiB of weights and activations on 140"
+    assert not far_over_memory(study, points[23]), "153 GiB by physics, which may be 10% off"
 
 
 def test_of_other_models_and_machines_physics_says_nothing() -> None:

@@ -33,7 +33,7 @@ OTHERS = (
 def test_a_library_that_refuses_the_values_makes_them_infeasible_for_certain(line: str) -> None:
     found = diagnose(f'Traceback (most recent call last):\n  File "train.py", line 3\n{line}\n', exit_code=1)
     assert (found.kind, found.certain) == (FailureKind.INFEASIBLE, True)
-    assert is_refusal(found.told)
+    assert is_refusal(found.sentence)
 
 
 @pytest.mark.parametrize("line", OTHERS)

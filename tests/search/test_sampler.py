@@ -184,7 +184,7 @@ def beliefs_of(death: float, weight: float) -> Beliefs:
     joint = Joint(prior=prior, x=square, basis=square, half=square, mean=none, variance=none)
     return Beliefs(
         groups=[], rows=[], columns=[], joint=joint, total=none, speed=none, evals=none,
-        spread=none, together=np.zeros((1, 1)), death=np.array([death]),
+        spread=none, covariance=np.zeros((1, 1)), death=np.array([death]),
         death_after=np.array([death * weight / (weight + 1)]), tested=none > 0, due=none > 0, slopes=[],
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from lora_tune.config.parameters import Conditions
 from lora_tune.config.study import Study, parse_study
 from lora_tune.logs.run import Eval
 from lora_tune.search.recorded import of_trial, recorded_trials
-from lora_tune.search.session import Asked, Session, unproposed
+from lora_tune.search.session import SearchPoint, Session, unproposed
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 from tests.fakes import command_study
@@ -35,7 +35,7 @@ def study_of(search: str = "") -> Study:
 def proposed(session: Session, sweep: StudyRecords) -> StudyRecords:
     """The sweep with the next proposal, as the driver writes it down."""
     asked = session.ask()
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SearchPoint)
     trial = Trial(
         number=asked.number, seed=1, tuned=asked.tuned, parameters=asked.tuned, why=asked.why, state=TrialState.RUNNING,
         request=asked.request, point=asked.point, sampler_attributes=asked.sampler_attributes,
@@ -121,7 +121,7 @@ def test_the_machines_own_config_counts_for_no_point_of_the_study() -> None:
 CONDITIONAL = Conditions(of={"BETA2": {"OPT": ("adam",)}})
 
 
-def asked_for(number: int, tuned: dict[str, Any], **more: Any) -> Trial:
+def was_requested(number: int, tuned: dict[str, Any], **more: Any) -> Trial:
     return Trial(number=number, seed=1, tuned=tuned, parameters=tuned, **more)
 
 
@@ -129,7 +129,7 @@ def asked_for(number: int, tuned: dict[str, Any], **more: Any) -> Trial:
 def test_a_point_is_proposed_once_where_the_search_chose_that_its_value_does_not_exist(named: bool) -> None:
     """Its record lacks the value; those of an earlier release do not say either of which point they are."""
     point = {"LR": 2e-3, "BETA2": 0.95}
-    drawn = asked_for(0, {"LR": 2e-3, "OPT": "sgd"}, point=point if named else None)
+    drawn = was_requested(0, {"LR": 2e-3, "OPT": "sgd"}, point=point if named else None)
     sweep = replace(EMPTY, trials={0: drawn})
     assert [*unproposed([point], sweep, CONDITIONAL)] == []
     assert [*unproposed([point, point], sweep, CONDITIONAL)] == [point], "stated twice, run twice"
@@ -137,17 +137,17 @@ def test_a_point_is_proposed_once_where_the_search_chose_that_its_value_does_not
 
 
 def test_what_a_person_asked_for_counts_for_no_point_of_the_study() -> None:
-    sweep = replace(EMPTY, trials={0: asked_for(0, {"LR": 2e-3}, request=0)})
+    sweep = replace(EMPTY, trials={0: was_requested(0, {"LR": 2e-3}, request=0)})
     assert [*unproposed([{"LR": 2e-3}], sweep, Conditions())] == [{"LR": 2e-3}]
 
 
 def test_a_result_that_is_no_number_counts_as_failed() -> None:
     """As in a database that somebody has changed: the sweep goes on."""
-    broken = asked_for(0, {"LR": 2e-3, "STEPS": 100}, metrics=TrialMetrics(objective=math.nan))
+    broken = was_requested(0, {"LR": 2e-3, "STEPS": 100}, metrics=TrialMetrics(objective=math.nan))
     sweep = replace(EMPTY, trials={0: broken.finished(Verdict.REACHED, "", 1.0)})
     session = Session(study_of(), sweep)
     assert session._study.get_trials()[0].state.name == "FAIL"
-    assert isinstance(session.ask(), Asked)
+    assert isinstance(session.ask(), SearchPoint)
 
 
 def test_a_number_whose_record_is_lost_is_not_given_out_again() -> None:
@@ -156,7 +156,7 @@ def test_a_number_whose_record_is_lost_is_not_given_out_again() -> None:
         sweep = proposed(Session(study_of(), sweep), sweep)
     lost = replace(sweep, trials={n: t for n, t in sweep.trials.items() if n not in (1, 3)})
     asked = Session(study_of(), lost).ask()
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SearchPoint)
     assert asked.number == 4
 
 
@@ -177,7 +177,7 @@ def test_a_trial_that_is_older_than_the_space_keeps_its_number_and_what_is_still
     (shown,) = session._study.get_trials()
     assert (shown.state.name, shown.params, shown.value) == ("COMPLETE", {"STEPS": 100}, 5.0)
     asked = session.ask()
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SearchPoint)
     assert asked.number == 1
 
 
@@ -205,6 +205,6 @@ def test_a_search_of_requests_proposes_what_is_asked_for_and_nothing_else() -> N
     assert "every point that was asked for is proposed" in str(session.ask())
     session.enqueue({"LR": 0.03}, "asked for", request=4)
     asked = session.ask()
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, SearchPoint)
     assert (asked.tuned["LR"], asked.request) == (0.03, 4)
     assert isinstance(session.ask(), str)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_tune.config.study import parse_study
-from lora_tune.search.session import Asked, Session
+from lora_tune.search.session import SearchPoint, Session
 from lora_tune.search.sizes import is_size, smaller
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial, Verdict
@@ -39,7 +39,7 @@ def test_no_size_that_died_is_proposed_again_nor_a_larger_one(sampler: str) -> N
     session, died = Session(study), list[dict[str, Any]]()
     for _ in range(40):
         asked = session.ask()
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, SearchPoint)
         sizes = {name: asked.tuned[name] for name in ("BATCH_SIZE", "LORA_RANK")}
         again = [d for d in died if all(sizes[n] >= d[n] for n in sizes)]
         assert not again, f"{sizes} after {again}"
@@ -62,7 +62,7 @@ def test_what_a_person_asks_for_is_run_as_it_stands() -> None:
     for _ in range(2):
         session.enqueue(large, "by hand", 1)
         asked = session.ask()
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, SearchPoint)
         assert asked.tuned == large
         trial = Trial(number=asked.number, seed=1, tuned=asked.tuned, parameters=asked.tuned)
         session.tell(trial.finished(Verdict.INFEASIBLE, "infeasible: CUDA out of memory", 1.0))

@@ -76,7 +76,7 @@ def test_as_many_probes_as_levels_separate_every_switch_better_than_one_at_a_tim
         screening = replace(screening, readings=(*screening.readings, SwitchReading(setting=setting, ln_seconds=7.3)))
     design = np.array([[r.setting[at] == level for at, level in screening.levels] for r in screening.readings])
     x = np.column_stack([np.ones(len(design)), design])
-    assert len(design) <= screening.wanted + 1
+    assert len(design) <= screening.probes_needed + 1
     assert np.linalg.matrix_rank(x) == x.shape[1]
     variances = np.diag(np.linalg.inv(x.T @ x))[1:]
     assert np.median(variances) < 0.75  # 2: each level once alone beside one base; 1 + 1/n: beside a base without error

@@ -10,7 +10,7 @@ from optuna.trial import TrialState, create_trial
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import load_study, parse_study
-from lora_tune.search.capping import not_worth
+from lora_tune.search.capping import gain_below_threshold
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
@@ -27,12 +27,12 @@ def test_only_the_sampler_that_knows_its_gain_can_end_a_sweep_by_it() -> None:
 @pytest.mark.parametrize(("gain", "ends"), [(0.0019, True), (0.002, False), (0.5, False), (None, False)])
 def test_the_sweep_ends_below_the_limit_only_and_says_both_figures(gain, ends) -> None:
     study = load_study(STUDY).with_options({"budget": {"stop_below": 0.002}})
-    reason = not_worth(study, gain)
+    reason = gain_below_threshold(study, gain)
     assert bool(reason) == ends
     if ends:
         assert "0.19%" in reason
         assert "budget.stop_below = 0.2%" in reason
-    assert not_worth(load_study(STUDY), gain) == ""
+    assert gain_below_threshold(load_study(STUDY), gain) == ""
 
 
 def add(study: optuna.Study, rate: float, samples: float) -> None:

@@ -12,7 +12,7 @@ from lora_tune.controller.driver import Dependencies, Driver, RealClock
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.logs.run import Eval
 from lora_tune.review.screen import Quiet
-from lora_tune.search.session import Asked
+from lora_tune.search.session import SearchPoint
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StopKind, Trial, Verdict
 from lora_tune.workloads import load as load_workload
@@ -26,10 +26,10 @@ class OneProbe:
     """Proposes one probe of one layout."""
 
     def __init__(self, tuned: dict[str, Any]) -> None:
-        self._left = [Asked(0, tuned, "its speed is not known", probe=True)]
+        self._left = [SearchPoint(0, tuned, "its speed is not known", probe=True)]
         self.told: list[Trial] = []
 
-    def ask(self) -> Asked | str:
+    def ask(self) -> SearchPoint | str:
         return self._left.pop() if self._left else "one is enough"
 
     def report(self, number: int, evals: Sequence[Eval]) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from lora_tune.store import engine
+from lora_tune.store import engine, silence
 
 if __name__ == "__main__":
-    engine.SILENCE_SECONDS = 1.0
+    silence.SILENCE_SECONDS = 1.0
     engine._PATIENCE["connect_timeout"] = "2"
     from lora_tune.sweep import main
 

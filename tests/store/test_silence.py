@@ -147,7 +147,7 @@ def test_making_tables_has_more_time(quick: Postgres, monkeypatch: pytest.Monkey
     Store(url).close()
     with engine.translated(""):
         other = engine.writing_engine(engine.parse_url(url))
-        with engine.alone(other):
+        with engine.exclusive(other):
             opening = threading.Thread(target=lambda: Store(url).close())
             opening.start()
             opening.join(2 * LIMIT)

@@ -22,7 +22,7 @@ from lora_tune.launchers.simulated.machine import Degrees
 from lora_tune.launchers.simulated.simulated_run import PARAMETERS, SurfaceWorkload
 from lora_tune.launchers.simulated.tabular import TABLES, Table, read_table
 from lora_tune.search.grey_box.acquisition import PROBE_BLOCKS
-from lora_tune.search.grey_box.model import LOST
+from lora_tune.search.grey_box.model import WARMUP_COST
 from lora_tune.workloads.base import Proposal
 
 SURFACES = {"lora_tiny": tiny, "lora_small": small}
@@ -54,7 +54,7 @@ def test_a_third_of_warm_up_is_lost_whatever_the_schedule(name: str) -> None:
     table = read_table(path_of(name))
     for harder in (0.0, 0.04, 0.07):
         lost = warmup_lost(table, chosen_target(table) + EASIER - harder)
-        assert LOST / 1.5 < np.nanmedian(lost) < 1.5 * LOST
+        assert WARMUP_COST / 1.5 < np.nanmedian(lost) < 1.5 * WARMUP_COST
     if name == "lora_small":  # its evals are too far apart for more
         return
     lost = warmup_lost(table, chosen_target(table) + EASIER)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.workloads.command import one_word, shell_variable, shell_words
+from lora_tune.workloads.command import shell_tokens, shell_variable, single_token
 
 
 def test_an_operator_of_the_shell_is_doubted_where_there_is_none() -> None:
-    (doubt,) = shell_words(["python", "train.py", "|", "tee", ">", "log"])
+    (doubt,) = shell_tokens(["python", "train.py", "|", "tee", ">", "log"])
     assert doubt.startswith("workload.argv: '|': no shell runs this command")
-    assert shell_words(["bash", "-c", "python train.py | tee log"]) == []
+    assert shell_tokens(["bash", "-c", "python train.py | tee log"]) == []
 
 
 def test_a_parameter_as_a_variable_is_known_where_no_shell_fills_it_in() -> None:
@@ -30,8 +30,8 @@ def test_a_text_for_another_interpreter_is_its_own(argv: list[str]) -> None:
 
 
 def test_a_command_line_in_one_word_is_taken_apart_and_a_name_with_a_space_is_not(tmp_path: Path) -> None:
-    assert one_word("python train.py", tmp_path) == (
+    assert single_token("python train.py", tmp_path) == (
         'workload.argv: \'python train.py\' is one word; write ["python", "train.py"]'
     )
     (tmp_path / "my train").touch()
-    assert one_word("my train", tmp_path) == ""
+    assert single_token("my train", tmp_path) == ""

@@ -29,7 +29,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import some_proposal
 from lora_tune.workloads.docker import DockerWorkload, base_for
 from lora_tune.workloads.implementation import sourced_file
-from lora_tune.workloads.script_needs import path_doubts
+from lora_tune.workloads.script_needs import path_warnings
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 from tests.recorded import recorded
@@ -130,8 +130,8 @@ class TestJob:
         script.write_text(script.read_text().replace('cd "$(dirname', 'SCRIPT_DIR="$(dirname') + "cd $SCRIPT_DIR\n")
         study, found = workload(tree.rename(tmp_path / "my tree"))
         job = {name: found.job(some_proposal(study), tmp_path / name) for name in ("sweep", "my sweep")}
-        assert path_doubts(job["sweep"]) == []
-        (doubt,) = path_doubts(job["my sweep"])
+        assert path_warnings(job["sweep"]) == []
+        (doubt,) = path_warnings(job["my sweep"])
         assert doubt.startswith(f"{tmp_path}/my sweep has a space in it")
 
     @pytest.mark.parametrize("named", ["config_shared.sh", "$(dirname ${BASH_SOURCE[0]})/config_shared.sh"])

@@ -24,7 +24,7 @@ def config(folder: Path, text: str, name: str = "config_x.sh") -> Path:
 def test_what_a_config_exports_comes_back_as_it_is(tmp_path: Path) -> None:
     found = source_files([config(tmp_path, "export A=1 B=$'two\\nlines'\nunexported=3\necho said >&2\n")])
     assert found.values == {"A": "1", "B": "two\nlines"}
-    assert found.said == ("said",)
+    assert found.printed == ("said",)
 
 
 def test_nothing_of_this_shell_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_a_users_shell_goes_on_after_a_failure_and_a_strict_one_does_not(tmp_pat
     file = config(tmp_path, "source ./nowhere.sh\nexport A=1\n")
     found = source_files([file])
     assert found.values == {"A": "1"}
-    assert "nowhere.sh: No such file or directory" in found.said[0]
+    assert "nowhere.sh: No such file or directory" in found.printed[0]
     with pytest.raises(SetupError, match=r"cannot be sourced: .*nowhere\.sh"):
         source_files([file], strict=True)
 

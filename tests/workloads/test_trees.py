@@ -19,7 +19,7 @@ from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, some_proposal
 from lora_tune.workloads.implementation import read_implementation
 from lora_tune.workloads.mlperf import MlperfWorkload
-from lora_tune.workloads.script_needs import needed_variables, own_nodes, path_doubts, script_doubts
+from lora_tune.workloads.script_needs import needed_variables, path_warnings, requested_nodes, script_warnings
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 
@@ -178,13 +178,13 @@ class TestWhatAScriptNeeds:
         )
         for name in ("run_and_time.sh", "tunables.sh"):  # bash reads the second, whatever its mode
             (tmp_path / name).write_text("true\n")
-        needs, sources, started = script_doubts(tmp_path / "run.sub", {"KNOWN"})
+        needs, sources, started = script_warnings(tmp_path / "run.sub", {"KNOWN"})
         assert "needs WORK_DIR, which nothing sets" in needs
         assert "set WORK_DIR in [site.environment]" in needs
         assert "sources config_DGXB200_1x8x1xtp1pp1cp1.sh itself" in sources
         assert f"chmod +x {tmp_path}/run_and_time.sh" in started
         (tmp_path / "run_and_time.sh").chmod(0o755)
-        assert len(script_doubts(tmp_path / "run.sub", {"KNOWN", "WORK_DIR"})) == 1
+        assert len(script_warnings(tmp_path / "run.sub", {"KNOWN", "WORK_DIR"})) == 1
 
     @pytest.mark.parametrize(
         "line",
@@ -196,16 +196,16 @@ class TestWhatAScriptNeeds:
     def test_a_script_that_saves_its_whole_environment_is_told_of(self, tmp_path: Path, line: str) -> None:
         """v6.0's run.sub does, and the folder of the logs is read by more than those who may read a token."""
         (tmp_path / "run.sub").write_text(f"for i in 1 2; do\n  {line}\ndone\nenv FOO=1 echo > out\nexport -p\n")
-        (doubt,) = script_doubts(tmp_path / "run.sub", ())
+        (doubt,) = script_warnings(tmp_path / "run.sub", ())
         assert '"${LOGDIR}/${SLURM_JOB_ID}_${i}.env"' in doubt
         assert "keep secrets out of [site.environment]" in doubt
 
     @pytest.mark.parametrize("line", ["#SBATCH -w hpf-s[0-15]", "#SBATCH --nodelist=hpf-s[0-15]"])
     def test_nodes_that_a_script_asks_for_by_name(self, tmp_path: Path, line: str) -> None:
         (tmp_path / "run.sub").write_text(f"#!/bin/bash\n#SBATCH --mem=0\n{line}\nset -eux\n")
-        assert own_nodes(tmp_path / "run.sub") == "hpf-s[0-15]"
+        assert requested_nodes(tmp_path / "run.sub") == "hpf-s[0-15]"
         (tmp_path / "run.sub").write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
-        assert own_nodes(tmp_path / "run.sub") == ""
+        assert requested_nodes(tmp_path / "run.sub") == ""
 
     def test_the_sweep_and_its_dry_run_say_it_beforehand(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WORK_DIR", "/work")  # of the shell's variables few reach a job
@@ -240,15 +240,15 @@ class TestPathsWithBlanks:
             name="x", folder=tmp_path, argv=("run.sub",), cwd=places["tree"], log=tmp_path / "log",
             environment={"LOGDIR": str(places["logs"])},
         )  # fmt: skip
-        told = path_doubts(job)
+        told = path_warnings(job)
         assert [f"{places[cut]} has a space in it" in words and line in words for words in told] == [True] * bool(cut)
         plain = replace(job, environment={"LOGDIR": "/logs"}, cwd=places["tree"].rename(tmp_path / "tree"))
-        assert path_doubts(plain) == []
+        assert path_warnings(plain) == []
 
     def test_a_command_that_ends_like_a_script_is_none(self, tmp_path: Path) -> None:
         words = f"export A=1; {'python train.py && ' * 30}bash finish.sh"
         job = Job(name="x", folder=tmp_path, argv=("bash", "-c", words), log=tmp_path / "log", environment={})
-        assert path_doubts(job) == []
+        assert path_warnings(job) == []
 
     def test_a_sweep_says_it_before_its_first_trial(self, tree: Path, tmp_path: Path) -> None:
         (tree / "run.sub").open("a").write("cd $SCRIPT_DIR\n")

@@ -35,7 +35,7 @@ def test_its_first_point_is_set_under_names_that_the_folder_reads(name: str, tmp
     exports = workload.exports(proposal)
     assert exports["LR"] == study.search.enqueue[0]["LR"]
     assert exports["VAL_CHECK_INTERVAL"] == 384
-    assert all(workload.implementation.knows(knob) for knob in study.space if knob != "layout")
+    assert all(workload.implementation.reads_name(knob) for knob in study.space if knob != "layout")
     job = workload.job(proposal, tmp_path / "attempt-0")
     sourced = job.files[workload.file_name(proposal)]
     assert ("source ./config_common_fp4.sh" in sourced) is name.endswith("fp4")

@@ -54,7 +54,7 @@ class JobRecord:
     folder: str
     log: str
     minutes: float
-    wanted: int
+    requested: int
     submitted_at: float
     eligible_at: float
     started_at: float | None = None
@@ -73,11 +73,11 @@ def record_of(content: Mapping[str, Any] | None) -> JobRecord | None:
     timed = ("submitted_at", "eligible_at", "minutes", *(n for n in ("started_at", "cancelled_at") if content.get(n)))
     numbers = all(number_of(content, name) is not None for name in timed)
     texts = all(isinstance(text, str) for text in (record.name, record.folder, record.log, *record.nodes))
-    return record if numbers and texts and isinstance(record.wanted, int) else None
+    return record if numbers and texts and isinstance(record.requested, int) else None
 
 
 @dataclass(slots=True)
-class JobCourse:
+class JobPlan:
     """What a started job will do: its lines still to be written, when and how it ends."""
 
     lines: list[tuple[float, str]]
@@ -87,7 +87,7 @@ class JobCourse:
     written: int = 0
 
 
-def course_of(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> JobCourse:
+def job_plan(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> JobPlan:
     """The job's lines in virtual epoch seconds, cut at its time limit, a node's failure or a preemption."""
     data = json.loads((Path(job.folder) / PARAMETERS).read_text(encoding="utf-8"))
     assert job.started_at is not None
@@ -98,7 +98,7 @@ def course_of(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> Job
     rng = luck(job.name)
     rng.exponential()  # the draw of the queue
     for rate, state in (
-        (cluster.node_failures * job.wanted, JobState.NODE_FAILED),
+        (cluster.node_failures * job.requested, JobState.NODE_FAILED),
         (cluster.preemptions, JobState.PREEMPTED),
     ):
         after = rng.exponential()
@@ -109,7 +109,7 @@ def course_of(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> Job
     ends_at, state = min(ends, key=lambda e: e[0])
     kept = [line for line in lines if line[0] <= ends_at]
     wakes = deque(t for t, text in kept if '"train_loss"' not in text or "NaN" in text)
-    return JobCourse(lines=kept, wakes=wakes, ends_at=ends_at, state=state)
+    return JobPlan(lines=kept, wakes=wakes, ends_at=ends_at, state=state)
 
 
 def luck(name: str) -> np.random.Generator:
@@ -148,7 +148,7 @@ class SimulatedLauncher:
         self._surface, self._cluster = surface, cluster
         self._now = time.time() if start is None else start
         self._jobs: dict[str, JobRecord] = {}
-        self._courses: dict[str, JobCourse] = {}
+        self._courses: dict[str, JobPlan] = {}
         self._queue: set[str] = set()
         self._live: set[str] = set()
         self._free = [f"sim{n:04d}" for n in range(cluster.nodes)]
@@ -171,10 +171,10 @@ class SimulatedLauncher:
         event = min(ahead, default=math.inf)
         self._pass_until(max(self._now + seconds, min(event, self._now + LONGEST_SLEEP)))
 
-    def _next_event(self, course: JobCourse) -> float:
-        while course.wakes and course.wakes[0] <= self._now:
-            course.wakes.popleft()
-        return min(course.wakes[0] if course.wakes else math.inf, course.ends_at)
+    def _next_event(self, plan: JobPlan) -> float:
+        while plan.wakes and plan.wakes[0] <= self._now:
+            plan.wakes.popleft()
+        return min(plan.wakes[0] if plan.wakes else math.inf, plan.ends_at)
 
     def _waiting(self) -> list[JobRecord]:
         jobs = (self._jobs[name] for name in self._queue)
@@ -204,13 +204,13 @@ class SimulatedLauncher:
 
     def _start_waiting(self) -> None:
         for job in self._waiting():
-            if job.eligible_at > self._now or len(self._free) < job.wanted:
+            if job.eligible_at > self._now or len(self._free) < job.requested:
                 return
-            nodes = tuple(heapq.heappop(self._free) for _ in range(job.wanted))
+            nodes = tuple(heapq.heappop(self._free) for _ in range(job.requested))
             self._queue.discard(job.name)
             self._live.add(job.name)
             self._keep(replace(job, started_at=self._now, nodes=nodes))
-            self._courses[job.name] = course_of(self._jobs[job.name], self._surface, self._cluster)
+            self._courses[job.name] = job_plan(self._jobs[job.name], self._surface, self._cluster)
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class SimulatedLauncher:
                 folder=str(folder),
                 log=str(job.log),
                 minutes=job.resources.minutes,
-                wanted=job.resources.nodes,
+                requested=job.resources.nodes,
                 submitted_at=self._now,
                 eligible_at=self._now + wait,
             )
@@ -258,46 +258,44 @@ class SimulatedLauncher:
         """End the job now, however it is asked; one that is over stays as it is."""
         if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
             return
-        job, course = self._jobs[ticket.name], self._courses.get(ticket.name)
-        if course is None:
+        job, plan = self._jobs[ticket.name], self._courses.get(ticket.name)
+        if plan is None:
             self._queue.discard(ticket.name)
             self._keep(replace(job, cancelled_at=self._now))
-        elif course.ends_at > self._now:
+        elif plan.ends_at > self._now:
             self._write_lines(ticket.name)
             self._keep(replace(job, cancelled_at=self._now))
-            course.ends_at, course.state = self._now, JobState.CANCELLED
+            plan.ends_at, plan.state = self._now, JobState.CANCELLED
             self._release_ended()
             self._start_waiting()
 
     def _status(self, name: str) -> JobStatus:
-        job, course = self._jobs[name], self._courses.get(name)
-        if course is None:
+        job, plan = self._jobs[name], self._courses.get(name)
+        if plan is None:
             if job.cancelled_at is not None:
                 return JobStatus(state=JobState.CANCELLED, job_id=name, ended_at=job.cancelled_at)
             return JobStatus(state=JobState.QUEUED, job_id=name, reason="Resources")
-        if course.ends_at > self._now:
+        if plan.ends_at > self._now:
             return JobStatus(state=JobState.RUNNING, job_id=name, started_at=job.started_at, nodes=job.nodes)
-        failed = course.state in (JobState.ENDED,) and "OutOfMemoryError" in (
-            course.lines[-1][1] if course.lines else ""
-        )
+        failed = plan.state in (JobState.ENDED,) and "OutOfMemoryError" in (plan.lines[-1][1] if plan.lines else "")
         return JobStatus(
-            state=course.state, job_id=name, started_at=job.started_at, ended_at=course.ends_at, nodes=job.nodes,
-            exit_code=(1 if failed else 0) if course.state is JobState.ENDED else None,
+            state=plan.state, job_id=name, started_at=job.started_at, ended_at=plan.ends_at, nodes=job.nodes,
+            exit_code=(1 if failed else 0) if plan.state is JobState.ENDED else None,
         )  # fmt: skip
 
     def _write_lines(self, name: str) -> None:
         """Append the lines that are due to the job's log."""
-        course, job = self._courses.get(name), self._jobs[name]
-        if course is None:
+        plan, job = self._courses.get(name), self._jobs[name]
+        if plan is None:
             return
-        due = course.written
-        limit = min(self._now, course.ends_at)
-        while due < len(course.lines) and course.lines[due][0] <= limit:
+        due = plan.written
+        limit = min(self._now, plan.ends_at)
+        while due < len(plan.lines) and plan.lines[due][0] <= limit:
             due += 1
-        if due > course.written:
+        if due > plan.written:
             with Path(job.log).open("a", encoding="utf-8") as file:
-                file.writelines(text + "\n" for _, text in course.lines[course.written : due])
-            course.written = due
+                file.writelines(text + "\n" for _, text in plan.lines[plan.written : due])
+            plan.written = due
 
     # -- records -----------------------------------------------------------------------------------------------
 
@@ -315,9 +313,9 @@ class SimulatedLauncher:
         self._now = max(self._now, *moments)
         if job.started_at is not None:
             self._free = sorted(set(self._free) - set(job.nodes))
-            course = self._courses[name] = course_of(job, self._surface, self._cluster)
+            plan = self._courses[name] = job_plan(job, self._surface, self._cluster)
             log = Path(job.log)
-            course.written = len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
+            plan.written = len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
             self._live.add(name)
             self._release_ended()
         elif job.cancelled_at is None:

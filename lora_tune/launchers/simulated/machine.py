@@ -112,8 +112,8 @@ def ln_samples(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:
 def _bend(slope: float, distance: float) -> float:
     """Rise of ln(samples) at ``distance`` below the published rates: quadratic until its slope is 1, then linear."""
     knee = (1 + slope) / BEND_BELOW
-    near = min(distance, knee)
-    return -slope * near + 0.5 * BEND_BELOW * near**2 + max(0.0, distance - knee)
+    closest = min(distance, knee)
+    return -slope * closest + 0.5 * BEND_BELOW * closest**2 + max(0.0, distance - knee)
 
 
 def divergence_probability(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:

@@ -96,21 +96,21 @@ class RunOutcome:
     samples: float
 
 
-def timed(course: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.random.Generator) -> RunOutcome:
+def timed(undisturbed: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.random.Generator) -> RunOutcome:
     """The course on a machine's clock; ``cold_seconds``: what the first block takes longer."""
-    losses = np.where(course.samples > course.blow_up, math.nan, course.losses)
-    reached = np.flatnonzero(losses <= course.target)
-    stop = float(course.samples[reached[0]]) if len(reached) else float(course.total)
+    losses = np.where(undisturbed.samples > undisturbed.blow_up, math.nan, undisturbed.losses)
+    reached = np.flatnonzero(losses <= undisturbed.target)
+    stop = float(undisturbed.samples[reached[0]]) if len(reached) else float(undisturbed.total)
     if luck.dies_after is not None:
         stop *= luck.dies_after
-    at = course.samples[course.samples <= stop]
+    at = undisturbed.samples[undisturbed.samples <= stop]
     edges = np.concatenate([[0.0], at, [stop]]) if not len(at) or at[-1] < stop else np.concatenate([[0.0], at])
     blocks = np.diff(edges) / luck.samples_per_second * np.exp(rng.normal(0, 0.001, len(edges) - 1))
     blocks[0] += cold_seconds
     ends = luck.init_seconds + np.cumsum(blocks) + luck.seconds_per_eval * np.arange(len(blocks))
     done = ends + luck.seconds_per_eval
     evals = tuple((float(s), float(x), float(t)) for s, x, t in zip(at, losses, done, strict=False))
-    success = bool(evals) and evals[-1][1] <= course.target
+    success = bool(evals) and evals[-1][1] <= undisturbed.target
     end: Literal["success", "aborted", "oom"] = (
         "success" if success else "oom" if luck.dies_after is not None else "aborted"
     )
@@ -121,7 +121,7 @@ def timed(course: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.rando
         block_seconds=tuple(blocks.tolist()),
         seconds_per_eval=luck.seconds_per_eval,
         evals=evals,
-        train=_train_losses(course, edges, ends - blocks, ends, rng),
+        train=_train_losses(undisturbed, edges, ends - blocks, ends, rng),
         end=end,
         end_seconds=last + (TEARDOWN_SECONDS if end == "oom" else 0.0),
         samples=stop,
@@ -129,16 +129,16 @@ def timed(course: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.rando
 
 
 def _train_losses(
-    course: UndisturbedRun, edges: FloatArray, begins: FloatArray, ends: FloatArray, rng: np.random.Generator
+    undisturbed: UndisturbedRun, edges: FloatArray, begins: FloatArray, ends: FloatArray, rng: np.random.Generator
 ) -> tuple[tuple[float, float, float], ...]:
     """A train loss every ten steps, as v4.x and v5.0 print them."""
-    points = np.arange(10 * course.step, edges[-1] + 1, 10 * course.step)
+    points = np.arange(10 * undisturbed.step, edges[-1] + 1, 10 * undisturbed.step)
     block = np.clip(np.searchsorted(edges, points, side="left") - 1, 0, len(ends) - 1)
     share = (points - edges[block]) / np.maximum(edges[block + 1] - edges[block], 1e-9)
     seconds = begins[block] + (ends - begins)[block] * share
     # The public train losses fall from 2.1 to 1.3 within 900 samples and then scatter by 0.05.
     values = 1.29 + 0.85 * np.exp(-points / 250) + rng.normal(0, 0.05, len(points))
-    values = np.where(points > course.blow_up, math.nan, values)
+    values = np.where(points > undisturbed.blow_up, math.nan, values)
     return tuple(zip(points.tolist(), values.tolist(), seconds.tolist(), strict=True))
 
 
@@ -279,7 +279,7 @@ class SimulatedRun:
         blow_up = rng.uniform(0.02, 0.3) * recipe.total_samples if diverges else math.inf
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
         crossing = math.exp(machine.ln_samples(recipe, self.site))
-        course = UndisturbedRun(
+        undisturbed = UndisturbedRun(
             samples=at,
             losses=machine.noisy_losses(machine.median_losses(at, crossing, recipe.gbs), rng, 1)[0],
             total=recipe.total_samples,
@@ -287,7 +287,7 @@ class SimulatedRun:
             blow_up=blow_up,
             target=TARGET,
         )
-        return timed(course, luck, self.machine.cold_seconds(), rng)
+        return timed(undisturbed, luck, self.machine.cold_seconds(), rng)
 
     def expected_score(self, parameters: Mapping[str, object], draws: int = DRAWS) -> float:
         """The truth: seconds until a run succeeds when failed ones are run again, means over ``draws`` seeds.
@@ -385,11 +385,11 @@ class SiteSwitches:
         rng = np.random.default_rng([self.number, 32])
         effects = {at: float(rng.uniform(0, LARGEST) * rng.choice([-1, 1])) for at in self.levels}
         arithmetic = [at for at in self.levels if at[0] in ARITHMETIC]
-        dear = arithmetic[int(rng.integers(len(arithmetic)))]
-        effects[dear] = -float(rng.uniform(0.02, LARGEST))
+        costly = arithmetic[int(rng.integers(len(arithmetic)))]
+        effects[costly] = -float(rng.uniform(0.02, LARGEST))
         samples = {at: float(rng.normal(0, HARMLESS_SD)) for at in arithmetic}
-        samples[dear] = float(rng.uniform(*COSTS_SAMPLES))
-        others = [at for at in self.levels if at != dear]
+        samples[costly] = float(rng.uniform(*COSTS_SAMPLES))
+        others = [at for at in self.levels if at != costly]
         dead = others[int(rng.integers(len(others)))]
         couples = [pair for pair in itertools.combinations(self.levels, 2) if pair[0][0] != pair[1][0]]
         chosen = rng.choice(len(couples), PAIRS, replace=False)
@@ -408,9 +408,9 @@ class SiteSwitches:
         """The site with these levels."""
         effects, pairs, samples, _ = self._drawn
         of_both = [seconds for at in levels if at[0] not in OF_EVALS for seconds in [effects.get(at, 0.0)]]
-        together = sum(seconds for (a, b), seconds in pairs.items() if a in levels and b in levels)
+        interaction = sum(seconds for (a, b), seconds in pairs.items() if a in levels and b in levels)
         of_evals = 8 * sum(effects.get(at, 0.0) for at in levels if at[0] in OF_EVALS)
-        seconds = sum(of_both) + together
+        seconds = sum(of_both) + interaction
         machine = replace(
             run.machine,
             speed=run.machine.speed * math.exp(-seconds),
@@ -444,10 +444,10 @@ class SwitchedRun:
     def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
         """One run, with this seed's luck."""
         levels = self.switches.changed(parameters)
-        made = self.switches.applied(self.run, levels).outcome(parameters, seed)
+        run_outcome = self.switches.applied(self.run, levels).outcome(parameters, seed)
         if self.switches.runs(levels):
-            return made
-        return replace(made, evals=(), train=(), end="oom", end_seconds=STARTS_IN)
+            return run_outcome
+        return replace(run_outcome, evals=(), train=(), end="oom", end_seconds=STARTS_IN)
 
     def expected_score(self, parameters: Mapping[str, object], draws: int = DRAWS) -> float:
         """The truth, as of :meth:`SimulatedRun.expected_score`; infinite where it does not run."""

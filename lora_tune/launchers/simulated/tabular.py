@@ -143,8 +143,8 @@ class TabularSurface:
                 best, samples = weight, self.table.samples[at][0]
         kept = np.isfinite(samples) & (samples <= self._total(parameters) + SAME)
         samples, losses = samples[kept], losses[:, kept]
-        seen = _evaluated(samples, float(str(parameters.get("VAL_CHECK_INTERVAL") or 0)))
-        return samples[seen], losses[:, seen]
+        evaluated = _evaluated(samples, float(str(parameters.get("VAL_CHECK_INTERVAL") or 0)))
+        return samples[evaluated], losses[:, evaluated]
 
     def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
         """One run: a measured seed's curve, this seed's luck with memory and start-up."""
@@ -153,17 +153,17 @@ class TabularSurface:
         luck = draw(self.machine, layout, rng)
         samples, losses = self.curves(parameters)
         curve = losses[int(rng.integers(self.table.seeds))]
-        gone = np.flatnonzero(~np.isfinite(curve))
+        ended = np.flatnonzero(~np.isfinite(curve))
         total = self._total(parameters)
-        course = UndisturbedRun(
+        undisturbed = UndisturbedRun(
             samples=samples,
             losses=curve,
             total=total if math.isfinite(total) else float(samples[-1]),
             step=self.machine.gbs(layout),
-            blow_up=float(samples[gone[0]]) - SAME if len(gone) else math.inf,
+            blow_up=float(samples[ended[0]]) - SAME if len(ended) else math.inf,
             target=self.target,
         )
-        return timed(course, luck, self.machine.cold_seconds(), rng)
+        return timed(undisturbed, luck, self.machine.cold_seconds(), rng)
 
     def _total(self, parameters: Mapping[str, object]) -> float:
         """Samples after which training ends; infinite when MAX_STEPS does not say."""

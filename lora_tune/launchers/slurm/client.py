@@ -140,7 +140,7 @@ def functions_of(environment: Mapping[str, str]) -> list[str]:
     return sorted(match[1] for name in environment if (match := _FUNCTIONS.fullmatch(name)))
 
 
-def in_words(environment: Mapping[str, str]) -> str:
+def inherited_variables(environment: Mapping[str, str]) -> str:
     """What the jobs of a shell with this ``environment`` take from it, for people to read."""
     plain = {*_SHELL}
     names = sorted(name for name in handed_on(environment) if name not in plain and not _FUNCTIONS.fullmatch(name))

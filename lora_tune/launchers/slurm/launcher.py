@@ -76,7 +76,7 @@ class SlurmLauncher:
 
     def submit(self, job: Job) -> str:
         """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
-        if self._pending.knows(job.name):
+        if self._pending.has(job.name):
             return self._pending.answer(job.name, lambda: "")
         before = _token(Ticket(name=job.name, folder=job.folder, token=job.token))
         if before:
@@ -104,7 +104,7 @@ class SlurmLauncher:
             if job.exclude_nodes and isinstance(refused, RefusedError) and refused.by_size:
                 # Too few other nodes have what it asks for, and a suspect node is better than waiting for ever.
                 return self._submit(replace(job, exclude_nodes=()), token)
-            if isinstance(refused, RefusedError) and not refused.lasting and (jobs := self._jobs_in_queue()):
+            if isinstance(refused, RefusedError) and not refused.permanent and (jobs := self._jobs_in_queue()):
                 raise LimitError(job.name, refused.answer, jobs) from error
             raise refused from error
         return str(submitted.job_id)
@@ -308,10 +308,10 @@ def _only_these_nodes(site: Site, every: set[str]) -> Site:
 
     sbatch's own --nodelist demands all nodes of the list for each job.
     """
-    wanted = set(hostnames(site.nodelist or ""))
-    if len(wanted) <= site.nodes:
+    allowed = set(hostnames(site.nodelist or ""))
+    if len(allowed) <= site.nodes:
         return site
-    others = sorted(every - wanted)
+    others = sorted(every - allowed)
     return site.model_copy(
         update={"nodelist": None, "exclude": ",".join(filter(None, (site.exclude, *others))) or None}
     )

@@ -24,7 +24,7 @@ from lora_tune.workloads.walltime import minutes_of
 #
 # The words are those of slurm_errno.c and of sbatch's own option parser, the same from Slurm 21.08 to 25.05.
 
-_PASSING = re.compile(
+_TEMPORARY = re.compile(
     r"(?i)unable to contact slurm|timed out|connect(?:ion)? (?:failure|refused|reset)|no route to host|"
     r"temporarily|zero bytes were transmitted|unexpected message|missing socket|message (?:send|receive) failure|"
     r"controller .{0,40}(?:busy|standby|backup|shutting)|"
@@ -36,7 +36,7 @@ _PASSING = re.compile(
 
 WITHOUT_GRES = 'gres = "none" in [site] where the cluster knows no GPUs and nodes are taken whole'
 
-_LASTING = (
+_PERMANENT = (
     (r"account", "correct site.account (sacctmgr show assoc user=$USER), or site.partition, which may not admit it"),
     (r"qos", "correct site.qos (sacctmgr show assoc user=$USER format=account,qos)"),
     (r"partition|group not permitted", "correct site.partition (sinfo --summarize)"),
@@ -88,15 +88,15 @@ def refusal(job: str, answer: str) -> LauncherError:
     if limit := _LIMIT.search(answer):
         wall = limit[1].startswith("Wall")
         return RefusedError(job, answer, _WALL_REMEDY if wall else _LIMIT_REMEDY, by_size=not wall)
-    if _PASSING.search(answer):
+    if _TEMPORARY.search(answer):
         return LauncherError(f"{job} was not submitted: {answer}")
     if re.search(_SIZE, answer):
         return RefusedError(job, answer, _SIZE_REMEDY, by_size=True)
-    own = "" if _OF_A_FILTER.search(_PREFIX.sub("", answer)) else answer
-    for pattern, remedy in _LASTING:
-        if re.search(f"(?i){pattern}", own):
+    of_sbatch = "" if _OF_A_FILTER.search(_PREFIX.sub("", answer)) else answer
+    for pattern, remedy in _PERMANENT:
+        if re.search(f"(?i){pattern}", of_sbatch):
             return RefusedError(job, answer, remedy)
-    return RefusedError(job, answer, "correct the study's [site], or ask the administrator", lasting=False)
+    return RefusedError(job, answer, "correct the study's [site], or ask the administrator", permanent=False)
 
 
 # How long partitions and reservations let a job run. Slurm takes a job that asks for more, unless it enforces that.
@@ -137,7 +137,7 @@ def beyond_reservation(shown: str, minutes: float, now: float) -> str:
 
     shown: what ``reservation`` prints, with times in epoch seconds. now: epoch seconds.
     """
-    rows = [dict(word.partition("=")[::2] for word in line.split() if "=" in word) for line in shown.splitlines()]
+    rows = [dict(pair.partition("=")[::2] for pair in line.split() if "=" in pair) for line in shown.splitlines()]
     left = []
     for row in rows:
         begin, end = row.get("StartTime", ""), row.get("EndTime", "")
@@ -152,7 +152,7 @@ def beyond_reservation(shown: str, minutes: float, now: float) -> str:
 
 def by_qos(site: Site) -> bool:
     """Whether a quality of service is asked for, which may allow more than the partition."""
-    return bool(site.qos) or any(word.startswith(("--qos", "-q")) for word in site.sbatch_args)
+    return bool(site.qos) or any(pair.startswith(("--qos", "-q")) for pair in site.sbatch_args)
 
 
 # Who ended a job that Slurm calls CANCELLED: a person with scancel, or Slurm itself. Pure functions.
@@ -416,9 +416,9 @@ def sacct_rows(text: str) -> list[JobRow]:
 
 def detail_exit_code(text: str) -> int | None:
     """The exit code in ``scontrol --details show job``: that of the worst step where the script hides it."""
-    own = re.search(r"\bExitCode=(\d+:\d+)", text)
+    of_sbatch = re.search(r"\bExitCode=(\d+:\d+)", text)
     derived = re.search(r"\bDerivedExitCode=(\d+:\d+)", text)
-    return _worse(own[1] if own else "", derived[1] if derived else "")
+    return _worse(of_sbatch[1] if of_sbatch else "", derived[1] if derived else "")
 
 
 def status(row: JobRow, submitted_at: float) -> JobStatus:
@@ -426,8 +426,8 @@ def status(row: JobRow, submitted_at: float) -> JobStatus:
 
     submitted_at: epoch seconds of our own submission, 0.0 when unknown.
     """
-    word = row.state.split(" ", 1)[0]
-    state = STATES.get(word, JobState.RUNNING)
+    pair = row.state.split(" ", 1)[0]
+    state = STATES.get(pair, JobState.RUNNING)
     if row.restarts:
         return _requeued(row, state, submitted_at)
     queued = state is JobState.QUEUED
@@ -441,11 +441,11 @@ def status(row: JobRow, submitted_at: float) -> JobStatus:
         exit_code=None if state.alive else row.exit_code,
         step_failed=not state.alive and row.step_failed,
         nodes=row.nodes if ran else (),
-        reason=row.reason if word in row.reason else " ".join(filter(None, (word, row.reason))),
+        reason=row.reason if pair in row.reason else " ".join(filter(None, (pair, row.reason))),
         waits=waits(row.reason) if queued else Waits.NORMAL,
         seconds=max(0.0, (row.ended or 0.0) - (row.started or 0.0)) if over else None,
         seconds_error=WHOLE_SECONDS,
-        paused=word in PAUSED,
+        paused=pair in PAUSED,
         paused_seconds=row.suspended if over and row.suspended > WHOLE_SECONDS else 0.0,
     )
 
@@ -480,11 +480,11 @@ def find(rows: Iterable[JobRow], job: Ticket) -> JobRow | None:
     if not job.token:
         return None
     known = [r for r in rows if not (r.state == "FAILED" and not r.nodes and not r.restarts)]
-    ours = [r for r in known if r.job_id == job.job_id and _has_not_its_id_alone(r, job)]
-    return max(ours or [r for r in known if _is_without_id(r, job)], key=lambda r: r.submitted or 0.0, default=None)
+    same_id = [r for r in known if r.job_id == job.job_id and _shares_only_id(r, job)]
+    return max(same_id or [r for r in known if _is_without_id(r, job)], key=lambda r: r.submitted or 0.0, default=None)
 
 
-def _has_not_its_id_alone(row: JobRow, job: Ticket) -> bool:
+def _shares_only_id(row: JobRow, job: Ticket) -> bool:
     """Whether the row with the id of ``job`` is the job: a controller that crashes gives ids out again.
 
     Nobody else's job writes to its log or has its token. Accounting may show neither: then the time of submission says

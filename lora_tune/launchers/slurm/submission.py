@@ -50,7 +50,7 @@ class PendingSubmissions:
     def __init__(self) -> None:
         self._begun: dict[str, _Submission] = {}
 
-    def knows(self, job: str) -> bool:
+    def has(self, job: str) -> bool:
         """Whether the answer for ``job`` is still to be fetched."""
         return job in self._begun
 
@@ -121,7 +121,7 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
             raise RefusedError(job.name, f"{str(place)!r} holds characters that no batch file can", _ELSEWHERE)
     need = job.resources
     whole_nodes = need.gpus_per_node > 0 and need.gpus_per_node >= site.gpus_per_node
-    own_gres = f"gpu:{need.gpus_per_node}" if need.gpus_per_node and not job.script else None
+    default_gres = f"gpu:{need.gpus_per_node}" if need.gpus_per_node and not job.script else None
     parameters: dict[str, Any] = {
         "job_name": job.name,
         "comment": token,
@@ -133,7 +133,7 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
         "nodelist": site.nodelist,
         "exclude": ",".join(filter(None, (site.exclude, *job.exclude_nodes))) or None,
         # --exclusive alone gives a batch script its GPUs, but not submitit's step.
-        "gres": site.gres or own_gres,
+        "gres": site.gres or default_gres,
         # Two trials on one node would share ports, caches and container names.
         "exclusive": whole_nodes or None,
         "mem": "0" if whole_nodes else None,
@@ -150,7 +150,7 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
     return options | {"additional_parameters": {key: value for key, value in further.items() if value is not None}}
 
 
-def _own_steps(job: Job, site: Site) -> dict[str, Any]:
+def _step_options(job: Job, site: Site) -> dict[str, Any]:
     """How submitit starts our own recipes: one task that runs the recipe, in the site's container if it has one."""
     steps = [f"--output={_literal(job.log)}", "--open-mode=append", "--kill-on-bad-exit=1"]
     if site.container and job.contained:
@@ -226,7 +226,7 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
     slurm = Executor(
         folder=pickle_folder(AttemptPaths(job.folder), job.name), python=shlex.quote(site.python or sys.executable)
     )
-    slurm.update_parameters(**_parameters(job, site, token), **({} if job.script else _own_steps(job, site)))
+    slurm.update_parameters(**_parameters(job, site, token), **({} if job.script else _step_options(job, site)))
     return slurm
 
 

@@ -77,11 +77,11 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[BatchGroup]
         for _ in range(share):
             rows.append(shared | _random(c, rng))
         for values in tried:
-            own = {n: values[n] for n in c.convergence_names if n not in shared}
-            rows.append({**shared, **own})
-            rows += [{**shared, **_near(c, own, rng, width)} for width in (0.05, 0.15)]
+            free = {n: values[n] for n in c.convergence_names if n not in shared}
+            rows.append({**shared, **free})
+            rows += [{**shared, **_jittered(c, free, rng, width)} for width in (0.05, 0.15)]
             if c.other_features:
-                rows += [{**shared, **_some_moved(c, own, rng, width)} for width in (0.1, 0.3)]
+                rows += [{**shared, **_some_moved(c, free, rng, width)} for width in (0.1, 0.3)]
         if c.other_features and tried:
             rows += [{**shared, **_downhill(model, {**tried[0], **members[0]}, rng, by)} for by in WALKS]
         unique = list({tuple(r.items()): r for r in rows}.values())
@@ -96,25 +96,25 @@ def _key(c: Coordinates, values: Values) -> tuple[float, ...]:
 
 
 def _random(c: Coordinates, rng: np.random.Generator) -> dict[str, Any]:
-    own = [n for n in c.convergence_names if n not in c.speed_names]
-    return at_random(c.distributions, own, rng)
+    free = [n for n in c.convergence_names if n not in c.speed_names]
+    return at_random(c.distributions, free, rng)
 
 
-def _near(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
-    near: dict[str, Any] = {}
+def _jittered(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
+    jittered: dict[str, Any] = {}
     for name, value in values.items():
         distribution = c.distributions[name]
         if isinstance(distribution, CategoricalDistribution):
-            near[name] = value if rng.random() > width else from_unit(distribution, float(rng.uniform(-1, 1)))
+            jittered[name] = value if rng.random() > width else from_unit(distribution, float(rng.uniform(-1, 1)))
         else:
-            near[name] = from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
-    return near
+            jittered[name] = from_unit(distribution, unit(distribution, value) + float(rng.normal(0, width)))
+    return jittered
 
 
 def _some_moved(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
     """A neighbour in two of many parameters, so that one direction after the other is tried."""
     chosen = {str(n) for n in rng.choice(sorted(values), min(2, len(values)), replace=False)}
-    return {**values, **_near(c, {n: v for n, v in values.items() if n in chosen}, rng, width)}
+    return {**values, **_jittered(c, {n: v for n, v in values.items() if n in chosen}, rng, width)}
 
 
 def _downhill(model: SearchModel, values: Values, rng: np.random.Generator, optimism: float) -> Values:
@@ -124,14 +124,17 @@ def _downhill(model: SearchModel, values: Values, rng: np.random.Generator, opti
     """
     c, goal = model.coordinates, model.goal
     batch = c.batch(values)
-    schedule, own = model.schedule(batch), [n for n in c.convergence_names if n not in c.speed_names]
+    schedule, free = model.schedule(batch), [n for n in c.convergence_names if n not in c.speed_names]
     for width in WIDTHS:
-        near = [values, *({**values, **_some_moved(c, {n: values[n] for n in own}, rng, width)} for _ in range(STEPS))]
-        joint = model.ln_samples(near)
-        sd, total = np.sqrt(joint.variance), np.array([c.total_samples(v) for v in near])
+        neighbours = [
+            values,
+            *({**values, **_some_moved(c, {n: values[n] for n in free}, rng, width)} for _ in range(STEPS)),
+        ]
+        joint = model.ln_samples(neighbours)
+        sd, total = np.sqrt(joint.variance), np.array([c.total_samples(v) for v in neighbours])
         hoped = goal.scored_ln_samples(joint.mean - optimism * sd, sd, batch, schedule)
-        values = near[int(np.argmin(hoped + goal.log_risk(joint.mean, sd, total, schedule)))]
-    return {n: values[n] for n in own}
+        values = neighbours[int(np.argmin(hoped + goal.log_risk(joint.mean, sd, total, schedule)))]
+    return {n: values[n] for n in free}
 
 
 def _best_tried(model: SearchModel) -> list[Values]:
@@ -158,7 +161,7 @@ def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
         rows = [at_random(c.distributions, c.speed_names, rng) for _ in range(LAYOUTS)]
     tried = [{n: o.values[n] for n in c.speed_names} for o in model.observations if not o.source]
     rows += tried[-60:]
-    rows += [_near(c, row, rng, 0.3) for row in tried[-20:]]
+    rows += [_jittered(c, row, rng, 0.3) for row in tried[-20:]]
     return list({tuple(r.items()): r for r in rows}.values())
 
 
@@ -180,7 +183,7 @@ class Beliefs:
     speed: Array
     evals: Array
     spread: Array
-    together: Array
+    covariance: Array
     death: Array
     death_after: Array
     tested: Flags
@@ -188,14 +191,14 @@ class Beliefs:
     slopes: list[Slopes]
 
     @property
-    def death_doubt(self) -> Array:
+    def death_sd(self) -> Array:
         """Sd of the death rates (m): a Beta belief of mean ``death`` that becomes ``death_after`` with one survival."""
         weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
         return np.asarray(np.sqrt(self.death * (1 - self.death) / (weight + 1)))
 
     def survivals(self, runs: int) -> tuple[Array, Array, Array]:
         """Of ``runs`` runs in a row of each layout, ended by its first death: chance that all live, runs expected, and
-        the chance of death after that (m each), for the Beta beliefs of :attr:`death_doubt`."""
+        the chance of death after that (m each), for the Beta beliefs of :attr:`death_sd`."""
         weight = np.maximum(self.death_after / np.maximum(self.death - self.death_after, 1e-9), 1e-9)
         alive, expected = np.ones(len(weight)), np.zeros(len(weight))
         for done in range(runs):
@@ -239,7 +242,7 @@ class Beliefs:
         return logs
 
 
-def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
+def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
     """Predictions for every candidate, jointly, so that what one run says of the others is known."""
     c = model.coordinates
     configurations: list[Values] = []
@@ -252,21 +255,21 @@ def believe(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
         layouts += group.layouts
     speed, speed_covariance, evals, eval_covariance = model.predict_speed(layouts)
     death, death_after = model.memory.chance(layouts)
-    here = [o for o in model.observations if not o.source]
-    tested = {tuple(c.speed_features(o.values)) for o in here if o.ran}
-    due = {tuple(c.speed_features(o.values)) for o in here if o.open}
+    local = [o for o in model.observations if not o.source]
+    tested = {tuple(c.speed_features(o.values)) for o in local if o.ran}
+    due = {tuple(c.speed_features(o.values)) for o in local if o.open}
     keys = [tuple(c.speed_features(v)) for v in layouts]
     beliefs = Beliefs(
         groups=groups, rows=rows, columns=columns, joint=model.ln_samples(configurations),
         total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
-        spread=np.zeros(len(layouts)), together=np.zeros((len(layouts), len(layouts))),
+        spread=np.zeros(len(layouts)), covariance=np.zeros((len(layouts), len(layouts))),
         death=death, death_after=death_after,
         tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]), slopes=[],
     )  # fmt: skip
     beliefs.slopes[:] = [_slopes(model.goal, beliefs, g) for g in range(len(groups))]
     share = _eval_share(model.goal, beliefs)
-    beliefs.together[:] = (1 - share) ** 2 * speed_covariance + share**2 * eval_covariance
-    beliefs.spread[:] = np.sqrt(np.diag(beliefs.together))
+    beliefs.covariance[:] = (1 - share) ** 2 * speed_covariance + share**2 * eval_covariance
+    beliefs.spread[:] = np.sqrt(np.diag(beliefs.covariance))
     return beliefs
 
 
@@ -368,16 +371,16 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
 
     probes: whether short runs are possible. capped: whether bad runs are stopped early.
     """
-    beliefs = believe(model, candidates(model, rng))
+    beliefs = predict_all(model, candidates(model, rng))
     now = _now(model, beliefs)
     layout_values = _layout_values(beliefs, now, beliefs.death_after)
     actions: list[Action] = []
     if probes:
         actions += _probes(model, beliefs, now)
     chosen = _promising(model, beliefs, rng)
-    together = beliefs.joint.covariance_with(chosen)
+    covariance = beliefs.joint.covariance_with(chosen)
     for seeds in SEEDS:
-        falls = _falls(model, beliefs, now, (chosen, together), seeds)
+        falls = _falls(model, beliefs, now, (chosen, covariance), seeds)
         actions += _full_runs(model, beliefs, now, (chosen, falls, seeds), layout_values, capped=capped)
     return sorted(actions, key=lambda a: -a.rate)
 
@@ -399,9 +402,9 @@ def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows,
 
     actions: their rows, and the covariance of all rows with them.
     """
-    chosen, together = actions
+    chosen, covariance = actions
     variance = beliefs.joint.variance
-    directions = together.T / np.sqrt(variance[chosen] + SEED_SD**2 / seeds)[:, None]
+    directions = covariance.T / np.sqrt(variance[chosen] + SEED_SD**2 / seeds)[:, None]
     falls = np.empty((len(chosen), len(beliefs.groups), len(Z)))
     for g, rows in enumerate(beliefs.rows):
         direction = directions[:, rows]
@@ -473,12 +476,12 @@ def _probe_gains(beliefs: Beliefs, now: _Now) -> tuple[Array, Array]:
     A layout that died once is not worth having after one survival, but may be after several; probes of it go on while
     it lives, so that k of them cost as many as survivals are expected before.
     """
-    still = np.zeros((len(beliefs.groups), 1))
+    unchanged = np.zeros((len(beliefs.groups), 1))
     gains, times = np.zeros(len(beliefs.death)), np.ones(len(beliefs.death))
     for probes in SEEDS:
         alive, expected, death = beliefs.survivals(probes)
         values = _layout_values(beliefs, now, death)
-        each = alive * _expected(still, values, now.value) / expected
+        each = alive * _expected(unchanged, values, now.value) / expected
         gains, times = np.maximum(gains, each), np.where(each > gains, probes, times)
     return gains, times
 

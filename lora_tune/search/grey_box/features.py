@@ -294,8 +294,8 @@ class Coordinates:
     def _convergence_coders(self) -> list[tuple[str, Callable[[str, Values, float], list[float]]]]:
         """What makes features of convergence of each parameter: (name, of its name, all values and the batch)."""
         kinds = {**dict.fromkeys(WARMUP, self._warmup), **dict.fromkeys(STEPS, self._schedule)}
-        told = {name: kinds.get(name.upper(), self._plain) for name in self.convergence_names}
-        return [(name, coded if self._width(name) else self._plain) for name, coded in told.items()]
+        codings = {name: kinds.get(name.upper(), self._plain) for name in self.convergence_names}
+        return [(name, coded if self._width(name) else self._plain) for name, coded in codings.items()]
 
     def _plain(self, name: str, values: Values, _batch: float) -> list[float]:
         return self._coders[name](values[name])

@@ -18,7 +18,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs, dtrtrs
 from scipy.special import log_ndtr
 
 Array = npt.NDArray[np.float64]
-HERE = 0
+THIS_STUDY = 0
 """The source number of this study's own data; every other number is another source."""
 
 JITTER = 1e-10
@@ -95,9 +95,9 @@ def repeated_noise(data: Data) -> float:
     The pooled spread within settings that ran with several seeds, with ``NOISE_RUNS`` degrees of freedom of a belief
     in 1: what differs between settings has no part in it, so that a rough valley is not taken for noise.
     """
-    own = np.flatnonzero((data.source == HERE) & ~data.below & (data.extended == 0))
+    exact_rows = np.flatnonzero((data.source == THIS_STUDY) & ~data.below & (data.extended == 0))
     settings: dict[bytes, list[int]] = {}
-    for at in own:
+    for at in exact_rows:
         settings.setdefault(data.x[at].tobytes(), []).append(int(at))
     squares, freedom = NOISE_RUNS, NOISE_RUNS
     for rows in settings.values():
@@ -129,8 +129,8 @@ class Posterior:
         cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
         half = half_solved(self.factor, cross.T)
         mean = basis @ self.prior.mean + cross @ self.weights
-        alone = basis**2 @ self.prior.sd**2 + self.prior.amplitude**2 + 2 * self.prior.departure**2
-        variance = np.maximum(alone - (half**2).sum(axis=0), 0.0) + LEAST_VARIANCE
+        prior_variance = basis**2 @ self.prior.sd**2 + self.prior.amplitude**2 + 2 * self.prior.departure**2
+        variance = np.maximum(prior_variance - (half**2).sum(axis=0), 0.0) + LEAST_VARIANCE
         return Joint(prior=self.prior, x=x, basis=basis, half=half, mean=mean, variance=variance)
 
     def predict(self, x: Array, basis: Array) -> tuple[Array, Array]:
@@ -157,18 +157,18 @@ class Joint:
 
     def covariance(self) -> Array:
         """Of all rows with all (m, m)."""
-        here = self._here(np.arange(len(self.x)))
-        found = _covariance(self.prior, here, here) - self.half.T @ self.half
-        return np.asarray(0.5 * (found + found.T) + LEAST_VARIANCE * np.eye(len(self.x)))
+        local_rows = self._rows_at(np.arange(len(self.x)))
+        posterior = _covariance(self.prior, local_rows, local_rows) - self.half.T @ self.half
+        return np.asarray(0.5 * (posterior + posterior.T) + LEAST_VARIANCE * np.eye(len(self.x)))
 
     def covariance_with(self, at: npt.NDArray[np.int64]) -> Array:
         """Of all rows with those at ``at`` (m, k)."""
-        found = _covariance(self.prior, self._here(np.arange(len(self.x))), self._here(at))
-        found -= self.half.T @ self.half[:, at]
-        found[at, np.arange(len(at))] += LEAST_VARIANCE
-        return found
+        posterior = _covariance(self.prior, self._rows_at(np.arange(len(self.x))), self._rows_at(at))
+        posterior -= self.half.T @ self.half[:, at]
+        posterior[at, np.arange(len(at))] += LEAST_VARIANCE
+        return posterior
 
-    def _here(self, at: npt.NDArray[np.int64]) -> Rows:
+    def _rows_at(self, at: npt.NDArray[np.int64]) -> Rows:
         return self.x[at], self.basis[at], np.zeros(len(at), np.int64)
 
 
@@ -192,7 +192,7 @@ def _summed(
     first, second = sources
     same = first[:, None] == second[None, :]
     # Every source, this study too, departs from what all share by a shift and as much by a smooth curve of its own.
-    departure = np.where(first == HERE, prior.departure, prior.shift)[:, None] ** 2
+    departure = np.where(first == THIS_STUDY, prior.departure, prior.shift)[:, None] ** 2
     return np.asarray(trend + prior.amplitude**2 * smooth + same * departure * (1 + smooth))
 
 
@@ -201,8 +201,8 @@ def condition(data: Data, prior: Prior) -> Posterior:
     kernel, offset, variance = _beforehand(data, prior)
     evidence = math.nan
     if data.below.any():
-        found = sites(kernel, offset, variance, data.below)
-        offset, variance, evidence = found.y, found.variance, found.log_evidence
+        approximation = sites(kernel, offset, variance, data.below)
+        offset, variance, evidence = approximation.y, approximation.variance, approximation.log_evidence
     factor, weights = _factorised(kernel, offset, variance)
     if math.isnan(evidence):
         evidence = _gaussian_evidence(offset, factor, weights)
@@ -237,22 +237,22 @@ def _gaussian_evidence(offset: Array, factor: Array, weights: Array) -> float:
     return float(-0.5 * offset @ weights - np.log(factor.diagonal()).sum() - 0.5 * n * math.log(2 * math.pi))
 
 
-Belief = Callable[[Prior], float]
+LogPrior = Callable[[Prior], float]
 
 
-def fit(data: Data, start: Prior, log_belief: Belief, *, sweeps: int = 2) -> Prior:
+def fit(data: Data, start: Prior, log_prior: LogPrior, *, sweeps: int = 2) -> Prior:
     """Scales of ``start`` moved to the best evidence times belief, one scale after the other on a coarse grid.
 
     A coarse grid (factors of 2) suffices: beliefs are weak, and a finer optimum changes no decision.
     """
     best = start
-    best_value = log_evidence(data, best) + log_belief(best)
+    best_value = log_evidence(data, best) + log_prior(best)
     for _ in range(sweeps):
         for name, factor in STEPS:
             for direction in (factor, 1 / factor):
                 for _ in range(LONGEST_WALK):
                     trial = replace(best, **{name: getattr(best, name) * direction})
-                    value = log_evidence(data, trial) + log_belief(trial)
+                    value = log_evidence(data, trial) + log_prior(trial)
                     if value <= best_value + 1e-6:
                         break
                     best, best_value = trial, value
@@ -313,13 +313,13 @@ def sites(kernel: Array, offset: Array, variance: Array, below: npt.NDArray[np.b
     below: (n) True where the reading is only a lower bound; of at least one.
     """
     exact, bounds = np.flatnonzero(~below), np.flatnonzero(below)
-    mean, belief, evidence = _after(kernel, offset, variance, (exact, bounds))
+    mean, conditional, evidence = _after(kernel, offset, variance, (exact, bounds))
     bound, spread = offset[bounds], variance[bounds]
     site: Pair = (bound.copy(), np.full(len(bounds), LARGEST_VARIANCE))
     for _ in range(SWEEPS):
-        cavity, _ = _cavity(mean, belief, site)
+        cavity, _ = _cavity(mean, conditional, site)
         site = _matched(cavity, site, bound, spread)
-    cavity, more = _cavity(mean, belief, site)
+    cavity, more = _cavity(mean, conditional, site)
     y, all_variance = offset.copy(), variance.copy()
     y[bounds], all_variance[bounds] = site
     evidence += more + _corrections(cavity, site, bound, spread) - 0.5 * len(offset) * math.log(2 * math.pi)
@@ -331,24 +331,28 @@ def _after(
 ) -> tuple[Array, Array, float]:
     """Mean (b) and covariance (b, b) of the bounded values after the exact readings, whose evidence is the third."""
     exact, bounds = rows
-    own = kernel[np.ix_(bounds, bounds)]
+    block = kernel[np.ix_(bounds, bounds)]
     if not len(exact):
-        return np.zeros(len(bounds)), own, 0.0
+        return np.zeros(len(bounds)), block, 0.0
     among = kernel[np.ix_(exact, exact)]
     among.flat[:: len(exact) + 1] += variance[exact]
     factor = lower_factor(among)
-    half, told = half_solved(factor, kernel[np.ix_(exact, bounds)]), half_solved(factor, offset[exact])
-    return half.T @ told, own - half.T @ half, -0.5 * float(told @ told) - float(np.log(factor.diagonal()).sum())
+    half, explained = half_solved(factor, kernel[np.ix_(exact, bounds)]), half_solved(factor, offset[exact])
+    return (
+        half.T @ explained,
+        block - half.T @ half,
+        -0.5 * float(explained @ explained) - float(np.log(factor.diagonal()).sum()),
+    )
 
 
-def _cavity(mean: Array, belief: Array, site: Pair) -> tuple[Pair, float]:
+def _cavity(mean: Array, conditional: Array, site: Pair) -> tuple[Pair, float]:
     """Mean and variance of each bounded value without its own site, and what the sites add to the evidence."""
-    together = belief.copy()
-    together.flat[:: len(mean) + 1] += site[1]
-    factor = lower_factor(together)
-    half, apart = half_solved(factor, belief), half_solved(factor, site[0] - mean)
+    tilted = conditional.copy()
+    tilted.flat[:: len(mean) + 1] += site[1]
+    factor = lower_factor(tilted)
+    half, apart = half_solved(factor, conditional), half_solved(factor, site[0] - mean)
     now = mean + half.T @ apart
-    spread = np.maximum(belief.diagonal() - (half**2).sum(0), 1e-12)
+    spread = np.maximum(conditional.diagonal() - (half**2).sum(0), 1e-12)
     precision = np.maximum(1 / spread - 1 / site[1], 1e-9)
     evidence = -0.5 * float(apart @ apart) - float(np.log(factor.diagonal()).sum())
     return ((now / spread - site[0] / site[1]) / precision, 1 / precision), evidence

@@ -22,7 +22,7 @@ from lora_tune.search.grey_box.features import Coordinates, alike_once
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.observations import Observation
 
-_BELIEF: Mapping[str, tuple[float, float]] = {
+_PRIOR_LOG_ODDS: Mapping[str, tuple[float, float]] = {
     "tp": (-1.5, 1.0), "cp": (-1.0, 1.0), "pp": (-0.8, 1.0), "mbs": (1.5, 1.0), "sp": (-0.3, 0.5), "vp": (0.0, 0.5),
     "FP8_PARAMS": (-1.0, 1.0), "FP8_ACT": (-0.5, 1.0), "RECOMPUTE_GRANULARITY=full": (-2.0, 1.5),
     "RECOMPUTE_GRANULARITY=selective": (-0.7, 1.0), "RECOMPUTE_GRANULARITY=": (0.5, 1.0),
@@ -32,7 +32,7 @@ _BELIEF: Mapping[str, tuple[float, float]] = {
 frozen weights in FP8 alone, activations stored in FP8 and recomputed ones save it."""
 _SWITCH = (0.0, 1.0)
 """The same of a switch that nothing is known of."""
-OWN_WEIGHT = 0.15
+LAYOUT_PRIOR_RUNS = 0.15
 """Runs that the belief in all layouts is worth against a layout's own record.
 
 Peak memory differs by tens of GB between layouts and by about one between runs, so about one layout in seven is a
@@ -99,15 +99,15 @@ class MemoryModel:
 
     def probability(self, x: Array) -> Array:
         """Chance of death (n) of rows ``x`` of features, before them the GiB where physics says it."""
-        believed = self.believed(x)
+        prior_rate = self.prior_rate(x)
         runs = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2)
         died, lived = runs.T
-        own = (OWN_WEIGHT * believed + died) / (OWN_WEIGHT + died + lived)
+        observed = (LAYOUT_PRIOR_RUNS * prior_rate + died) / (LAYOUT_PRIOR_RUNS + died + lived)
         if self.limit is not None:
-            return np.asarray(own)
-        low, high = self._bounds(x, believed)
+            return np.asarray(observed)
+        low, high = self._bounds(x, prior_rate)
         # What others did says nothing against a layout's own runs.
-        return np.asarray(np.clip(own, np.where(lived > 0, 0.0, low), np.where(died + lived > 0, 1.0, high)))
+        return np.asarray(np.clip(observed, np.where(lived > 0, 0.0, low), np.where(died + lived > 0, 1.0, high)))
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
         """Death rates (n, count) drawn jointly: untried layouts share the line's error, others have a record."""
@@ -115,19 +115,19 @@ class MemoryModel:
         offset, rows = self._line(x)
         drawn = self._chance(offset[:, None] + rows @ coefficients.T, np.zeros(1))
         if self.limit is None:
-            low, high = self._bounds(x, self.believed(x))
+            low, high = self._bounds(x, self.prior_rate(x))
             drawn = np.clip(drawn, low[:, None], high[:, None])
         p, weight = self.probability(x), self.weight(x)
-        for at in np.flatnonzero(weight > OWN_WEIGHT):
+        for at in np.flatnonzero(weight > LAYOUT_PRIOR_RUNS):
             safe = min(1 - 1e-6, max(1e-6, p[at]))
             drawn[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], count)
         return drawn
 
     def weight(self, x: Array) -> Array:
         """Runs that each probability rests on, the line's word included: after a survival p becomes p w/(w+1)."""
-        return np.array([OWN_WEIGHT + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
+        return np.array([LAYOUT_PRIOR_RUNS + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
 
-    def believed(self, x: Array) -> Array:
+    def prior_rate(self, x: Array) -> Array:
         """Chance of death (n) by the line alone."""
         offset, rows = self._line(x)
         variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
@@ -150,7 +150,7 @@ class MemoryModel:
         # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
         return np.asarray(expit(place / np.sqrt(1 + np.pi * variance / 8)))
 
-    def _bounds(self, x: Array, believed: Array) -> tuple[Array, Array]:
+    def _bounds(self, x: Array, prior_rate: Array) -> tuple[Array, Array]:
         """The least and the largest chance (n) of rows (n, d) by layouts that always died, or lived, on less, or more.
 
         Deaths of what needs less, and survivals of what needs more, count as a layout's own: one may be bad luck, as
@@ -161,8 +161,8 @@ class MemoryModel:
         died, lived = np.where(runs[:, ::-1] == 0, runs, 0.0).T
         more, less = _as_much(x, tried, self.labels), _as_much(tried, x, self.labels).T
         deaths, lives = (more & ~less) @ died, (less & ~more) @ lived
-        low = np.where(deaths > 0, (OWN_WEIGHT * believed + deaths) / (OWN_WEIGHT + deaths), 0.0)
-        high = np.where(lives > 0, OWN_WEIGHT * believed / (OWN_WEIGHT + lives), 1.0)
+        low = np.where(deaths > 0, (LAYOUT_PRIOR_RUNS * prior_rate + deaths) / (LAYOUT_PRIOR_RUNS + deaths), 0.0)
+        high = np.where(lives > 0, LAYOUT_PRIOR_RUNS * prior_rate / (LAYOUT_PRIOR_RUNS + lives), 1.0)
         return low, np.maximum(low, high)
 
 
@@ -177,7 +177,7 @@ def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[n
 
 def _as_much(x: Array, than: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Whether each of ``x`` (n, d) needs at least the memory of each of ``than`` (m, d): (n, m)."""
-    way = np.array([_BELIEF.get(name, _SWITCH)[0] for name in labels])
+    way = np.array([_PRIOR_LOG_ODDS.get(name, _SWITCH)[0] for name in labels])
     more = (x[:, None, :] - than[None, :, :]) * np.where(way == 0, 1, np.sign(way))
     return np.asarray(np.where(way == 0, more == 0, more >= 0).all(axis=2))
 
@@ -192,7 +192,9 @@ def fit(
     ln(GiB); measured: peaks in GiB (n), NaN unknown.
     """
     if limit is None:
-        prior = np.array([(-1.0 if "tp" in labels else -4.0, 1.5), *(_BELIEF.get(name, _SWITCH) for name in labels)])
+        prior = np.array(
+            [(-1.0 if "tp" in labels else -4.0, 1.5), *(_PRIOR_LOG_ODDS.get(name, _SWITCH) for name in labels)]
+        )
         slope, mean, sd = 1.0, *prior.T
     else:  # slope: of the logistic that is nearest to the normal distribution
         slope, mean = 1.702 / FRAGMENTS, np.zeros(x.shape[1])
@@ -255,9 +257,9 @@ class MemoryRisk:
         return features(values) != features(instead)
 
 
-def learn_memory(coordinates: Coordinates, own: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
+def learn_memory(coordinates: Coordinates, observed: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
     """The belief after this study's own trials. needs: of GPU memory, by physics, where that is known."""
-    tested = [o for o in own if o.ran or (o.infeasible and not (needs and o.refused))]
+    tested = [o for o in observed if o.ran or (o.infeasible and not (needs and o.refused))]
     x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
     if needs is None:
         return MemoryRisk(coordinates=coordinates, needs=None, model=fit(x, died, coordinates.memory_labels))

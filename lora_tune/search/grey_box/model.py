@@ -18,11 +18,11 @@ from optuna.distributions import FloatDistribution
 from lora_tune.curves import Schedule
 from lora_tune.search.grey_box.features import LONGEST_WARMUP, Coordinates, alike_once, trend, unit
 from lora_tune.search.grey_box.gaussian import (
-    HERE,
+    THIS_STUDY,
     Array,
-    Belief,
     Data,
     Joint,
+    LogPrior,
     Posterior,
     Prior,
     condition,
@@ -69,14 +69,14 @@ def speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, floa
     """ln of a speed per distinct layout: the median of its readings."""
     by_row: dict[tuple[float, ...], list[float]] = {}
     names = frozenset(coordinates.speed_names)
-    own = [(o.values, value) for o, value in pairs if not o.source and names <= o.values.keys()]
-    rows = alike_once(coordinates, coordinates.speed_features, [values for values, _ in own])
-    for row, (_, value) in zip(rows, own, strict=True):
+    local = [(o.values, value) for o, value in pairs if not o.source and names <= o.values.keys()]
+    rows = alike_once(coordinates, coordinates.speed_features, [values for values, _ in local])
+    for row, (_, value) in zip(rows, local, strict=True):
         by_row.setdefault(tuple(row), []).append(math.log(value))
     x = np.array(list(by_row)).reshape(len(by_row), len(coordinates.speed_labels))
     return Data(
         x=x, basis=trend(x, ()), y=np.array([float(np.median(v)) for v in by_row.values()]),
-        sd=np.full(len(by_row), noise), source=np.full(len(by_row), HERE, dtype=np.int64),
+        sd=np.full(len(by_row), noise), source=np.full(len(by_row), THIS_STUDY, dtype=np.int64),
         below=np.zeros(len(by_row), dtype=np.bool_), extended=np.zeros(len(by_row)),
     )  # fmt: skip
 
@@ -102,11 +102,11 @@ def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]
     """
     if len(source) <= largest:
         return np.arange(len(source))
-    own, others = np.flatnonzero(source == HERE), np.flatnonzero(source != HERE)
+    local, others = np.flatnonzero(source == THIS_STUDY), np.flatnonzero(source != THIS_STUDY)
     share = max(largest - len(others), largest // 2)
-    own = own[np.argsort(np.arange(len(own)) * GOLDEN % 1)[:share]]
-    others = others[np.argsort(np.arange(len(others)) * GOLDEN % 1)[: largest - len(own)]]
-    return np.sort(np.r_[own, others])
+    local = local[np.argsort(np.arange(len(local)) * GOLDEN % 1)[:share]]
+    others = others[np.argsort(np.arange(len(others)) * GOLDEN % 1)[: largest - len(local)]]
+    return np.sort(np.r_[local, others])
 
 
 def with_expected(
@@ -133,7 +133,7 @@ def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> 
     old = posterior.data
     data = Data(
         x=np.r_[old.x, x], basis=np.r_[old.basis, basis], y=np.r_[old.y, mean], sd=np.r_[old.sd, np.full(len(x), sd)],
-        source=np.r_[old.source, np.full(len(x), HERE, dtype=np.int64)],
+        source=np.r_[old.source, np.full(len(x), THIS_STUDY, dtype=np.int64)],
         below=np.r_[old.below, np.zeros(len(x), dtype=np.bool_)],
         extended=np.r_[old.extended, np.zeros(len(x))],
     )  # fmt: skip
@@ -145,10 +145,10 @@ def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> 
 
 OCTAVES = math.log(4)
 """The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
-LOST = 0.35
+WARMUP_COST = 0.35
 """Share of warm-up's samples by which runs cross later, give or take as much: in three tables of real trials 0.3 to
 0.45 at every batch, warm-up and schedule (``python -m benchmarks.tables``)."""
-MOST_LOST = 1.0
+MOST_WARMUP_COST = 1.0
 """ln(samples) per unit of the warm-up feature that is believed at most, where schedules are far longer than runs."""
 
 BEND, BEND_SD, SLOPE_SD = 0.08, 0.08, 0.15
@@ -163,7 +163,7 @@ Schulman et al., LoRA Without Regret (thinkingmachines.ai/blog/lora, 2025)."""
 RATE_SD = math.log(3)
 """Doubt of it: on short runs about 15 was seen there, and the rate of full fine-tuning is itself known roughly."""
 
-_SPEED_BELIEF: Mapping[str, tuple[float, float]] = {
+_SPEED_PRIOR: Mapping[str, tuple[float, float]] = {
     "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
     "bubble": (-1.0, 0.3), "micro": (0.0, 0.1), "sp": (0.02, 0.05), "FP8": (0.15, 0.1), "TP_COMM_OVERLAP": (0.03, 0.05),
     "FP8_PARAMS": (0.0, 0.03), "FP8_ACT": (0.0, 0.03), "RECOMPUTE_GRANULARITY=full": (-0.2, 0.15),
@@ -175,7 +175,7 @@ Twice the nodes are believed to be 1.6 to 2.1 times as fast. Switches are at -1 
 the time of bf16 on four H200, recomputation costs up to a third of the time (the forward pass again), overlap gave 2
 and 15% (sweeps/records).
 """
-_EVAL_BELIEF: Mapping[str, tuple[float, float]] = {
+_EVAL_PRIOR: Mapping[str, tuple[float, float]] = {
     "tp": (0.3, 0.3), "cp": (0.4, 0.3), "pp": (0.6, 0.4), "mbs": (0.0, 0.1), "vp": (0.0, 0.1),
     "bubble": (0.0, 0.3), "micro": (0.0, 0.1), "sp": (0.0, 0.1),
 }  # fmt: skip
@@ -191,9 +191,9 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
     mean[-1], sd[-1] = 0.5, 0.5  # per two doublings of the batch; public: 0.4
     if (warmup := coordinates.warmup_feature) is not None:
         per_unit = 0.5 * LONGEST_WARMUP * coordinates.reference_samples / math.exp(base_level)
-        lost = min(MOST_LOST, LOST * per_unit)
-        mean[0] += lost  # the feature is -1 without warm-up
-        mean[1 + warmup], sd[1 + warmup] = lost, lost
+        warmup_cost = min(MOST_WARMUP_COST, WARMUP_COST * per_unit)
+        mean[0] += warmup_cost  # the feature is -1 without warm-up
+        mean[1 + warmup], sd[1 + warmup] = warmup_cost, warmup_cost
     curve_mean, curve_sd = [], []
     if rate is not None:
         half = _half_range(coordinates)
@@ -250,12 +250,12 @@ def _half_range(coordinates: Coordinates) -> float:
 
 def speed_prior(labels: Sequence[str], level: float) -> Prior:
     """Beliefs about ln(samples/s) over speed features of these labels; ``level``: of an average layout."""
-    return _by_label(labels, _SPEED_BELIEF, level)
+    return _by_label(labels, _SPEED_PRIOR, level)
 
 
 def eval_prior(labels: Sequence[str], level: float) -> Prior:
     """The same about ln(seconds per eval)."""
-    return _by_label(labels, _EVAL_BELIEF, level)
+    return _by_label(labels, _EVAL_PRIOR, level)
 
 
 def _by_label(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]], level: float) -> Prior:
@@ -266,20 +266,20 @@ def _by_label(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]],
     )  # fmt: skip
 
 
-def scale_belief(start: Prior) -> Belief:
+def scale_prior(start: Prior) -> LogPrior:
     """Log belief about fitted scales: lognormal around ``start``."""
     widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "departure": 0.8, "noise_scale": 0.25}
 
-    def log_belief(prior: Prior) -> float:
+    def log_prior(prior: Prior) -> float:
         return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in widths.items())
 
-    return log_belief
+    return log_prior
 
 
 # Scales of the three models: as believed at first, fitted to data, and whether other sources agree with this study.
 
 
-DOUBT = 3.0
+CONTRADICTION = 3.0
 """ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
 FEWEST = 3
 """This study's own readings before other sources may be set aside: one unlucky run is no evidence against a hundred."""
@@ -321,26 +321,26 @@ def fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data],
         eval_prior(labels, eval_level),
     )
     starts = (replace(starts[0], noise_scale=repeated_noise(data[0])), *starts[1:])
-    moved = [fit(thinned(d, 120), s, scale_belief(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
+    moved = [fit(thinned(d, 120), s, scale_prior(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
     convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
     return GreyBoxScales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
 
 
-def _weighed(data: Data, together: Prior, start: Prior) -> tuple[Prior, bool]:
+def _weighed(data: Data, joint_fit: Prior, start: Prior) -> tuple[Prior, bool]:
     """The prior to use, and whether other sources are: by the Bayes factor for this study's readings given theirs.
 
     ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); they are believed unless that is worse by
     more than ``DOUBT``.
     """
-    own, others = np.flatnonzero(data.source == HERE), np.flatnonzero(data.source != HERE)
-    if len(own) < FEWEST or not len(others):
-        return together, True
-    alone = fit(pick(data, own), start, scale_belief(start))
-    believed = scale_belief(start)
-    apart = log_evidence(pick(data, own), alone) + believed(alone)
-    joint = log_evidence(data, together) + believed(together)
-    joint -= log_evidence(pick(data, others), together)
-    return (together, True) if joint > apart - DOUBT else (alone, False)
+    local, others = np.flatnonzero(data.source == THIS_STUDY), np.flatnonzero(data.source != THIS_STUDY)
+    if len(local) < FEWEST or not len(others):
+        return joint_fit, True
+    local_fit = fit(pick(data, local), start, scale_prior(start))
+    log_prior_of = scale_prior(start)
+    apart = log_evidence(pick(data, local), local_fit) + log_prior_of(local_fit)
+    joint = log_evidence(data, joint_fit) + log_prior_of(joint_fit)
+    joint -= log_evidence(pick(data, others), joint_fit)
+    return (joint_fit, True) if joint > apart - CONTRADICTION else (local_fit, False)
 
 
 USUAL_EVAL_SAMPLES = 384.0
@@ -423,37 +423,37 @@ def learn(
     """
     rate = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
     curved = (*rate, *coordinates.other_features)
-    seen = [o for o in observations if _complete(coordinates, o)]
-    totals = [coordinates.total_samples(o.values) for o in seen]
-    by_run = readings(seen, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in seen])
-    goal = replace(goal, overshoot=_overshoot(seen, by_run))
+    usable = [o for o in observations if _complete(coordinates, o)]
+    totals = [coordinates.total_samples(o.values) for o in usable]
+    by_run = readings(usable, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in usable])
+    goal = replace(goal, overshoot=_overshoot(usable, by_run))
     base = min((r.ln_samples for r in by_run.values() if not r.below), default=math.log(coordinates.reference_samples))
-    here = [o for o in seen if not o.source]
-    rates = [(o, o.samples_per_second, o.seconds_per_eval) for o in seen if o.samples_per_second > 0]
+    local = [o for o in usable if not o.source]
+    rates = [(o, o.samples_per_second, o.seconds_per_eval) for o in usable if o.samples_per_second > 0]
     if scales is None:
         scales = first_scales(coordinates, base, [speed for _, speed, _ in rates])
-    due = sum(not (seen[at].source or seen[at].open) for at in by_run) + len(rates)
-    data = convergence_data(coordinates, curved, seen, by_run)
+    due = sum(not (usable[at].source or usable[at].open) for at in by_run) + len(rates)
+    data = convergence_data(coordinates, curved, usable, by_run)
     speeds = speed_data(coordinates, [(o, s) for o, s, _ in rates], SPEED_NOISE)
     eval_data = speed_data(coordinates, [(o, e) for o, _, e in rates if e > 0], EVAL_NOISE)
     if due > 0 and due > 1.1 * scales.fitted_at:
         scales = fitted(coordinates, base, (data, speeds, eval_data), due)
     if not scales.trusted:
-        data = pick(data, np.flatnonzero(data.source == HERE))
+        data = pick(data, np.flatnonzero(data.source == THIS_STUDY))
     goal = replace(goal, noise=scales.convergence.noise_scale)
     convergence, speed, evals = measured = (
         condition(data, scales.convergence), condition(speeds, scales.speed), condition(eval_data, scales.evals)
     )  # fmt: skip
-    if waiting := [o for o in here if o.open]:
+    if waiting := [o for o in local if o.open]:
         convergence = with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
         speed = with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
         evals = with_expected_speed(coordinates, evals, waiting, EVAL_NOISE)
-    inits = [o.init_seconds for o in here if o.init_seconds > 0]
+    inits = [o.init_seconds for o in local if o.init_seconds > 0]
     return SearchModel(
         coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
-        evals=evals, memory=learn_memory(coordinates, here, needs), scales=scales,
+        evals=evals, memory=learn_memory(coordinates, local, needs), scales=scales,
         init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
-        schedules=_schedules_seen(coordinates, here), measured=measured,
+        schedules=_schedules(coordinates, local), measured=measured,
     )  # fmt: skip
 
 
@@ -480,10 +480,10 @@ def _complete(coordinates: Coordinates, o: Observation) -> bool:
     )
 
 
-def _schedules_seen(coordinates: Coordinates, own: Sequence[Observation]) -> dict[float, Schedule]:
+def _schedules(coordinates: Coordinates, local: Sequence[Observation]) -> dict[float, Schedule]:
     """First eval and interval by batch, from the newest curve of each."""
     schedules: dict[float, Schedule] = {}
-    for o in own:
+    for o in local:
         if len(o.evals) >= 2 and not o.probe:
             batch = coordinates.batch(o.values)
             schedules[batch if math.isfinite(batch) else 0.0] = Schedule(

@@ -131,10 +131,10 @@ class Goal:
         missed = (crossing - schedule.first_samples) / interval
         whole = np.maximum(0.0, np.floor(missed) - WINDOW)  # evals that are as good as surely missed
         half = missed + HALF
-        near = half * ndtr(half / sd) + sd * np.exp(-0.5 * (half / sd) ** 2) / math.sqrt(2 * math.pi)
+        smooth = half * ndtr(half / sd) + sd * np.exp(-0.5 * (half / sd) ** 2) / math.sqrt(2 * math.pi)
         after = missed[..., None] - whole[..., None] - np.arange(2 * WINDOW + 1)
         summed = whole + ndtr(after / sd[..., None]).sum(axis=-1)
-        return np.asarray(schedule.first_samples + interval * np.where(sd < 1.0, summed, near))
+        return np.asarray(schedule.first_samples + interval * np.where(sd < 1.0, summed, smooth))
 
     def slopes(self, ln_samples: float, speed: float, eval_seconds: float, schedule: Schedule) -> Slopes:
         """The slopes of :meth:`log_seconds` at a reading of ``ln_samples`` and at these speeds."""

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
-from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, believe, candidates, value_actions
+from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, candidates, predict_all, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory import Needs, death_logs
 from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, as_known, learn
@@ -52,17 +52,17 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
 
     draws: from the whole belief, for the regret; 0 where that is not asked for.
     """
-    beliefs = believe(model, candidates(model, rng))
+    beliefs = predict_all(model, candidates(model, rng))
     goal = model.goal
     # What is handed over must also be safe: half the variance is the price of a belief in ln(samples), and a layout
     # that lived a few times may still be a flaky one.
     logs_of = beliefs.configuration_logs(goal, beliefs.mean, beliefs.sd) + 0.5 * beliefs.sd**2
     best = [int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows]
     seconds = beliefs.layout_logs(goal, [float(logs_of[b]) for b in best]) + 0.5 * beliefs.spread**2
-    doubted = seconds + death_logs(beliefs.death + beliefs.death_doubt)
+    risky_seconds = seconds + death_logs(beliefs.death + beliefs.death_sd)
     seconds = seconds + death_logs(beliefs.death)
     allowed = beliefs.tested if beliefs.tested.any() else np.ones(len(seconds), dtype=bool)
-    m = int(np.argmin(np.where(allowed, doubted, np.inf)))
+    m = int(np.argmin(np.where(allowed, risky_seconds, np.inf)))
     g = next(k for k, columns in enumerate(beliefs.columns) if columns.start <= m < columns.stop)
     values = _whole(beliefs, best[g], g, m)
     ran = [o.values for o in model.observations if math.isfinite(o.reached) and not (o.source or o.probe)]
@@ -95,13 +95,13 @@ def _expected_regret(
     logs = beliefs.configuration_logs(model.goal, samples, np.full((n, 1), 1e-6))
     lowest = np.array([logs[rows].min(axis=0) for rows in beliefs.rows])
     base = beliefs.layout_logs(model.goal, [float(v) for v in lowest.mean(axis=1)])
-    noise = np.linalg.cholesky(beliefs.together + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), draws))
+    noise = np.linalg.cholesky(beliefs.covariance + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), draws))
     every = [layout for group in beliefs.groups for layout in group.layouts]
     layouts = base[:, None] + noise + death_logs(model.memory.draws(every, rng, draws))
     by_group = np.array([layouts[c].min(axis=0) for c in beliefs.columns])
     best = (by_group + lowest - lowest.mean(axis=1, keepdims=True)).min(axis=0)
-    mine = layouts[m] + logs[at] - lowest[g].mean()
-    return float(np.expm1(np.maximum(mine - best, 0.0)).mean())
+    gap = layouts[m] + logs[at] - lowest[g].mean()
+    return float(np.expm1(np.maximum(gap - best, 0.0)).mean())
 
 
 # What the grey-box model expects of configurations: the seconds of one run, and of one beside another.
@@ -147,14 +147,16 @@ def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, floa
 def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> Advantage:
     """What is believed of the seconds to the target of ``values`` beside those of ``instead``."""
     pair = [values, instead]
-    samples, doubt = model.predict_ln_samples(pair)
+    samples, samples_covariance = model.predict_ln_samples(pair)
     speed, speed_doubt, evals, _ = model.predict_speed(pair)
     first, second = (
         float(model.goal.log_seconds(samples[i], np.exp(speed[i]), np.exp(evals[i]), model.schedule(batch)))
         for i, batch in enumerate(map(model.coordinates.batch, pair))
     )
-    spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (doubt, speed_doubt))
-    risk, other_risk = (_log_risk(model, v, float(samples[i]), float(doubt[i, i])) for i, v in enumerate(pair))
+    spread = sum(float(c[0, 0] + c[1, 1] - 2 * c[0, 1]) for c in (samples_covariance, speed_doubt))
+    risk, other_risk = (
+        _log_risk(model, v, float(samples[i]), float(samples_covariance[i, i])) for i, v in enumerate(pair)
+    )
     saved = second - first + other_risk - risk
     if model.memory.differs(values, instead):
         died, _ = model.memory.chance(pair)
@@ -185,18 +187,18 @@ def sentence(best: Recommendation) -> str:
 def explain(model: SearchModel, action: Action) -> str:
     """Why an action was chosen, in one sentence."""
     names = model.coordinates.convergence_names
-    again = any(
+    known_dead = any(
         not o.source and all(o.values.get(n) == action.values.get(n) for n in names) for o in model.observations
     )
     parts = []
     if action.kind == "probe":
         features = model.coordinates.memory_features
-        own = [o for o in model.observations if o.infeasible and not o.source]
-        died = features(action.values) in [features(o.values) for o in own]
+        local = [o for o in model.observations if o.infeasible and not o.source]
+        died = features(action.values) in [features(o.values) for o in local]
         parts.append(
             "short run " + ("of a layout that died, in case of bad luck" if died else "to measure an untried layout")
         )
-    elif again:
+    elif known_dead:
         parts.append("another seed of known hyperparameters" + (" on an untried layout" if action.new_layout else ""))
     else:
         parts.append("new hyperparameters" + (" on an untried layout" if action.new_layout else " on a known layout"))
@@ -353,8 +355,8 @@ class GreyBoxSampler(BaseSampler):
         if names not in self._readers:
             self._readers = {names: TrialReader(names, self._goal.target)}
         read = self._readers[names].read
-        seen = (read(trial) for trial in study.get_trials(deepcopy=False) if trial.number != skip)
-        return [*self._priors(names), *(o for o in seen if o is not None)]
+        read_trials = (read(trial) for trial in study.get_trials(deepcopy=False) if trial.number != skip)
+        return [*self._priors(names), *(o for o in read_trials if o is not None)]
 
     def _priors(self, names: frozenset[str]) -> list[Observation]:
         """The observations of other sources, what they do not say of convergence filled in."""
@@ -362,8 +364,12 @@ class GreyBoxSampler(BaseSampler):
         before, about, _ = self._filled
         if names != about or len(known) != len(before) or any(a is not b for a, b in zip(known, before, strict=True)):
             spread = {n: d for n, d in self.space.items() if n in names}
-            wanted = self.coordinates(spread).convergence_names
-            self._filled = known, names, [filled_in(o, {n: spread[n] for n in wanted}, self._defaults) for o in known]
+            needed_names = self.coordinates(spread).convergence_names
+            self._filled = (
+                known,
+                names,
+                [filled_in(o, {n: spread[n] for n in needed_names}, self._defaults) for o in known],
+            )
         return list(self._filled[2])
 
     def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
@@ -448,9 +454,9 @@ class GreyBoxSampler(BaseSampler):
         return self._known[1]
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
-        own = [o for o in observations if not o.source and not o.open]
-        says = any(math.isfinite(o.reached) or o.evals or math.isfinite(o.bound) or o.infeasible for o in own)
-        if says:
+        local = [o for o in observations if not o.source and not o.open]
+        informative = any(math.isfinite(o.reached) or o.evals or math.isfinite(o.bound) or o.infeasible for o in local)
+        if informative:
             return False
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         return len(done) >= PATIENCE

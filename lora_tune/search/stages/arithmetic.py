@@ -25,7 +25,7 @@ Changes = frozenset[int]
 
 LEVEL_SD = 0.05
 """Sd of the base's ln(samples) around what is expected of it (public submissions: 2.9%, and a site's own)."""
-DEAR = 0.25
+COSTLY = 0.25
 """Chance that another arithmetic costs samples worth speaking of (assumption: most of the public configs cost none)."""
 HARMLESS_SD = 0.015
 """Sd of what an arithmetic adds to ln(samples) that costs nothing worth speaking of."""
@@ -79,21 +79,21 @@ class Arithmetic:
 
     @cached_property
     def _switches(self) -> tuple[int, ...]:
-        seen = [*(o.changes for o in self.options), *(r.changes for r in self.runs)]
-        return tuple(sorted(frozenset[int]().union(*seen)))
+        combinations = [*(o.changes for o in self.options), *(r.changes for r in self.runs)]
+        return tuple(sorted(frozenset[int]().union(*combinations)))
 
     def _row(self, changes: Changes) -> Array:
         return np.array([1.0, *(float(at in changes) for at in self._switches)])
 
     @cached_property
-    def _belief(self) -> _Belief:
+    def _posterior(self) -> _Mixture:
         """The base's ln(samples) and what each switch adds, after all runs that have ended."""
-        belief = _prior(self.expected, len(self._switches))
+        mixture = _prior(self.expected, len(self._switches))
         for run in self.runs:
             if math.isfinite(run.ln_samples):
                 late = MISSED if run.missed else 0.0
-                belief = _after(belief, self._row(run.changes), run.ln_samples + late, math.hypot(run.sd, late))
-        return belief
+                mixture = _after(mixture, self._row(run.changes), run.ln_samples + late, math.hypot(run.sd, late))
+        return mixture
 
     def above_reference(self) -> float:
         """The expected ln(samples) of the base above the reference, which is all that fewer samples can win.
@@ -103,7 +103,7 @@ class Arithmetic:
         if math.isinf(self.reference):
             return math.inf
         row = self._row(frozenset())
-        mean, sd = _mean(self._belief, row) - self.reference, _sd(self._belief, row)
+        mean, sd = _mean(self._posterior, row) - self.reference, _sd(self._posterior, row)
         from scipy.special import ndtr
 
         return mean * float(ndtr(mean / sd)) + sd * math.exp(-0.5 * (mean / sd) ** 2) / math.sqrt(2 * math.pi)
@@ -115,15 +115,15 @@ class Arithmetic:
 
     def decided(self) -> ArithmeticChoice:
         """The option to hand over."""
-        return self.options[self._decide(self._belief, self._reached)[0]]
+        return self.options[self._decide(self._posterior, self._reached)[0]]
 
-    def _decide(self, belief: _Belief, reached: Counter[int]) -> tuple[int, float]:
+    def _decide(self, mixture: _Mixture, reached: Counter[int]) -> tuple[int, float]:
         """The number of the best option that may be handed over, and its expected ln(score) less the first's."""
         rows = np.array([self._row(o.changes) for o in self.options])
         saved = np.array([o.ln_seconds for o in self.options])
         normal = np.random.default_rng(0).normal(size=(DRAWS, rows.shape[1]))
         means, sure = np.zeros(len(rows)), np.zeros(len(rows))
-        for part in belief:
+        for part in mixture:
             draws = part.mean + normal @ np.linalg.cholesky(part.covariance + 1e-14 * np.eye(rows.shape[1])).T
             needed = draws @ rows.T  # fewer than the base's are luck: no arithmetic is taken for what it saves there
             score = np.maximum(np.maximum(needed, needed[:, :1]), self.reference) + saved
@@ -141,32 +141,32 @@ class Arithmetic:
         Several runs of an option are valued at once and credited by the run, those under way among them. Open runs
         count as if they would reach the target as expected.
         """
-        belief, reached = self._belief, self._reached
+        mixture, reached = self._posterior, self._reached
         for run in self.runs:
             if not math.isfinite(run.ln_samples):
                 row = self._row(run.changes)
-                belief = _after(belief, row, _mean(belief, row), self.run_sd)
+                mixture = _after(mixture, row, _mean(mixture, row), self.run_sd)
                 reached = reached + Counter(run.changes)
-        now = self._decide(belief, reached)[1]
+        now = self._decide(mixture, reached)[1]
         under_way = Counter(r.changes for r in self.runs if not math.isfinite(r.ln_samples))
         gains = [
-            max(self._gain(belief, reached, option, now, runs) / runs for runs in AHEAD)
+            max(self._gain(mixture, reached, option, now, runs) / runs for runs in AHEAD)
             / (1 + under_way[option.changes])
             for option in self.options
         ]
         best = int(np.argmax(gains))
         return self.options[best], gains[best]
 
-    def _gain(self, belief: _Belief, reached: Counter[int], option: ArithmeticChoice, now: float, runs: int) -> float:
+    def _gain(self, mixture: _Mixture, reached: Counter[int], option: ArithmeticChoice, now: float, runs: int) -> float:
         row, noise = self._row(option.changes), self.run_sd / math.sqrt(runs)
         reached = reached + Counter(dict.fromkeys(option.changes, runs))
         after, weights = 0.0, 0.0
-        for part in belief:
+        for part in mixture:
             if part.weight < 5 * LEAST_WEIGHT:
                 continue
             spread = math.sqrt(float(row @ part.covariance @ row) + noise**2)
             for outcome in _quantiles(OUTCOMES):
-                then = _after(belief, row, float(row @ part.mean) + spread * outcome, noise)
+                then = _after(mixture, row, float(row @ part.mean) + spread * outcome, noise)
                 after += part.weight / OUTCOMES * self._decide(then, reached)[1]
             weights += part.weight
         return now - after / weights
@@ -185,47 +185,50 @@ class _Part:
     covariance: Array
 
 
-_Belief = tuple[_Part, ...]
+_Mixture = tuple[_Part, ...]
 
 
-def _prior(expected: float, switches: int) -> _Belief:
+def _prior(expected: float, switches: int) -> _Mixture:
     """One part for every set of dear arithmetics."""
     parts = []
     for mask in range(2**switches):
-        dear = [bool(mask >> at & 1) for at in range(switches)]
-        weight = math.prod(DEAR if d else 1 - DEAR for d in dear)
-        mean = np.array([expected, *(COSTS if d else 0.0 for d in dear)])
-        sds = np.array([LEVEL_SD, *(COSTS_SD if d else HARMLESS_SD for d in dear)])
+        costly = [bool(mask >> at & 1) for at in range(switches)]
+        weight = math.prod(COSTLY if d else 1 - COSTLY for d in costly)
+        mean = np.array([expected, *(COSTS if d else 0.0 for d in costly)])
+        sds = np.array([LEVEL_SD, *(COSTS_SD if d else HARMLESS_SD for d in costly)])
         parts.append(_Part(weight, mean, np.diag(sds**2)))
     return _kept(parts)
 
 
-def _kept(parts: Sequence[_Part]) -> _Belief:
+def _kept(parts: Sequence[_Part]) -> _Mixture:
     total = math.fsum(p.weight for p in parts)
     kept = [p for p in parts if p.weight >= LEAST_WEIGHT * total]
     rest = math.fsum(p.weight for p in kept)
     return tuple(_Part(p.weight / rest, p.mean, p.covariance) for p in kept)
 
 
-def _after(belief: _Belief, row: Array, value: float, sd: float) -> _Belief:
+def _after(mixture: _Mixture, row: Array, value: float, sd: float) -> _Mixture:
     """A belief after one reading of ``row``."""
     parts = []
-    for part in belief:
-        told = part.covariance @ row
-        variance, off = float(row @ told) + sd**2, value - float(row @ part.mean)
+    for part in mixture:
+        response = part.covariance @ row
+        variance, off = float(row @ response) + sd**2, value - float(row @ part.mean)
         likelihood = math.exp(-0.5 * min(off * off / variance, 200.0)) / math.sqrt(variance)
-        mean, covariance = part.mean + told * (off / variance), part.covariance - np.outer(told, told) / variance
+        mean, covariance = (
+            part.mean + response * (off / variance),
+            part.covariance - np.outer(response, response) / variance,
+        )
         parts.append(_Part(part.weight * likelihood, mean, covariance))
     return _kept(parts)
 
 
-def _mean(belief: _Belief, row: Array) -> float:
-    return math.fsum(p.weight * float(row @ p.mean) for p in belief)
+def _mean(mixture: _Mixture, row: Array) -> float:
+    return math.fsum(p.weight * float(row @ p.mean) for p in mixture)
 
 
-def _sd(belief: _Belief, row: Array) -> float:
-    middle = _mean(belief, row)
-    spread = (p.weight * (float(row @ p.covariance @ row) + (float(row @ p.mean) - middle) ** 2) for p in belief)
+def _sd(mixture: _Mixture, row: Array) -> float:
+    middle = _mean(mixture, row)
+    spread = (p.weight * (float(row @ p.covariance @ row) + (float(row @ p.mean) - middle) ** 2) for p in mixture)
     return math.sqrt(math.fsum(spread))
 
 

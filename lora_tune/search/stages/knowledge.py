@@ -26,7 +26,7 @@ from lora_tune.search.stages.screening import EFFECTS, Screening, Setting, Switc
 
 Values = Mapping[str, Any]
 
-WORTH = 0.002
+MIN_GAIN = 0.002
 """Share of the score by which a node-hour is to improve it, where ``budget.stop_below`` does not say."""
 REPEATS = 2
 """Probes of the base's own setting: what they differ by is the scatter of all others."""
@@ -38,7 +38,7 @@ USUAL_START = 160.0
 """Seconds of start-up (public runs on one node: 50 to 270)."""
 PROBE_SHARE = 0.135
 """A probe's part of a whole run's clock: 256 of some 3,000 samples, and two evals, of which all are 12% of it."""
-TOLD_APART = 2.49
+SEPARATED_SDS = 2.49
 """Standard errors between two means that a test at 5% tells apart in 80 of 100 cases (1.64 + 0.84)."""
 EXTRA_PROBES = 8
 """Probes after every level has been tried, of settings that may be faster yet: as many as simulated sweeps needed."""
@@ -46,7 +46,7 @@ MOST_LAYOUTS = 12
 """Layouts that are counted as in doubt before any is measured: each probe tells of several."""
 PAIR = 2
 """Whole runs, one with a changed arithmetic and one without, for which what it saves must pay at least."""
-MOST_ALONE = 4
+MOST_SINGLE = 4
 """Switches of changed arithmetic of which every combination is looked at."""
 
 
@@ -65,7 +65,7 @@ class Stage:
     skipped: str = ""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people, one line."""
         if self.skipped:
             return f"{self.name}: skipped: {self.skipped}"
@@ -117,7 +117,7 @@ class StageKnowledge:
     of_layouts: GreyBoxSampler | None
     coordinates: Coordinates
     costs: RunCosts
-    worth: float
+    min_gain: float
 
     # -- readings
 
@@ -151,8 +151,8 @@ class StageKnowledge:
     def _work(self) -> tuple[float, float]:
         """Samples and evals of a usual run: the reference's, else the base's own."""
         samples = self.goal.reference_samples(self.batch) if math.isfinite(self.batch) else 0.0
-        own = (t for t in self.paced if t.state is TrialState.COMPLETE)
-        facts: Values = next((t.user_attrs for t in own), {})
+        finished = (t for t in self.paced if t.state is TrialState.COMPLETE)
+        facts: Values = next((t.user_attrs for t in finished), {})
         if not samples > 0:
             samples = first_number(facts, "stop_samples", "samples_to_target")
         samples = samples if samples > 0 else USUAL_SAMPLES
@@ -180,8 +180,8 @@ class StageKnowledge:
     def screening(self) -> Screening:
         """The switches, by every trial of the base's layout."""
         read = [self._reading(t) for t in self.paced]
-        made = Screening(switches=self.switches, readings=tuple(r for r in read if r is not None))
-        return made.fitted()
+        unfitted = Screening(switches=self.switches, readings=tuple(r for r in read if r is not None))
+        return unfitted.fitted()
 
     def _reading(self, trial: FrozenTrial) -> SwitchReading | None:
         setting, seconds = self.setting(trial.params), self.ln_seconds(trial)
@@ -211,9 +211,9 @@ class StageKnowledge:
     def options(self) -> dict[frozenset[int], Setting]:
         """What may be decided of changed arithmetic: the setting of each combination of the leader's changes."""
         screening, leader = self.screening, self._clearly(self.screening.leader())
-        saved = {at: -self._alone(leader, at) for at in screening.precision_of(leader)}
-        least = PAIR * self._hours(probe=False) * self.worth
-        changed = sorted((at for at in saved if saved[at] >= least), key=lambda at: -saved[at])[:MOST_ALONE]
+        saved = {at: -self._single_gain(leader, at) for at in screening.precision_of(leader)}
+        least = PAIR * self._hours(probe=False) * self.min_gain
+        changed = sorted((at for at in saved if saved[at] >= least), key=lambda at: -saved[at])[:MOST_SINGLE]
         options = {frozenset[int](): self.base_speed}
         for mask in range(1, 2 ** len(changed)):
             kept = frozenset(at for i, at in enumerate(changed) if mask >> i & 1)
@@ -224,7 +224,7 @@ class StageKnowledge:
                 options[kept] = setting
         return options
 
-    def _alone(self, leader: Setting, at: int) -> float:
+    def _single_gain(self, leader: Setting, at: int) -> float:
         """ln(seconds) that one switch of the leader saves there."""
         without = (*leader[:at], 0, *leader[at + 1 :])
         return self.screening.compared(leader, without)[0]
@@ -235,8 +235,8 @@ class StageKnowledge:
         schedule = self.goal.schedule(self.batch) if self.goal.schedule and math.isfinite(self.batch) else None
         reference = self.goal.ln_reference(self.batch, schedule) if schedule is not None else -math.inf
         runs = self._whole_runs()
-        own = [r.ln_samples for r in runs if not r.changes and math.isfinite(r.ln_samples)]
-        expected = reference if math.isfinite(reference) else own[0] if own else math.log(USUAL_SAMPLES)
+        finished = [r.ln_samples for r in runs if not r.changes and math.isfinite(r.ln_samples)]
+        expected = reference if math.isfinite(reference) else finished[0] if finished else math.log(USUAL_SAMPLES)
         compared = self.screening.compared
         options = tuple(
             ArithmeticChoice(changes=changes, ln_seconds=compared(setting, self.base_speed)[0])
@@ -248,8 +248,8 @@ class StageKnowledge:
         names = self.coordinates.convergence_names
         kept = [t for t in self.whole_space if all(t.params[n] == self.start[n] for n in names)]
         kept = [t for t in kept if t.user_attrs.get("kind") != PROBE and not _dead(t)]
-        seen = [of_trial(t, frozenset(self.start), self.goal.target) for t in kept]
-        known: list[Observation] = [o for o in seen if o is not None]
+        parsed = [of_trial(t, frozenset(self.start), self.goal.target) for t in kept]
+        known: list[Observation] = [o for o in parsed if o is not None]
         totals = [self.coordinates.total_samples(o.values) for o in known]
         families = [self.goal.family(self.batch) if math.isfinite(self.batch) else None] * len(known)
         read = readings(known, self.goal.target, totals, families)
@@ -278,13 +278,13 @@ class StageKnowledge:
     def hyperparameters(self) -> HyperparametersStage:
         """What samples above the reference can win, and what it costs to tell a gain of that size from luck."""
         gain = self.arithmetic.above_reference()
-        runs = 2 * (TOLD_APART * self.arithmetic.run_sd / gain) ** 2 if gain > 0 else math.inf
+        runs = 2 * (SEPARATED_SDS * self.arithmetic.run_sd / gain) ** 2 if gain > 0 else math.inf
         return HyperparametersStage(gain=gain, node_hours=max(1.0, runs) * self._hours(probe=False))
 
     @cached_property
     def grey_box(self) -> GreyBoxSampler | None:
         """Of all that is left to search: layouts, and hyperparameters where they can win what they cost."""
-        return self.of_all if self.hyperparameters.rate >= self.worth else self.of_layouts
+        return self.of_all if self.hyperparameters.rate >= self.min_gain else self.of_layouts
 
     @cached_property
     def searched(self) -> Mapping[str, BaseDistribution]:
@@ -302,8 +302,8 @@ class StageKnowledge:
             setting = self.setting(trial.params)
             if _dead(trial) and set(_on(setting)) - set(_on(self.best)):
                 continue  # a switch may be to blame
-            there, _ = self.screening.predict([setting])
-            shown.add_trial(self._shown(trial, float(mean[0] - there[0]), setting))
+            predicted, _ = self.screening.predict([setting])
+            shown.add_trial(self._shown(trial, float(mean[0] - predicted[0]), setting))
         return shown
 
     def _shown(self, trial: FrozenTrial, ln_seconds: float, setting: Setting) -> FrozenTrial:
@@ -332,15 +332,15 @@ class StageKnowledge:
         probe, whole = self._hours(probe=True), self._hours(probe=False)
         searched = [s for s in self.switches if len(s.levels) > 1]
         changing = [s.name for s in searched if s.precision]
-        probes = self.screening.wanted + REPEATS + EXTRA_PROBES
-        runs = 1 + min(len(changing), MOST_ALONE)
+        probes = self.screening.probes_needed + REPEATS + EXTRA_PROBES
+        runs = 1 + min(len(changing), MOST_SINGLE)
         what = f"{len(searched)} switches, several to a probe: {names([s.name for s in searched])}"
         if changing:
             what += f"; whole runs beside the base's of {names(changing)}, which change arithmetic"
         gain = -math.expm1(-gain_of(searched))
         hours = probes * probe + runs * whole
         switches = Stage(name="switches", what=what, probes=probes, whole_runs=runs, node_hours=hours, gain=gain)
-        if gain / hours < self.worth:
+        if gain / hours < self.min_gain:
             switches = replace(switches, skipped=self._too_little(gain, hours, "they"))
         last = Stage(name="confirmation", what="what is recommended beside the base", whole_runs=1, node_hours=whole)
         return [switches, self._layout_stage(probe), self._hyperparameter_stage(whole), last]
@@ -348,7 +348,7 @@ class StageKnowledge:
     def _too_little(self, gain: float, hours: float, who: str) -> str:
         return (
             f"{who} can win {100 * gain:.1f}% as expected for up to {hours:.1f} node-hours, less than "
-            f"{100 * self.worth:g}% a node-hour"
+            f"{100 * self.min_gain:g}% a node-hour"
         )
 
     def _layout_stage(self, probe: float) -> Stage:
@@ -360,7 +360,7 @@ class StageKnowledge:
         points = [dict(zip(box.space, p, strict=True)) for p in product(*(_choices(d) for d in box.space.values()))]
         beside = [compared(model, values, start) for values in points if values != start]
         gains = sorted((improvement(a.ln_saved, a.sd) for a in beside), reverse=True)
-        doubtful = [g for g in gains if g / probe >= self.worth][:MOST_LAYOUTS]
+        doubtful = [g for g in gains if g / probe >= self.min_gain][:MOST_LAYOUTS]
         if not doubtful:
             least = self._too_little(gains[0] if gains else 0.0, probe, "the most promising one")
             return Stage(name="layouts", what="", skipped=least)
@@ -375,11 +375,11 @@ class StageKnowledge:
         if not tuned:
             return Stage(name="hyperparameters", what="", skipped="none are tuned")
         if math.isinf(known.gain):
-            what = f"{tuned}, as long as a node-hour is expected to bring {100 * self.worth:g}%"
+            what = f"{tuned}, as long as a node-hour is expected to bring {100 * self.min_gain:g}%"
             return Stage(name="hyperparameters", what=what, whole_runs=2, node_hours=2 * whole)
         runs = round(known.node_hours / whole)
         gain = -math.expm1(-known.gain)
-        if known.rate >= self.worth:
+        if known.rate >= self.min_gain:
             return Stage(
                 name="hyperparameters", what=tuned, whole_runs=runs, node_hours=known.node_hours, gain=gain
             )  # fmt: skip
@@ -397,12 +397,12 @@ class StageKnowledge:
         option, gain = self.arithmetic.next_run()
         if len(self.options) > 1:
             setting = self.options[option.changes]
-            why = f"switches that change arithmetic: a whole run with {self._words(setting)}"
+            why = f"switches that change arithmetic: a whole run with {self._setting_text(setting)}"
             steps.append(StageStep(self.values(setting), "full", gain / whole, why))
         steps.append(self._of_grey_box())
         if (unmeasured := self._moved_unmeasured()) is not None:
             return unmeasured
-        if all(s.rate < self.worth for s in steps) and (confirmation := self._confirmation()) is not None:
+        if all(s.rate < self.min_gain for s in steps) and (confirmation := self._confirmation()) is not None:
             return confirmation
         return max(steps, key=lambda s: s.rate)
 
@@ -418,25 +418,25 @@ class StageKnowledge:
             return StageStep(self.values(s.base), PROBE, math.inf, why)
         if not s.screened:
             setting = s.most_informative(rng)
-            why = f"switches, {count} of about {s.wanted + REPEATS + 4}: {self._words(setting)}"
+            why = f"switches, {count} of about {s.probes_needed + REPEATS + 4}: {self._setting_text(setting)}"
             return StageStep(self.values(setting), PROBE, math.inf, why)
         precise = bool(s.precision_of(s.leader()))
         candidates = [s.most_promising(rng)] + ([s.most_promising(rng, precise=True)] if precise else [])
         setting, gain = max(candidates, key=lambda candidate: candidate[1])
-        if gain / probe < self.worth:
+        if gain / probe < self.min_gain:
             return None
-        why = f"switches, {count}: {self._words(setting)} may be faster yet, by {100 * gain:.2g}% as expected"
+        why = f"switches, {count}: {self._setting_text(setting)} may be faster yet, by {100 * gain:.2g}% as expected"
         return StageStep(self.values(setting), PROBE, gain / probe, why)
 
-    def _words(self, setting: Setting) -> str:
+    def _setting_text(self, setting: Setting) -> str:
         changed = [f"{self.switches[at].name}={self.switches[at].levels[setting[at]]}" for at in _on(setting)]
         return ", ".join(changed) or "no switch changed"
 
     def _of_grey_box(self) -> StageStep:
-        made = self.grey_box.proposal(self.at_best, self.searched) if self.grey_box is not None else None
-        if made is None:
+        proposed = self.grey_box.proposal(self.at_best, self.searched) if self.grey_box is not None else None
+        if proposed is None:
             return StageStep(self.values(self.best), "full", 0.0, "nothing else is known to be worth a run")
-        return StageStep(self.values(self.best, made.values), made.kind, made.rate, made.why)
+        return StageStep(self.values(self.best, proposed.values), proposed.kind, proposed.rate, proposed.why)
 
     def _confirmation(self) -> StageStep | None:
         """A whole run of what is recommended; None where one has begun, and while others may yet change it."""
@@ -453,7 +453,7 @@ class StageKnowledge:
     # -- what is handed over
 
     @cached_property
-    def believed(self) -> dict[str, Any]:
+    def best_point(self) -> dict[str, Any]:
         """The best setting of the switches on what the grey box believes best, whether or not they ran together."""
         if self.grey_box is None:
             return self.values(self.best)
@@ -464,24 +464,24 @@ class StageKnowledge:
         return self.values(self.best, rest)
 
     @cached_property
-    def _together(self) -> list[FrozenTrial]:
+    def _combined(self) -> list[FrozenTrial]:
         """The trials with the pace of :attr:`believed`: the best setting on the layout of it."""
         speed = self.coordinates.speed_names
         alike = [t for t in self.whole_space if self.setting(t.params) == self.best]
-        return [t for t in alike if all(t.params[n] == self.believed[n] for n in speed)]
+        return [t for t in alike if all(t.params[n] == self.best_point[n] for n in speed)]
 
     def _recommended(self) -> dict[str, Any]:
         """What is believed best where its switches ran on its layout; else what ran."""
-        moved = any(self.believed[n] != self.start[n] for n in self.coordinates.speed_names)
-        ran = any(math.isfinite(self.ln_seconds(t)) for t in self._together)
-        return self.values(self.best) if moved and not ran else self.believed
+        moved = any(self.best_point[n] != self.start[n] for n in self.coordinates.speed_names)
+        ran = any(math.isfinite(self.ln_seconds(t)) for t in self._combined)
+        return self.values(self.best) if moved and not ran else self.best_point
 
     def _moved_unmeasured(self) -> StageStep | None:
         """A probe of what is believed best where its switches have not run on its layout; None where they have."""
-        if self._together or all(self.believed[n] == self.start[n] for n in self.coordinates.speed_names):
+        if self._combined or all(self.best_point[n] == self.start[n] for n in self.coordinates.speed_names):
             return None
         return StageStep(
-            self.believed, PROBE, math.inf, "the switches' best setting on the layout that is believed best"
+            self.best_point, PROBE, math.inf, "the switches' best setting on the layout that is believed best"
         )
 
     def recommendation(self) -> tuple[dict[str, Any], float, str]:
@@ -490,17 +490,19 @@ class StageKnowledge:
             raise ValueError("no run has reached the target yet")
         values = self._recommended()
         saved = self.screening.compared(self.best, self.screening.base)[0]
-        words = f"{self._words(self.best)}: expected to save {-100 * math.expm1(saved):.1f}% of the base's time"
+        description = (
+            f"{self._setting_text(self.best)}: expected to save {-100 * math.expm1(saved):.1f}% of the base's time"
+        )
         if dead := [f"{self.switches[at].name}={self.switches[at].levels[n]}" for at, n in sorted(self.screening.dead)]:
-            words += f"; left out, since it does not run here: {', '.join(dead)}"
+            description += f"; left out, since it does not run here: {', '.join(dead)}"
         if self.grey_box is not None:
             return (
                 values,
                 math.exp(self.grey_box.forecast(self.at_best, {n: values[n] for n in self.searched})[0]),
-                words,
+                description,
             )
         best = self.screening.predict([self.best])[0][0]
-        return values, math.exp(float(best)), words
+        return values, math.exp(float(best)), description
 
 
 _OF_PACE = ("samples_per_second", "seconds_per_eval", "node_hours", "init_seconds", "peak_gib", "verdict")

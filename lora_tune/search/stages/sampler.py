@@ -25,7 +25,7 @@ from lora_tune.config.study import Study
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.recorded import FIXED, annotate
-from lora_tune.search.stages.knowledge import PROBE_SHARE, USUAL_START, WORTH, RunCosts, StageKnowledge, StageStep
+from lora_tune.search.stages.knowledge import MIN_GAIN, PROBE_SHARE, USUAL_START, RunCosts, StageKnowledge, StageStep
 from lora_tune.search.stages.screening import Screening, Switch
 
 Values = Mapping[str, Any]
@@ -56,7 +56,7 @@ class StagesSampler(BaseSampler):
         goal: Goal,
         grey_box: Callable[[Mapping[str, BaseDistribution]], GreyBoxSampler],
         costs: RunCosts,
-        worth: float | None = None,
+        min_gain: float | None = None,
         seed: int | None = None,
     ) -> None:
         self._space, self._start = dict(distributions), dict(start)
@@ -70,7 +70,7 @@ class StagesSampler(BaseSampler):
             for n, d in sorted(self._space.items())
             if n in switches
         )
-        self._goal, self._costs, self._worth = goal, costs, WORTH if worth is None else worth
+        self._goal, self._costs, self._min_gain = goal, costs, MIN_GAIN if min_gain is None else min_gain
         self._rng, self._random = np.random.default_rng(seed), RandomSampler(seed=seed)
         self._step: tuple[object, StageStep | None] = (None, None)
 
@@ -120,7 +120,7 @@ class StagesSampler(BaseSampler):
     def _known(self, trials: Sequence[FrozenTrial]) -> StageKnowledge:
         return StageKnowledge(
             trials=trials, switches=self._switches, start=self._start, goal=self._goal, of_all=self._all,
-            of_layouts=self._layouts, coordinates=self._coordinates, costs=self._costs, worth=self._worth,
+            of_layouts=self._layouts, coordinates=self._coordinates, costs=self._costs, min_gain=self._min_gain,
         )  # fmt: skip
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
@@ -137,7 +137,7 @@ class StagesSampler(BaseSampler):
 
     def plan(self) -> list[str]:
         """What each stage costs and can win, before any run; why one is skipped. A line each."""
-        return [stage.words for stage in self._known(()).stages()]
+        return [stage.description for stage in self._known(()).stages()]
 
 
 def _levels(distribution: BaseDistribution, base: Any) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ INTERACTIONS = (0.1, 0.3)
 """Sd of an interaction of two switches, in that of an effect."""
 SCATTER = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 """Sd of a reading; public runs: 0.14% of samples/s, 0.5% of evals."""
-USUAL_SCATTER, SCATTER_DOUBT = 0.0017, 1.0
+USUAL_SCATTER, SCATTER_SD = 0.0017, 1.0
 """The scatter expected before any repeat, and sd of its ln."""
 WHOLE_RUN = 0.02
 """Sd by which the pace of a whole run may differ from a probe's of the same setting."""
@@ -76,7 +76,7 @@ class Effect:
     sd: float
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people: "VBOOST_VALUE=1 -2.1% +-0.2%"."""
         value = self.switch.levels[self.level]
         return f"{self.switch.name}={value} {100 * self.mean:+.1f}% +-{100 * self.sd:.1f}%"
@@ -185,8 +185,8 @@ class Screening:
         covariance = (x * self._prior(scales)) @ x.T + scales.scatter**2 * np.eye(len(y))
         factor = np.linalg.cholesky(covariance)
         z = np.linalg.solve(factor, y)
-        doubt = math.log(scales.scatter / USUAL_SCATTER) / SCATTER_DOUBT
-        return float(-0.5 * z @ z - np.log(np.diag(factor)).sum() - 0.5 * doubt**2)
+        off = math.log(scales.scatter / USUAL_SCATTER) / SCATTER_SD
+        return float(-0.5 * z @ z - np.log(np.diag(factor)).sum() - 0.5 * off**2)
 
     @cached_property
     def _data(self) -> tuple[Array, Array]:
@@ -226,9 +226,9 @@ class Screening:
         a level that may not run would never be tried.
         """
         known = [r for r in self.readings if not r.dead]
-        alone = replace(self.scales, interaction=0.0, scatter=self._blur)
+        no_interaction = replace(self.scales, interaction=0.0, scatter=self._blur)
         x = self._features([r.setting for r in known], [r.whole for r in known])
-        return self._learned(x, np.zeros(len(known)), alone)[1]
+        return self._learned(x, np.zeros(len(known)), no_interaction)[1]
 
     @property
     def _blur(self) -> float:
@@ -249,12 +249,12 @@ class Screening:
 
     def effects(self) -> list[Effect]:
         """What each level adds to the base alone, the largest saving first; none of dead ones."""
-        alone = [(at, level) for at, level in self.levels if (at, level) not in self.dead]
-        made = []
-        for at, level in alone:
+        living = [(at, level) for at, level in self.levels if (at, level) not in self.dead]
+        ranked = []
+        for at, level in living:
             mean, sd = self.compared(self._with(self.base, at, level), self.base)
-            made.append(Effect(switch=self.switches[at], level=level, mean=mean, sd=sd))
-        return sorted(made, key=lambda e: e.mean)
+            ranked.append(Effect(switch=self.switches[at], level=level, mean=mean, sd=sd))
+        return sorted(ranked, key=lambda e: e.mean)
 
     def leader(self, *, precise: bool = False) -> Setting:
         """The measured setting that is believed fastest. precise: of those with the base's arithmetic."""
@@ -270,7 +270,7 @@ class Screening:
     # -- what to run next
 
     @property
-    def wanted(self) -> int:
+    def probes_needed(self) -> int:
         """Readings after which every effect has been seen once: one more than there are levels that may run."""
         return 1 + len(self.levels) - len(self.dead | self.barred)
 
@@ -280,18 +280,18 @@ class Screening:
         known = [r for r in self.readings if not r.dead]
         open_or_run = {pair for r in known for pair in _changes(r.setting)}
         left = {pair for pair in self.levels if self._deadly[pair] < 1} - open_or_run
-        return not left and len(known) >= self.wanted
+        return not left and len(known) >= self.probes_needed
 
     def most_informative(self, rng: np.random.Generator) -> Setting:
         """The setting whose reading is least known, by what it adds to the information, times its chance to run."""
         planned, noise = self._planned, self._blur**2
 
-        def worth(settings: Sequence[Setting]) -> Array:
+        def gain_of(settings: Sequence[Setting]) -> Array:
             x = self._features(settings)
             gained = np.log1p(np.einsum("ij,jk,ik->i", x, planned, x) / noise)
             return np.asarray(gained * np.array([self.lives(s) for s in settings]))
 
-        return self._climb(worth, rng)[0]
+        return self._climb(gain_of, rng)[0]
 
     def most_promising(self, rng: np.random.Generator, *, precise: bool = False) -> tuple[Setting, float]:
         """The setting by which the best measured one is expected to improve most, and by how much, in ln(seconds).
@@ -301,38 +301,38 @@ class Screening:
         best = self._features([self.leader(precise=precise)])[0]
         mean, covariance = self._posterior[0], self._once_read
         noise = self.scales.scatter**2
-        still = {r.setting for r in self.readings if not r.dead}
+        tried = {r.setting for r in self.readings if not r.dead}
 
-        def worth(settings: Sequence[Setting]) -> Array:
+        def gain_of(settings: Sequence[Setting]) -> Array:
             x = self._features(settings)
             apart = x - best
-            gain, told = -apart @ mean, x @ covariance
-            moved = np.einsum("ij,ij->i", told, apart) / np.sqrt(np.einsum("ij,ij->i", told, x) + noise)
+            gain, moved_rows = -apart @ mean, x @ covariance
+            moved = np.einsum("ij,ij->i", moved_rows, apart) / np.sqrt(np.einsum("ij,ij->i", moved_rows, x) + noise)
             sd = np.maximum(np.abs(moved), 1e-9)
             z = gain / sd
             improvement = gain * _below(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-            allowed = [0.0 if s in still or (precise and self.precision_of(s)) else self.lives(s) for s in settings]
+            allowed = [0.0 if s in tried or (precise and self.precision_of(s)) else self.lives(s) for s in settings]
             return np.asarray(improvement * np.array(allowed))
 
-        return self._climb(worth, rng, self.leader(precise=precise))
+        return self._climb(gain_of, rng, self.leader(precise=precise))
 
     def _climb(
-        self, worth: Callable[[Sequence[Setting]], Array], rng: np.random.Generator, *starts: Setting
+        self, gain_of: Callable[[Sequence[Setting]], Array], rng: np.random.Generator, *starts: Setting
     ) -> tuple[Setting, float]:
         """The setting of the highest worth: of several climbs, one switch at a time, the best."""
         counts = [len(s.levels) for s in self.switches]
         drawn = [tuple(int(rng.integers(n)) for n in counts) for _ in range(STARTS)]
         best, height = self.base, -math.inf
         for start in (*starts, *drawn):
-            here, high = start, float(worth([start])[0])
+            current, high = start, float(gain_of([start])[0])
             while True:
-                near = [self._with(here, at, level) for at, n in enumerate(counts) for level in range(n)]
-                values = worth(near)
+                neighbours = [self._with(current, at, level) for at, n in enumerate(counts) for level in range(n)]
+                values = gain_of(neighbours)
                 if values[top := int(np.argmax(values))] <= high:
                     break
-                here, high = near[top], float(values[top])
+                current, high = neighbours[top], float(values[top])
             if high > height:
-                best, height = here, high
+                best, height = current, high
         return best, height
 
     @staticmethod

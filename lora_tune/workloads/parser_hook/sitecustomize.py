@@ -78,8 +78,8 @@ def _several(value: Any) -> bool:
 
 def _typed(args: Any) -> tuple[list[str], bool]:
     """The words to parse without the ``--help`` at their end, and whether it was there."""
-    words = list(sys.argv[1:] if args is None else args)
-    return (words[:-1], True) if words and words[-1] == HELP else (words, False)
+    tokens = list(sys.argv[1:] if args is None else args)
+    return (tokens[:-1], True) if tokens and tokens[-1] == HELP else (tokens, False)
 
 
 def _flat(values: Any, before: str = "") -> dict[str, Any]:
@@ -95,8 +95,8 @@ def _flat(values: Any, before: str = "") -> dict[str, Any]:
 
 def _starts_a_script(values: Iterable[Any]) -> bool:
     """Whether the words that are no options name a program to start: the parser is a launcher's."""
-    words = [word for value in values for word in (value if isinstance(value, (list, tuple)) else [value])]
-    return any(isinstance(word, str) and word.endswith(".py") and os.path.isfile(word) for word in words)
+    tokens = [token for value in values for token in (value if isinstance(value, (list, tuple)) else [value])]
+    return any(isinstance(token, str) and token.endswith(".py") and os.path.isfile(token) for token in tokens)
 
 
 class _Argparse:
@@ -131,13 +131,13 @@ class _Argparse:
             values, rest = self.known(parser, args, namespace, *more, **named)
         finally:
             self.inner.extend(self.described(parser, values, False))
-            self.positional.extend(self._words(parser, values))
+            self.positional.extend(self._tokens(parser, values))
         return values, rest
 
-    def _words(self, parser: Any, values: Any) -> list[Any]:
+    def _tokens(self, parser: Any, values: Any) -> list[Any]:
         return [getattr(values, a.dest, None) for a in parser._actions if not a.option_strings]
 
-    def asked(self, parser: Any, args: list[str], *, reached: bool, final: bool) -> bool:
+    def record_call(self, parser: Any, args: list[str], *, reached: bool, final: bool) -> bool:
         """Write down what a parser knows; False for one of a launcher, which is not the script's."""
         self.inner, self.positional, values = [], [], None
         self.depth += 1
@@ -149,7 +149,7 @@ class _Argparse:
             self.depth -= 1
         remainder = any(not a.option_strings and a.nargs == self.module.REMAINDER for a in parser._actions)
         module = remainder and getattr(values, "module", False) is True  # torchrun -m
-        if module or _starts_a_script(self._words(parser, values) + self.positional):
+        if module or _starts_a_script(self._tokens(parser, values) + self.positional):
             return False
         options = [*self.inner, *self.described(parser, values, bool(self.inner))]
         _write("argparse", options, reached=reached, final=final)
@@ -167,9 +167,9 @@ def _argparse(module: Any) -> None:
             return calls.known(self, args, namespace, *more, **named)
         if calls.depth:
             return calls.within(self, args, namespace, *more, **named)
-        words, reached = _typed(args)
+        tokens, reached = _typed(args)
         final = bool(calls.whole) or self.add_help
-        if calls.asked(self, words, reached=reached, final=final) and final:
+        if calls.record_call(self, tokens, reached=reached, final=final) and final:
             _finish()
         _within[0] += 1
         try:
@@ -208,9 +208,9 @@ def _click(module: Any) -> None:
 
     @functools.wraps(make)
     def make_context(self: Any, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        words, helped = _typed(args)
+        tokens, helped = _typed(args)
         reached[0] = reached[0] or helped
-        return make(self, info_name, words, parent=parent, **extra)
+        return make(self, info_name, tokens, parent=parent, **extra)
 
     @functools.wraps(parse)
     def parse_args(self: Any, ctx: Any, args: Any) -> Any:
@@ -248,9 +248,9 @@ def _absl(module: Any) -> None:
 
     @functools.wraps(parse)
     def call(self: Any, argv: Any, known_only: bool = False) -> Any:
-        words, reached = _typed(argv)
+        tokens, reached = _typed(argv)
         try:
-            parse(self, words, known_only=known_only)
+            parse(self, tokens, known_only=known_only)
         except Exception:  # noqa: BLE001  # words that it refuses: its defaults are known all the same
             self.mark_as_parsed()
         _write("absl", described(self), reached=reached)
@@ -267,9 +267,9 @@ def _jsonargparse(module: Any) -> None:
     def parse_args(self: Any, args: Any = None, *more: Any, **named: Any) -> Any:
         if _within[0]:  # of a subcommand
             return parse(self, args, *more, **named)
-        words, reached = _typed(args)
+        tokens, reached = _typed(args)
         _within[0] += 1
-        values = parse(self, words, *more, **named)
+        values = parse(self, tokens, *more, **named)
         command = getattr(values, "subcommand", None)
         before = f"{command}." if isinstance(command, str) else ""
         leaves = {key: value for key, value in values.items() if not _several(value)}
@@ -291,7 +291,7 @@ def _hydra(module: Any) -> None:
     def main(*settings: Any, **named: Any) -> Any:
         decorate = original(*settings, **named)
 
-        def around(task: Callable[..., Any]) -> Any:
+        def wrapped(task: Callable[..., Any]) -> Any:
             state = {"reached": False}
 
             def write(config: Any) -> None:
@@ -312,15 +312,15 @@ def _hydra(module: Any) -> None:
 
             @functools.wraps(task)
             def run(*arguments: Any, **keywords: Any) -> Any:
-                words, state["reached"] = _typed(None)
+                tokens, state["reached"] = _typed(None)
                 place = tempfile.mkdtemp()
-                sys.argv[1:] = [*words, f"hydra.run.dir={place}", "hydra.output_subdir=null"]
+                sys.argv[1:] = [*tokens, f"hydra.run.dir={place}", "hydra.output_subdir=null"]
                 _within[0] += 1
                 return inner(*arguments, **keywords)
 
             return run
 
-        return around
+        return wrapped
 
     module.main = main
 
@@ -330,12 +330,12 @@ def _tyro(module: Any) -> None:
 
     @functools.wraps(original)
     def cli(f: Any, *more: Any, **named: Any) -> Any:
-        words, reached = _typed(named.get("args"))
+        tokens, reached = _typed(named.get("args"))
         _within[0] += 1
         if inspect.isfunction(f):
             values: Any = _defaults(f)
         else:
-            values = original(f, *more, **{**named, "args": words})
+            values = original(f, *more, **{**named, "args": tokens})
         options = [
             _option(["--" + name.replace("_", "-"), "--" + name], value)
             for name, value in _flat(values).items()
@@ -357,12 +357,12 @@ def _defaults(function: Any) -> dict[str, Any]:
 def _fire(module: Any) -> None:
     @functools.wraps(module.Fire)
     def fire(component: Any = None, command: Any = None, *more: Any, **named: Any) -> Any:
-        words, reached = _typed(command.split() if isinstance(command, str) else command)
+        tokens, reached = _typed(command.split() if isinstance(command, str) else command)
         known = inspect.currentframe().f_back.f_globals if component is None else component  # type: ignore[union-attr]
-        for word in words:
+        for token in tokens:
             if callable(known) and not inspect.isclass(known):
                 break
-            name = word.replace("-", "_")
+            name = token.replace("-", "_")
             known = known.get(name, known) if isinstance(known, Mapping) else getattr(known, name, known)
         options = []
         if callable(known):
@@ -379,8 +379,8 @@ def _docopt(module: Any) -> None:
 
     @functools.wraps(original)
     def docopt(doc: Any, argv: Any = None, *more: Any, **named: Any) -> Any:
-        words, reached = _typed(argv)
-        values = original(doc, words, *more, **named)
+        tokens, reached = _typed(argv)
+        values = original(doc, tokens, *more, **named)
         options = [_option([n], v) for n, v in values.items() if n.startswith("-") and not isinstance(v, bool)]
         _write("docopt", options, reached=reached)
         _finish()
@@ -393,8 +393,8 @@ def _optparse(module: Any) -> None:
 
     @functools.wraps(original)
     def parse_args(self: Any, args: Any = None, values: Any = None) -> Any:
-        words, reached = _typed(args)
-        today, _ = original(self, words, values)
+        tokens, reached = _typed(args)
+        today, _ = original(self, tokens, values)
         taken = [o for o in self.option_list if o.takes_value() and o.nargs == 1]
         options = [
             _option([*o._long_opts, *o._short_opts], getattr(today, o.dest, None), choices=o.choices, text=o.help)
@@ -415,8 +415,8 @@ def _omegaconf(module: Any) -> None:
     def read(args_list: Any = None) -> Any:
         if _within[0]:
             return from_cli(args_list)
-        words, reached = _typed(args_list)
-        typed[:] = [from_cli(words), reached]
+        tokens, reached = _typed(args_list)
+        typed[:] = [from_cli(tokens), reached]
         return typed[0]
 
     def laid_over(*configs: Any) -> Any:
@@ -490,18 +490,18 @@ class _Finder:
 
 
 def _begin() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
+    folder_of_hook = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != folder_of_hook]
     if FILE:
         sys.meta_path.insert(0, _Finder())
         for name in [name for name in PATCHES if name in sys.modules]:
             PATCHES.pop(name)(sys.modules[name])
-    own = sys.modules.pop("sitecustomize", None)
+    hidden = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the one that would have been imported without this folder
     except ImportError:
-        if own is not None:
-            sys.modules["sitecustomize"] = own
+        if hidden is not None:
+            sys.modules["sitecustomize"] = hidden
 
 
 if __name__ == "sitecustomize":
