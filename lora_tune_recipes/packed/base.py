@@ -105,8 +105,8 @@ class PackedBase:
         self._graphs: weakref.WeakSet[StepGraph[Any]] = weakref.WeakSet()
         self._graph_pool: Any = None
         if settings.torch_compile and self.records:
-            # A program for each shape of layer, adapter and rows that a pack has met.
-            torch._dynamo.config.recompile_limit = 64
+            # A program for each shape of layer, adapter and rows that a pack has met, in training and evaluation.
+            torch._dynamo.config.recompile_limit = 128
             compile_layers(self.model, self.model)
             self._chunk = torch.compile(chunk_losses, dynamic=False)
 

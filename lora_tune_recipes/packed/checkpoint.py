@@ -117,7 +117,7 @@ def save_adapter(folder: Path, group: Group, slot: Slot) -> None:
         for part, value in zip(EMBEDDING if group.modules[name].embedding else LINEAR, pair, strict=True):
             if value is not None:
                 weights[f"base_model.model.{name}.{part}"] = value.cpu().contiguous()
-    for name, own in group.copies_of([group.slots.index(slot)]).items():
+    for name, own in group.copies_of(group.index([slot])).items():
         for parameter, values in own.items():
             weights[f"base_model.model.{name}.{parameter}"] = values[0].cpu().contiguous()
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -82,7 +82,8 @@ class Group:
     up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero. room: how
     many rows there are; those behind the slots' are zero, and stay zero, too.
 
-    graph: the recorded pass over all rows, None where there is none. since: when the rows were laid out (monotonic).
+    graph: the recorded pass over all rows, evaluation: of one slot's evaluation; None where there is none. since: when
+    the rows were laid out (monotonic), evaluations: how often slots were evaluated since.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Group:
         self._second_factors = torch.zeros(place, device=device)
         for place_of in self._places.values():
             self._second_factors[place_of.b] = 1.0
-        self.graph: StepGraph[Any] | None = None
+        self.leaves: dict[str, AdapterPair] = {}
         self._lay_out(self._moved(0))
 
     @property
@@ -125,7 +126,7 @@ class Group:
         new = Rows(*(row.to(self._device) for row in state or self._fresh(slot)))
         count = len(self.slots) + 1
         # All is made before anything is changed: where memory is short, the others' rows stay as they are.
-        moved = self._moved(self.room(count, self.rows))
+        moved = self._moved(self.rows if count <= self.rows else self.room(count, self.rows))
         self.slots.append(slot)
         self._lay_out(moved)
         with torch.no_grad():
@@ -143,14 +144,28 @@ class Group:
             for rows in (*self._rows, self._gradients, self.losses):
                 rows[at] = rows[last]
                 rows[last] = 0.0
-        self._lay_out(self._moved(self.room(last, self.rows)))
         self._constants()
+        self.settle(math.inf)
         return taken
+
+    def settle(self, patience: float = 0.0) -> None:
+        """Give up rows that no slot needs: at once, but a recorded pass only where ``patience`` seconds go by so.
+
+        Trials end together where they began together, and others follow: their pass is the recorded one.
+        """
+        rows, now = self.room(len(self.slots), self.rows), time.monotonic()
+        if rows == self.rows:
+            self._sparse_since = math.inf
+            return
+        self._sparse_since = min(self._sparse_since, now)
+        if self.graph is None or now - self._sparse_since >= patience:
+            self._lay_out(self._moved(rows))
+            self._constants()
 
     @torch.no_grad()
     def _moved(self, count: int) -> tuple[Rows, torch.Tensor, torch.Tensor] | None:
         """Rows, gradients and losses with room for ``count``; None where they have just that."""
-        if self.slots and count == self.rows:
+        if self.leaves and count == self.rows:
             return None
         every = [torch.zeros(count, self.size, device=self._device) for _ in range(4)]
         losses, used = torch.zeros(count, device=self._device), len(self.slots)
@@ -164,8 +179,10 @@ class Group:
         if moved is None:
             return
         self._rows, self._gradients, self.losses = moved
-        self.graph, self.since = None, time.monotonic()
-        self.leaves: dict[str, AdapterPair] = {}
+        self.graph: StepGraph[Any] | None = None
+        self.evaluation: StepGraph[Any] | None = None
+        self.since, self._sparse_since, self.evaluations = time.monotonic(), math.inf, 0
+        self.leaves = {}
         for name, module in self.modules.items():
             place = self._places[name]
             self.leaves[name] = AdapterPair(
@@ -185,19 +202,21 @@ class Group:
         at = self.slots.index(slot)
         return Rows(*(rows[at : at + 1].to("cpu", copy=True) for rows in self._rows))
 
-    def pairs(self, chosen: Sequence[int]) -> dict[str, AdapterPair]:
-        """The adapters of slots ``chosen`` by module, for passes that learn nothing."""
-        index = torch.tensor(chosen, device=self._device)
+    def pairs(self, index: torch.Tensor) -> dict[str, AdapterPair]:
+        """The adapters of the slots ``index`` [k] by module, for passes that learn nothing."""
         pairs = {}
         for name, (a, b, magnitude) in self.leaves.items():
             own = None if magnitude is None else magnitude.detach()[index]
             pairs[name] = AdapterPair(a.detach()[index], b.detach()[index], own)
         return pairs
 
-    def copies_of(self, chosen: Sequence[int]) -> Copies:
+    def copies_of(self, index: torch.Tensor) -> Copies:
         """As :meth:`pairs`, of the modules that are trained whole."""
-        index = torch.tensor(chosen, device=self._device)
         return {n: {part: leaf.detach()[index] for part, leaf in own.items()} for n, own in self.copies.items()}
+
+    def index(self, slots: Sequence[Slot]) -> torch.Tensor:
+        """The rows of these slots."""
+        return torch.tensor([self.slots.index(slot) for slot in slots], device=self._device)
 
     def adapter(self, slot: Slot) -> dict[str, AdapterPair]:
         """The slot's own adapter by module, without what fills its rank up."""

@@ -6,12 +6,14 @@ whoever trains beside it; on a GPU the products of a batch are rounded by the sh
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lora_tune_recipes import text
@@ -19,11 +21,11 @@ from lora_tune_recipes.batch import Batch
 from lora_tune_recipes.packed.base import PackedBase
 from lora_tune_recipes.packed.dropout import SlotDropout
 from lora_tune_recipes.packed.frozen import CHUNK
-from lora_tune_recipes.packed.group import AdapterPair, Group, Rows, exact, padded
+from lora_tune_recipes.packed.group import Group, Rows, exact, padded
 from lora_tune_recipes.packed.layers import Part
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.settings import Settings
-from lora_tune_recipes.step_graph import short_of_memory
+from lora_tune_recipes.step_graph import Inputs, StepGraph, short_of_memory
 
 Key = TypeVar("Key")
 EVAL_TOKENS = 2**17
@@ -62,6 +64,16 @@ class PassInputs(NamedTuple):
     sizes: torch.Tensor
     rates: torch.Tensor
     seeds: torch.Tensor
+
+
+class EvalInputs(NamedTuple):
+    """What a recorded pass of one slot's evaluation reads: Batch's, and the slot's row [1]."""
+
+    read: torch.Tensor
+    predict: torch.Tensor
+    weight: torch.Tensor
+    position: torch.Tensor
+    row: torch.Tensor
 
 
 def numbers(losses: Mapping[Key, torch.Tensor]) -> dict[Key, float]:
@@ -116,6 +128,7 @@ class Pack:
     def join(self, slot: Slot, state: Rows | None = None) -> None:
         """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
         shape = self.shape(slot.settings)
+        self.make_room(slot.settings)
         group = self._groups.get(shape) or self._group(slot.settings, shape.rank)
         group.join(slot, state)
         self._groups[shape] = group  # only now: a group without slots would end the next round
@@ -130,9 +143,23 @@ class Pack:
         group = self._groups[shape]
         state = group.leave(slot)
         slot.again()
-        if not group.slots:
-            del self._groups[shape]
+        self._settle({shape: group}, math.inf)
         return state
+
+    def make_room(self, settings: Settings) -> None:
+        """Before a trial of these settings takes memory: where it shares no group, what stands empty is given up."""
+        if self.shape(settings) not in self._groups:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Memory is short: rows without slots go, and the passes that were recorded over them."""
+        self._settle(self._groups, 0.0)
+
+    def _settle(self, groups: Mapping[SlotShape, Group], patience: float) -> None:
+        for shape, group in list(groups.items()):
+            group.settle(patience)
+            if not group.slots and group.graph is None:
+                del self._groups[shape]
 
     def group(self, slot: Slot) -> Group:
         """The group that ``slot`` is in."""
@@ -155,6 +182,7 @@ class Pack:
             group.forget()
             for slot in group.slots:
                 slot.again()
+        self.give_up()
 
     def round(self, done: dict[Slot, torch.Tensor] | None = None) -> dict[Slot, torch.Tensor]:
         """One pass of every slot; the loss, on the device, of each slot whose step is now whole.
@@ -162,10 +190,11 @@ class Pack:
         done: filled with these as they come, so that a round that fails half way tells which slots have stepped.
         """
         done = {} if done is None else done
+        self._settle(self._groups, self._patience)
         # Rows of one length whose attention and whose logits are computed in one way share a pass.
         passes: dict[tuple[int, bool, bool], list[Group]] = {}
         for shape, group in sorted(self._groups.items()):
-            if self._replayed(group):
+            if not group.slots or self._replayed(group):
                 continue
             key = shape.seq, shape.packing, self.base.makes_logits(group.slots[0].settings.adapters)
             passes.setdefault(key, []).append(group)
@@ -201,19 +230,24 @@ class Pack:
         if group.room is exact:
             return False
         group.graph, began = None, time.monotonic()
+        with group.kept():
+            group.graph = self._graph(lambda own: self._learn([group], [own], compiled=True), inputs)
+        if group.graph is None:
+            group.room = exact
+        elif self._patience:
+            self._patience = time.monotonic() - began
+        return group.graph is not None
+
+    def _graph(self, work: Callable[[Inputs], torch.Tensor], inputs: Inputs) -> StepGraph[Inputs] | None:
+        """A recording of ``work``; None where memory is short."""
         try:
-            with group.kept():
-                group.graph = self.base.record(lambda own: self._learn([group], [own], compiled=True), inputs)
+            return self.base.record(work, inputs)
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
             if not short_of_memory(error):
                 raise
-            print("no memory for a recorded pass: kernels are launched one by one", flush=True)
-            group.room = exact
-            torch.cuda.empty_cache()
-            return False
-        if self._patience:
-            self._patience = time.monotonic() - began
-        return True
+        print("no memory for a recorded pass: kernels are launched one by one", flush=True)
+        torch.cuda.empty_cache()
+        return None
 
     def _inputs(self, group: Group) -> PassInputs:
         """What the next pass of a group reads."""
@@ -275,21 +309,52 @@ class Pack:
 
     def _evaluate(self, group: Group, slots: Sequence[Slot]) -> list[float]:
         """The eval losses of slots of one group that read the same validation sequences."""
-        index = [group.slots.index(slot) for slot in slots]
-        pairs: dict[str, AdapterPair] = group.pairs(index)
-        copies = group.copies_of(index)
-        chosen = torch.tensor(index, device=self.base.device)
-        scales = {name: scale[chosen] for name, scale in group.scales.items()}
-        validation, settings = slots[0].texts.validation, slots[0].settings
+        # One pass of many slots is seldom met twice. The first evaluation may be the only one.
+        if group.graph is not None and group.evaluations and (losses := self._replayed_evaluation(group, slots)):
+            return losses
+        group.evaluations += 1
+        index, validation = group.index(slots), slots[0].texts.validation
+        total = torch.zeros(len(slots), device=self.base.device)
+        for rows in self._validation_passes(slots[0], len(slots)):
+            own = [validation.rows(rows)] * len(slots)
+            batch = Batch.of(text.joined(own, len(rows) * len(slots)), self.base.device)
+            total += self._score(group, batch, index).view(len(slots), -1).sum(1)
+        return [float(loss) for loss in total / len(validation)]
+
+    def _replayed_evaluation(self, group: Group, slots: Sequence[Slot]) -> list[float]:
+        """As :meth:`_evaluate`, slot by slot through one recorded pass; nothing where memory is short."""
+        validation = slots[0].texts.validation
+        totals = torch.zeros(len(slots), device=self.base.device)
+        passes = self._validation_passes(slots[0], 1)
+        for rows in passes:
+            batch = Batch.of(text.joined([validation.rows(rows)], len(passes[0])), self.base.device)
+            for number, row in enumerate(group.index(slots)[:, None]):
+                inputs = EvalInputs(*batch, row)
+                if group.evaluation is None or not group.evaluation.fits(inputs):
+                    group.evaluation = self._graph(
+                        lambda own: self._score(group, Batch(*own[:4]), own.row, compiled=True).sum(), inputs
+                    )
+                if group.evaluation is None:
+                    group.graph, group.room = None, exact
+                    return []
+                totals[number] += group.evaluation.replay(inputs)
+        return [float(loss) for loss in totals / len(validation)]
+
+    def _validation_passes(self, slot: Slot, slots: int) -> list[npt.NDArray[np.int64]]:
+        """The sequences of each pass of an evaluation of so many slots like this one."""
+        settings, count = slot.settings, len(slot.texts.validation)
         size = settings.mbs
         if self.base.device.type == "cuda":
             most = CHUNK if self.base.makes_logits(settings.adapters) else EVAL_TOKENS
-            size = max(size, most // (len(slots) * settings.seq))
-        total, whole = torch.zeros(len(slots), device=self.base.device), self.base.makes_logits(settings.adapters)
-        for start in range(0, len(validation), size):
-            rows = validation.rows(np.arange(start, min(start + size, len(validation))))
-            part = Part(slice(0, len(rows) * len(slots)), len(slots), pairs, scales, copies)
-            batch = Batch.of(text.joined([rows] * len(slots), len(rows) * len(slots)), self.base.device)
-            with self.base.through([part], training=False):
-                total += self.base.losses(batch, whole_logits=whole).view(len(slots), -1).sum(1)
-        return [float(loss) for loss in total / len(validation)]
+            size = max(size, most // (slots * settings.seq))
+        return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+
+    @torch.no_grad()
+    def _score(self, group: Group, batch: Batch, index: torch.Tensor, *, compiled: bool = False) -> torch.Tensor:
+        """The mean loss of each sequence [n] under the adapters of the slots ``index`` [k], the same number of each."""
+        scales = {name: scale[index] for name, scale in group.scales.items()}
+        rows = slice(0, len(batch.read))
+        part = Part(rows, len(index), group.pairs(index), scales, group.copies_of(index))
+        whole = self.base.makes_logits(group.slots[0].settings.adapters)
+        with self.base.through([part], training=False, compiled=compiled):
+            return self.base.losses(batch, whole_logits=whole)

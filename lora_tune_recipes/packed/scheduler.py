@@ -192,6 +192,7 @@ class Scheduler:
         if 0 < min((t.company for t in (*self.tenants, tenant) if t.company), default=0) <= len(present):
             return False  # more of them could not train side by side
         try:
+            self.pack.make_room(tenant.slot.settings)
             self.measured = tenant
             speed, self.measured = self._speeds.of(tenant.slot), None
             if self.tenants and not (speed.packs and all(t.packs for t in self.tenants)):
@@ -301,6 +302,7 @@ class Scheduler:
         for tenant in leaving:
             tenant.left_at = self.pack.group(tenant.slot).state(tenant.slot)
             self.let_go(tenant)
+        self.pack.give_up()
         self.waiting[:0] = leaving
         print(f"out of memory: {len(leaving)} trials wait, {len(self.tenants)} go on", flush=True)
 

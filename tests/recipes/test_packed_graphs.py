@@ -26,19 +26,19 @@ class PlayedGraph:
 
     recorded = replayed = 0
 
-    def __init__(self, work: Callable[[PassInputs], torch.Tensor], example: PassInputs, pool: Any) -> None:
-        self._work, self._own = work, PassInputs(*(tensor.clone() for tensor in example))
+    def __init__(self, work: Callable[[Any], torch.Tensor], example: Any, pool: Any) -> None:
+        self._work, self._own = work, type(example)(*(tensor.clone() for tensor in example))
         PlayedGraph.recorded += 1
         work(self._own)
 
-    def fits(self, inputs: PassInputs) -> bool:
+    def fits(self, inputs: Any) -> bool:
         return all(own.shape == new.shape for own, new in zip(self._own, inputs, strict=True))
 
-    def replay(self, inputs: PassInputs) -> None:
+    def replay(self, inputs: Any) -> torch.Tensor:
         PlayedGraph.replayed += 1
         for own, new in zip(self._own, inputs, strict=True):
             own.copy_(new)
-        self._work(self._own)
+        return self._work(self._own).clone()
 
 
 @pytest.fixture
@@ -76,9 +76,68 @@ def curves(base: PackedBase, patience: float) -> list[list[float]]:
             pack.leave(slots[0])
         for slot, loss in pack.round().items():
             losses[slots.index(slot)].append(float(loss))
-    for number, loss in zip(range(1, 5), pack.evaluate(slots[1:]), strict=True):
-        losses[number].append(loss)
+    for _ in range(3):
+        for number, loss in zip(range(1, 5), pack.evaluate(slots[1:]), strict=True):
+            losses[number].append(loss)
     return losses
+
+
+def test_trials_that_end_together_leave_their_pass_to_those_that_follow(graphs: type[PlayedGraph]) -> None:
+    base = PackedBase(trial())
+    pack = Pack(base, 0.0)
+
+    def four_join() -> list[Slot]:
+        slots = [Slot(one, base.texts(one)) for one in (trial(SEED=i) for i in range(4))]
+        for slot in slots:
+            pack.join(slot)
+        pack.round()
+        return slots
+
+    first = four_join()
+    pack._patience = 1000.0
+    recorded = graphs.recorded
+    for slot in first:
+        pack.leave(slot)
+    for slot in four_join():
+        pack.leave(slot)
+    assert graphs.recorded == recorded
+    pack.join(Slot(trial(SEQ=16), base.texts(trial(SEQ=16))))
+    assert len(pack._groups) == 1, "another shape may need the memory"
+
+
+def test_rows_without_slots_go_when_they_were_not_needed_for_a_while_or_memory_is_short(
+    graphs: type[PlayedGraph],
+) -> None:
+    base = PackedBase(trial())
+    pack = Pack(base, 0.0)
+    slots = [Slot(one, base.texts(one)) for one in (trial(SEED=i) for i in range(4))]
+    for slot in slots:
+        pack.join(slot)
+    pack.round()
+    group, pack._patience = pack.group(slots[0]), 1000.0
+    for slot in slots[1:]:
+        pack.leave(slot)
+    pack.round()
+    assert (group.rows, group.graph is None) == (4, False)
+    pack.give_up()
+    assert (group.rows, group.graph) == (1, None)
+
+
+def test_an_evaluation_is_recorded_when_it_comes_again(graphs: type[PlayedGraph]) -> None:
+    base = PackedBase(trial())
+    pack = Pack(base, 0.0)
+    slots = [Slot(one, base.texts(one)) for one in (trial(SEED=i, LR=0.01 * (1 + i)) for i in range(3))]
+    for slot in slots:
+        pack.join(slot)
+    for _ in range(4):
+        pack.round()
+    recorded, eager = graphs.recorded, pack.evaluate(slots)
+    assert graphs.recorded == recorded
+    assert pack.evaluate(slots) == pytest.approx(eager, rel=1e-5)
+    assert len(set(eager)) == 3
+    pack.evaluate(slots)
+    # Of three sequences the passes have two and one, filled up: of one shape.
+    assert graphs.recorded == recorded + 1
 
 
 def test_recorded_passes_train_as_eager_ones_while_trials_come_and_go(graphs: type[PlayedGraph]) -> None:
