@@ -146,6 +146,7 @@ class LineReader:
         self.repeated = False
         self.decimal_comma = False
         self._last_loss: float | None = None
+        self._started_again: int | None = None
         self.unmatched = Unmatched()
         self.pauses: Sequence[tuple[int, int]] = ()
 
@@ -224,7 +225,7 @@ class LineReader:
             now = builder.run_start + round(seconds * 1000)
             self.states_seconds = True
         understood = True
-        for name, add in (("loss", builder.add_eval), ("train_loss", builder.add_train)):
+        for name, add in (("loss", "add_eval"), ("train_loss", "add_train")):
             if name in fields:
                 loss = as_number(fields[name])
                 if loss is None or samples is None or not 0 <= samples < float("inf"):
@@ -233,7 +234,9 @@ class LineReader:
                     continue  # what a progress bar still shows of the last eval
                 else:
                     self._last_loss = loss if name == "loss" else self._last_loss
-                    add(samples, loss, now)
+                    self._begin_anew(samples, now, trained=name != "loss")
+                    getattr(self.run_builder, add)(samples, loss, now)
+        builder = self.run_builder
         length = as_number(fields.get("eval_seconds"))
         if "loss" in fields and understood and length is not None and 0 <= length < 1e9:
             builder.add_eval_start(samples, now - round(length * 1000))
@@ -242,6 +245,28 @@ class LineReader:
         if throughput is not None:
             builder.add_stated(now, throughput, False)
         return understood
+
+    def started(self, now: int) -> None:
+        """The log says that a run starts: the run, or its program again within the job."""
+        builder = self.run_builder
+        if builder.evals or builder.train:
+            self._started_again = now
+        else:
+            builder.run_start = now
+
+    def _begin_anew(self, samples: float, now: int, *, trained: bool) -> None:
+        """Make a run of its own of training that began again with its first point, after a start of its own.
+
+        That takes about as long as the first time; lines of another rank, which only come late, do not.
+        """
+        begun, self._started_again, run = self._started_again, None, self.run_builder
+        points = run.train if trained else run.evals
+        if begun is None or not points or run.run_start is None or run.run_stop is not None:
+            return
+        first, (_, at) = next(iter(points.items()))
+        if samples <= first and now - begun >= (at - run.run_start) / 2:
+            self.run_builder = RunBuilder(ceiling=run.ceiling)
+            self.run_builder.run_start = begun
 
 
 def cut(log: bytes) -> list[bytes]:

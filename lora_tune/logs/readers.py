@@ -378,8 +378,8 @@ class RegexReader(ScaledReader):
         if short := cut_short(match):
             self.unmatched.cut = short
             return False
-        if name == "start" and not builder.evals and not builder.train:
-            builder.run_start = now
+        if name == "start":
+            self.started(now)
         elif name == "stop" and builder.run_stop is None:
             builder.run_stop = now
         elif name == "progress":

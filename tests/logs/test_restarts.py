@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.logs.mllog import MllogReader
+from lora_tune.logs.readers import RegexReader
 from lora_tune.logs.run import RunLog
 from tests.logs.test_mllog import evals, record
 
@@ -112,3 +113,46 @@ PARTS = st.sampled_from([FIRST, REST, WITH_TRAIN, STOP, "noise\n"])
 def test_restarts_read_the_same_in_any_pieces(parts: list[tuple[bool, str]], pieces: int) -> None:
     text = "".join(run_start(700.0 * i, init=init) + part for i, (init, part) in enumerate(parts))
     assert repr(runs_of(text, pieces)) == repr(runs_of(text))
+
+
+class TestLogsWithoutTimeStamps:
+    """Read by a pattern, ``start`` among them: lines have the times at which they come."""
+
+    @staticmethod
+    def run_of(*lines: tuple[float, str]) -> RunLog:
+        now = [0.0]
+        reader = RegexReader(
+            lambda: now[0],
+            eval=r"eval at (?P<samples>\d+): (?P<loss>\S+)", train=r"train at (?P<samples>\d+): (?P<loss>\S+)",
+            start="^run_start", stop="^run_stop",
+        )  # fmt: skip
+        for now[0], line in lines:
+            reader.feed(f"{line}\n".encode())
+        return reader.run()
+
+    @pytest.mark.parametrize("kind", ["eval", "train"])
+    def test_training_that_begins_again_with_its_first_point_is_timed_from_there(self, kind: str) -> None:
+        run = self.run_of(
+            (1.0, "run_start"), (11.0, f"{kind} at 80: 0.95"), (13.0, "run_start"), (23.0, f"{kind} at 80: 0.95"),
+            (33.0, f"{kind} at 160: 0.92"),
+        )  # fmt: skip
+        assert [(e.samples, e.seconds) for e in (*run.evals, *run.train)] == [(80, 10.0), (160, 20.0)]
+
+    def test_what_goes_on_from_a_checkpoint_is_timed_from_the_first_start(self) -> None:
+        run = self.run_of(
+            (1.0, "run_start"), (11.0, "eval at 80: 0.95"), (13.0, "run_start"), (23.0, "eval at 160: 0.92")
+        )
+        assert [(e.samples, e.seconds) for e in run.evals] == [(80, 10.0), (160, 22.0)]
+
+    @pytest.mark.parametrize("late", [0.0, 4.0])
+    def test_lines_of_another_rank_that_come_late_begin_no_run(self, late: float) -> None:
+        run = self.run_of(
+            (1.0, "run_start"), (11.0, "eval at 80: 0.95"), (11.0 + late / 2, "run_start"),
+            (11.0 + late, "eval at 80: 0.95"), (21.0, "eval at 160: 0.92"), (21.0 + late, "eval at 160: 0.92"),
+        )  # fmt: skip
+        assert [(e.samples, e.seconds) for e in run.evals] == [(80, 10.0), (160, 20.0)]
+
+    def test_a_run_that_stopped_is_not_begun_anew(self) -> None:
+        first = ((1.0, "run_start"), (11.0, "eval at 80: 0.92"), (12.0, "run_stop"))
+        run = self.run_of(*first, (13.0, "run_start"), (14.0, "eval at 80: 0.92"))
+        assert [(e.samples, e.seconds) for e in run.evals] == [(80, 10.0)]
