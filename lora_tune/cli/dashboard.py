@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -64,7 +65,22 @@ def application(review: Review, storage: str | None) -> Application:
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
     shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
     noted = with_notes(with_style(shown), dressed, _Desk(review, storage), visitor)
-    return well_formed(noted)
+    return well_formed(_of_one_study(noted, dressed.get_study_id_from_name(review.study.name)))
+
+
+_STUDY = re.compile(r"/(?:api/studies|csv|artifacts|dashboard/studies)/([0-9]+)(?:/|$)")
+
+
+def _of_one_study(application: Application, number: int) -> Application:
+    """``application`` for the study under review alone: the database may hold others, which ask for other tokens."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        match = _STUDY.match(environ["PATH_INFO"])
+        if match and int(match[1]) != number:
+            return refusal(start_response, f"this dashboard shows one study, number {number}", "404 Not Found")
+        return application(environ, start_response)
+
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

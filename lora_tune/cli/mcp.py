@@ -30,6 +30,7 @@ from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_le
 from lora_tune.cli.status import SweepCondition, SweepSnapshot
 from lora_tune.cli.steer import current_user
 from lora_tune.cli.verdict import arm_verdict, shown
+from lora_tune.cli.web_server import REQUEST_SECONDS, SHORTEST_TOKEN
 from lora_tune.config.space import range_text
 from lora_tune.config.study import Study, find_study, load_study, parse_study
 from lora_tune.controller.commits import resolve
@@ -47,7 +48,10 @@ from lora_tune.store.records import StudyRecords, Trial, TrialState
 from lora_tune.workloads import load as load_workload
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport
+
     from mcp.server.mcpserver import MCPServer
+    from uvicorn import Server
 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -454,7 +458,6 @@ TOOLS = ("init", "study", "start", "propose", "tell", "stop", "status", "verdict
 
 
 TOKEN_VARIABLE = "LORA_TUNE_MCP_TOKEN"
-SHORTEST_TOKEN = 16
 
 INSTRUCTIONS = """\
 lora_tune tunes a training program by trials and says which improvements are real. Honest work in five steps: study
@@ -513,8 +516,6 @@ class Guarded:
 
 def serve_http(server: MCPServer[Any], where: str) -> None:
     """Answer under http://HOST:PORT/mcp until Ctrl-C. Raises InputError without a token that nobody guesses."""
-    import uvicorn
-
     from lora_tune.cli.metrics import address
 
     host, port = address(where, "--http")
@@ -523,7 +524,35 @@ def serve_http(server: MCPServer[Any], where: str) -> None:
         raise InputError(f"--http: set {TOKEN_VARIABLE} to a secret of {SHORTEST_TOKEN} characters or more")
     application = Guarded(server.streamable_http_app(host=host), token)
     click.echo(f"http://{host}:{port}/mcp", err=True)
-    uvicorn.run(application, host=host, port=port, log_level="warning")
+    web_server(application, host, port).run()
+
+
+def web_server(application: Callable[..., Awaitable[None]], host: str, port: int) -> Server:
+    """uvicorn's; it hangs up on who does not say within ``REQUEST_SECONDS`` what it wants, token or not."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):  # type: ignore[misc]  # without its types for mypy
+        _patience: TimerHandle | None = None
+
+        def connection_made(self, transport: Transport) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait()
+
+        def _wait(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+            self._patience = self.loop.call_later(REQUEST_SECONDS, self._hang_up)
+
+        def _hang_up(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return uvicorn.Server(uvicorn.Config(application, host=host, port=port, log_level="warning", http=Impatient))
 
 
 def run(study_name: str | None, storage: str | None, output: Path | None, where: str | None) -> None:

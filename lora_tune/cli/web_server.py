@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -65,6 +66,7 @@ class PageServer(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     server: PageServer
+    default_request_version = "HTTP/1.0"  # or what is no request is answered without a status line
 
     def setup(self) -> None:
         super().setup()
@@ -91,7 +93,13 @@ class _Handler(WSGIRequestHandler):
         body = self.rfile.read(int(length))
         self.rfile.close()
         self.rfile = io.BytesIO(body)
+        if len(body) != int(length):
+            self.send_error(400, "Bad Request", f"a request says that {length} bytes follow, and {len(body)} did")
         return len(body) == int(length)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """As the library's; a version of HTTP that nobody knows is the client's mistake, and no fault of ours."""
+        super().send_error(400 if code == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED else code, message, explain)
 
     def get_environ(self) -> dict[str, Any]:
         """As wsgiref's, with the client's port: by it the kernel knows whose connection it is."""

@@ -390,6 +390,12 @@ def test_a_request_that_cannot_be_is_answered_with_a_sentence(
     assert " " in sentence
 
 
+@pytest.mark.parametrize("path", ["/api/studies/2", "/api/studies/0/plot/contour", "/csv/2", "/artifacts/2/1/log"])
+def test_another_study_of_the_database_is_not_shown(shown: Application, path: str) -> None:
+    """Whoever had the token of one sweep could read all sweeps of the team; a number that no study has gave 500."""
+    assert ask(shown, path) == ("404 Not Found", {"reason": "this dashboard shows one study, number 1"})
+
+
 @pytest.mark.parametrize("encoding", [None, "\xff"])
 def test_a_client_that_names_no_encoding_gets_the_page(shown: Application, encoding: str | None) -> None:
     named = {} if encoding is None else {"HTTP_ACCEPT_ENCODING": encoding}

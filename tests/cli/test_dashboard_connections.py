@@ -105,6 +105,32 @@ def test_a_body_of_no_known_length_or_too_long_is_refused_with_a_sentence(
     assert b"a request " in answer
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+        (b"GET / HTTP/x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1 x\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x00\xa5\x01\x00\r\n\r\n", b"400"),
+        (b"GET\r\n\r\n", b"400"),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\n" + b"X-A: 1\r\n" * 200 + b"\r\n", b"431"),
+        (b"PUT / HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf", b"400"),
+    ],
+)
+def test_what_is_no_request_is_answered_as_the_clients_mistake(
+    server: WSGIServer, request_: bytes, status: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was answered without a status line, with 505 or not at all."""
+    with closing(connect(server)) as client:
+        with contextlib.suppress(OSError):  # it answers before it has read all
+            client.sendall(request_)
+            client.shutdown(socket.SHUT_WR)
+        first = client.recv(4096)
+    assert first.split()[:2] == [b"HTTP/1.0", status]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_body_that_comes_in_time_is_read_whole() -> None:
     def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from lora_tune import Sweep
 from lora_tune.base.errors import InputError
+from lora_tune.cli import mcp
 from lora_tune.cli.mcp import TOKEN_VARIABLE, TOOLS, AgentTools, server_of
 from lora_tune.mcp import main
 from lora_tune.store import Store, sqlite_url
@@ -187,6 +189,32 @@ def test_by_http_it_is_not_served_without_a_token_that_nobody_guesses(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"POST /mcp HTTP/1.1\r\nHost: x\r\n", b"POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nx"],
+)
+def test_by_http_who_drips_a_request_is_hung_up_on(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of the machine held as many connections as they liked, without a token."""
+    monkeypatch.setattr(mcp, "REQUEST_SECONDS", 0.3)
+    server = mcp.web_server(mcp.Guarded(None, "a secret of the team"), "127.0.0.1", 0)  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started, what="it listens")
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=20) as client:
+        client.sendall(begun)
+
+        def refused() -> bool:
+            try:
+                client.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_for(refused, what="the server hangs up")
+    server.should_exit = True
+    thread.join(20)
+
+
 def test_by_http_who_has_the_token_is_answered_and_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(STUDY)
     with socket.socket() as free:
