@@ -131,7 +131,7 @@ class Room:
 
     def lock(self) -> None:
         seen = FolderLock(self.paths.lock, "x")._look()
-        assert seen is None or (seen.owner and not seen.is_gone) or seen.is_gone
+        assert seen is None or (seen.owner and not seen.process.gone) or seen.process.gone
 
     def preparation(self) -> None:
         record = runtime._record(self.paths, self.job)

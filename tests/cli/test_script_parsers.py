@@ -220,11 +220,12 @@ def test_a_parser_says_what_is_set_today(library: str, script: str, words: tuple
     assert not Path("trained").exists(), "nothing was trained"
 
 
-@pytest.mark.parametrize(("library", "script", "words"), PARSERS)
+@pytest.mark.parametrize(
+    ("library", "script", "words"), [parser for parser in PARSERS if "config" not in "".join(parser.values[2])]
+)
 def test_what_the_command_says_is_what_is_set_today(library: str, script: str, words: tuple[str, ...]) -> None:
+    """Not of those that read their values from a file."""
     pytest.importorskip(library)
-    if words and "config" in words[-1]:
-        pytest.skip("its values stand in the file")
     if library in ("jsonargparse", "lightning"):
         typed: tuple[str, ...] = ("--model.lr=0.5", "--trainer.max_steps=400")
     else:
