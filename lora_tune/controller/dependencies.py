@@ -12,12 +12,12 @@ from lora_tune.config.study import Study
 from lora_tune.launchers.base import Launcher
 from lora_tune.logs.run import Eval
 from lora_tune.store import Records
-from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Workload
 
 if TYPE_CHECKING:
     from lora_tune.search.session import SearchPoint
+    from lora_tune.store.requests import Requests
 
 
 class Clock(Protocol):
@@ -85,14 +85,6 @@ class Discards(Protocol):
         ...
 
 
-class RequestStore(Protocol):
-    """Where requests of people lie: ``store.requests.Requests``."""
-
-    def all(self) -> Sequence[Request]: ...
-
-    def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request: ...
-
-
 class Projects(Protocol):
     """Who shows the records to other programs: ``projection.OptunaTables``."""
 
@@ -111,5 +103,5 @@ class Dependencies:
     session: Proposer
     clock: Clock
     view: View
-    requests: RequestStore | None = None
+    requests: Requests | None = None
     projection: Projects | None = None

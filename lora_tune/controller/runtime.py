@@ -24,7 +24,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller import node_faults
 from lora_tune.controller.changed_study import changes_since, refuse_departed, remedy, unacceptable, with_base
 from lora_tune.controller.conclusion import RETRIED
-from lora_tune.controller.dependencies import Projects, RequestStore
+from lora_tune.controller.dependencies import Projects
 from lora_tune.controller.driver import Clock, Dependencies, Driver, Proposer, RealClock, View
 from lora_tune.controller.last_run import LastRun, Proposes
 from lora_tune.controller.submissions import UNKNOWN_SECONDS
@@ -442,7 +442,7 @@ def at_work(
     search: Callable[[], Proposer],
     prepared: SweepPaths,
     lock: FolderLock,
-    requests: RequestStore | None = None,
+    requests: stores.Requests | None = None,
     projection: Projects | None = None,
 ) -> Iterator[Driver]:
     """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
