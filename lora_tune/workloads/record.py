@@ -41,8 +41,8 @@ NEUTRAL: Mapping[str, Value] = {"TP": 1, "PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP
 
 LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
 
-NULLS = ("null", "None")
-"""How a config writes YAML's null."""
+NULLS = ("null", "none")
+"""How a config writes YAML's null, in whatever case."""
 
 _CONFIG = 1
 """Which of a record's layers is the config's."""
@@ -215,7 +215,7 @@ def record_of(
                 unread |= {name: value} if index == _CONFIG else {}
                 continue
             stated_names.add(thing)
-            if text not in NULLS:
+            if not isinstance(text, str) or text.lower() not in NULLS:
                 values.setdefault(name, value)
         hidden |= stated_names | ({_thing(benchmark, "GBS")} if index == _CONFIG and "MINIBS" in values else set())
     return Record(

@@ -70,7 +70,7 @@ def environment(workload: MlperfWorkload, proposal: Proposal, folder: Path) -> d
     return dict(workload.job(proposal, folder).environment)
 
 
-@pytest.mark.parametrize("null", ["null", "None"])
+@pytest.mark.parametrize("null", ["null", "None", "NULL", "Null", "none"])
 def test_null_in_the_base_is_no_value_to_any_reader(tmp_path: Path, null: str) -> None:
     """126 public configs say ``INTERLEAVED_PIPELINE=null``, and the YAML's default is 12."""
     workload = tree(
