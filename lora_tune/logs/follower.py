@@ -137,7 +137,7 @@ TICK_BYTES = 2 << 20
 LEAST_BYTES = 4096
 """Bytes of each log that a tick may read, however many logs there are."""
 
-STAMPED = 4
+STAMPED = 3
 """How many times as fast logs are read whose records carry time stamps."""
 
 
