@@ -40,15 +40,17 @@ import transformers
 
 from lora_tune.base.errors import InputError, LoraTuneError
 from lora_tune_recipes import settings as knobs
-from lora_tune_recipes.packed.base import OF_BASE, PackedBase, check_packable
+from lora_tune_recipes.packed.base import PackedBase, check_packable
+from lora_tune_recipes.packed.job import OF_BASE
 from lora_tune_recipes.packed.pack import Pack
 from lora_tune_recipes.packed.scheduler import attempted
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.ranks import precision
 from lora_tune_recipes.settings import Settings
 
+_OF_BASE = tuple(OF_BASE.values())
 OF_PASS = (
-    *(*OF_BASE, "datadir", "seq", "packing", "eval_samples", "threads"),
+    *(*_OF_BASE, "datadir", "seq", "packing", "eval_samples", "threads"),
     *("max_steps", "val_check_interval", "minibs", "adapters.rank", "adapters.rank_pattern", "adapters.targets"),
 )
 """What the trials of one pass must have in common; everything else may differ from adapter to adapter."""
@@ -118,7 +120,7 @@ def run(grid: Mapping[str, object], tokens: int, seconds: float = math.inf) -> d
         if time.monotonic() - began > seconds:
             break
         together = [trials[i] for i in numbers]
-        if _values(together[0], OF_BASE) != _values(base.settings, OF_BASE):
+        if _values(together[0], _OF_BASE) != _values(base.settings, _OF_BASE):
             base = PackedBase(together[0])
         curves = attempted(functools.partial(train, base, together))
         if curves is None:

@@ -14,13 +14,12 @@ from pathlib import Path
 from lora_tune.base.llama import Shape
 from lora_tune.config.parameters import CategoricalParameter, FixedParameter, IntParameter, choices_of
 from lora_tune.config.study import Study
+from lora_tune_recipes.packed.job import LEAST_GAIN
 
 LAYER_SECONDS = 4.3e-3
 """Host's time for the kernels of one layer's forward and backward pass with adapters, measured on an H200's host."""
 RATE = 460e12
 """Floating-point operations a second of an H200 whose passes are long enough (``benchmarks/records/packed.md``)."""
-LEAST_GAIN = 1.05
-"""Below this a pack trains one trial after another."""
 
 
 def pair_gain(shape: Shape, sequences: int, seq: int) -> float:

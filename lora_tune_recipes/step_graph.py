@@ -99,8 +99,16 @@ class StepGraph(Generic[Inputs]):
         return self._result.clone()
 
 
-def short_of_memory(error: BaseException) -> bool:
-    """Whether a recording failed for want of memory: of one that fails, what happened first tells why."""
-    while error.__context__ is not None:
+HOST_SHORT = "DefaultCPUAllocator: can't allocate memory"
+"""What torch's allocator says where the host has no more memory."""
+
+
+def short_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was short, the device's or the host's: by this error, or by one that it came from."""
+    while error is not None:
+        # What the host lacks, torch reports as any error.
+        host = isinstance(error, RuntimeError) and HOST_SHORT in str(error)
+        if host or isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
         error = error.__context__
-    return isinstance(error, torch.OutOfMemoryError)
+    return False

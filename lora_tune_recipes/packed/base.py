@@ -25,6 +25,7 @@ from lora_tune_recipes.lora_model import (
 )
 from lora_tune_recipes.packed.frozen import FrozenHeadLoss, chunk_losses, fuse_norms
 from lora_tune_recipes.packed.group import Module
+from lora_tune_recipes.packed.job import OF_BASE
 from lora_tune_recipes.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Part
 from lora_tune_recipes.packed.slot import Texts
 from lora_tune_recipes.settings import AdapterSettings, Settings
@@ -60,10 +61,6 @@ def refuse_own_dropout(model: Any, settings: Settings) -> None:
             f"MODEL={str(settings.model)!r}: the base has dropout of its own, which a pack with "
             "RECOMPUTE_GRANULARITY=full cannot leave out; allowed is a base without"
         )
-
-
-OF_BASE = ("model", "dtype", "load_in_4bit", "attn", "recompute", "cuda_graph", "torch_compile")
-"""Knobs that all slots of a pack have in common."""
 
 
 class Meeting(NamedTuple):
@@ -148,10 +145,10 @@ class PackedBase:
                 raise InputError(f"{name}=1: a pack does that with passes that it records, and {why}; allowed is 0")
 
     def _check_shared(self, settings: Settings) -> None:
-        for name in OF_BASE:
+        for variable, name in OF_BASE.items():
             if getattr(settings, name) != getattr(self.settings, name):
                 raise InputError(
-                    f"{name.upper()}={getattr(settings, name)!s}: this pack has "
+                    f"{variable}={getattr(settings, name)!s}: this pack has "
                     f"{getattr(self.settings, name) or 'nothing'!s}; trials of one pack share it: fix it in [space], "
                     "or take site.slots out"
                 )

@@ -93,22 +93,20 @@ def _started(command: Sequence[str], devices: Sequence[str]) -> Iterator[list[su
                 child.wait()
 
 
-OF_BASE = (
-    "MODEL",
-    "DTYPE",
-    "LOAD_IN_4BIT",
-    "ATTN",
-    "RECOMPUTE_GRANULARITY",
-    "CUDA_GRAPH",
-    "TORCH_COMPILE",
-    "THREADS",
-    "FSDP",
-    "FSDP_STRATEGY",
-    "FSDP_WRAP",
-    "FSDP_SHARDS",
-    "FSDP_OFFLOAD",
-)
-"""Variables that say what the base is, and how it lies over the packs."""
+OF_BASE = {
+    "MODEL": "model",
+    "DTYPE": "dtype",
+    "LOAD_IN_4BIT": "load_in_4bit",
+    "ATTN": "attn",
+    "RECOMPUTE_GRANULARITY": "recompute",
+    "CUDA_GRAPH": "cuda_graph",
+    "TORCH_COMPILE": "torch_compile",
+}
+"""Variables that all trials of a pack have in common, and their names in ``Settings``."""
+OF_SHARDS = ("THREADS", "FSDP", "FSDP_STRATEGY", "FSDP_WRAP", "FSDP_SHARDS", "FSDP_OFFLOAD")
+"""Variables that say how the base lies over the packs."""
+LEAST_GAIN = 1.05
+"""Below this, two trials side by side are not worth their memory: a pack trains one after another."""
 
 
 class JobPack(NamedTuple):
@@ -162,7 +160,7 @@ def _sharded(knobs: Mapping[str, str]) -> bool:
 
 def _base_of(knobs: Mapping[str, str]) -> dict[str, str]:
     """Of a trial's knobs those of the base: another one's length or rate must not decide whether it can be loaded."""
-    return {name: knobs[name] for name in OF_BASE if name in knobs} | {"SEQ": "2"}
+    return {name: knobs[name] for name in (*OF_BASE, *OF_SHARDS) if name in knobs} | {"SEQ": "2"}
 
 
 def _knobs_in(folder: Path) -> Path:

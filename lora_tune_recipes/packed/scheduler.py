@@ -23,21 +23,13 @@ from lora_tune_recipes.packed.sharded import PassLost
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.packed.speed import Speeds
 from lora_tune_recipes.packed.trial import ClaimedTrial
+from lora_tune_recipes.step_graph import short_of_memory
 
 Result = TypeVar("Result")
 USED = 0.85
 """Share of the free memory that is filled: the allocator cannot use all of it."""
 BYTES_OF_A_WEIGHT = 16
 """float32: the weight, its gradient and AdamW's two moments."""
-HOST_SHORT = "DefaultCPUAllocator: can't allocate memory"
-"""What torch's allocator says where the host has no more memory."""
-
-
-def short_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory was short: the device's, or the host's, which torch reports as any error."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and HOST_SHORT in str(error)
 
 
 def attempted(action: Callable[[], Result]) -> Result | None:
@@ -150,7 +142,7 @@ def blamed(lost: PassLost, training: Sequence[ClaimedTrial], measured: ClaimedTr
     cause = lost.__cause__
     fewer = len(training)
     if measured is None:
-        fewer = fewer - max(1, fewer // 4) if cause is not None and short_of_memory(cause) else 1
+        fewer = fewer - max(1, fewer // 4) if short_of_memory(cause) else 1
     for tenant in training:
         tenant.company = fewer
     return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.job import LEAST_GAIN
 from lora_tune_recipes.packed.pack import EVAL_TOKENS, Pack
 from lora_tune_recipes.packed.slot import Slot, Texts
 from lora_tune_recipes.settings import Settings
@@ -21,8 +22,6 @@ EVALUATIONS = 2
 """Before one is timed: the second records it."""
 SECONDS = 2.0
 """After this long no further step is timed, once one is."""
-LEAST_GAIN = 1.05
-"""Below this, two trials side by side are not worth their memory: each trains alone."""
 UNMEASURED = 2.0
 """The gain of two where it is not measured: as if the second cost nothing."""
 
