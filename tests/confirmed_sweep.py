@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lora_tune.config.study import Study
-from lora_tune.review.summary import ranked
+from lora_tune.search.recommendation import leaders
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
 
 def after_confirm(study: Study, sweep: StudyRecords) -> tuple[StudyRecords, Trial, Trial]:
     """(the sweep, the chosen trial, the one passed over), as ``confirm`` leaves them."""
-    lucky, second = ranked(study, sweep)[:2]
+    lucky, second = leaders(study, sweep)[:2]
     noted = []
     for trial, choice, factor in ((second, ConfirmedChoice.CHOSEN, 1.02), (lucky, ConfirmedChoice.PASSED_OVER, 1.2)):
         mean = factor * second.objective

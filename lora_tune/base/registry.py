@@ -232,7 +232,7 @@ OBJECTIVES = Registry(
         "final_value": "lora_tune.search.objectives:FinalValue",
         "node_hours": "lora_tune.search.objectives:NodeHours",
     },
-    needs=("stop", "value", "ranked"),
+    needs=("stop", "value", "measured"),
 )
 """``objective.score`` and ``second``: a class made of a study, see ``lora_tune.search.objectives.Objective``."""
 

@@ -53,11 +53,11 @@ from lora_tune.controller.runtime import (
 from lora_tune.launchers import make_launcher, preview
 from lora_tune.logs.run import Eval
 from lora_tune.review.stopping import Replicate, name_of, replicates, results
-from lora_tune.review.summary import parameters_text, race_text, ranked
+from lora_tune.review.summary import parameters_text, race_text
 from lora_tune.search.comparison import ComparisonPlan, ComparisonRules, plan
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import RaceScale, scale_of
-from lora_tune.search.recommendation import recommend
+from lora_tune.search.recommendation import leaders, recommend
 from lora_tune.store import Changes, open_store
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
@@ -335,15 +335,15 @@ def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
 
     Raises InputError where no trial reached the target.
     """
-    leaders: list[Trial] = []
+    field: list[Trial] = []
     recommended = recommend(study, sweep)
     first = [recommended.trial] if recommended is not None and recommended.ran else []
-    for trial in [*first, *ranked(study, sweep)]:
-        if all(trial.parameters != other.parameters for other in leaders):
-            leaders.append(trial)
-    if not leaders:
+    for trial in [*first, *leaders(study, sweep)]:
+        if all(trial.parameters != other.parameters for other in field):
+            field.append(trial)
+    if not field:
         raise InputError(f"{study.name}: {objective_of(study).nothing}; nothing to confirm")
-    return leaders[:top]
+    return field[:top]
 
 
 class Race:

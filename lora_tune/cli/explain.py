@@ -28,7 +28,6 @@ from lora_tune.review.summary import (
     objective_text,
     parameters_text,
     prior_text,
-    ranked,
     recommended_text,
     trial_name,
 )
@@ -169,7 +168,7 @@ def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
     workload = load_workload(study, review.file)
     censored = (t for t in sweep.trials.values() if t.verdict is Verdict.CENSORED)
     losses: dict[int, Sequence[TrainPoint]] = {}
-    for trial in islice((*ranked(study, sweep)[: LOGS_READ // 2], *censored), LOGS_READ):
+    for trial in islice((*leaders(study, sweep)[: LOGS_READ // 2], *censored), LOGS_READ):
         attempts = sweep.attempts_of(trial.number)
         log = review.paths.root / attempts[-1].folder / "job.log" if attempts else None
         if log is None or not log.is_file() or log.stat().st_size > LARGEST_LOG:
@@ -221,7 +220,7 @@ def _print_importance(study: Study, sweep: StudyRecords, ranking: Sequence[Knob]
     if unknown:
         click.echo(f"  {unknown}")
     elif not ranking:
-        done = len(ranked(study, sweep))
+        done = len(leaders(study, sweep))
         measured = "was measured" if done == 1 else "were measured"
         what = "reached the target" if objective_of(study).has_target else measured
         click.echo(f"  {counted(done, 'trials')} {what}; the shares are meaningful from {FEWEST} on")

@@ -26,6 +26,7 @@ from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.mlperf.benchmark import benchmark_names
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import references, seconds_at, slowdown, timed
+from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import Attempt, StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.record import key_of
 
@@ -199,7 +200,7 @@ def implausibility(
 
 
 def _would_be_best(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> bool:
-    objective, best = objective_of(study), sweep.best()
+    objective, best = objective_of(study), best_run(study, sweep)
     if objective.has_target:
         stop = objective.stop(run)
         known = None if best is None else best.reference_seconds

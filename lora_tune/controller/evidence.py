@@ -20,7 +20,7 @@ import numpy as np
 from lora_tune.config.study import Study, goal_of
 from lora_tune.controller import healing
 from lora_tune.curves import Envelope, Family
-from lora_tune.curves.comparison import ComparedRun, comparable, compared_run
+from lora_tune.curves.comparison import ComparedRun, compared_run
 from lora_tune.curves.points import Array
 from lora_tune.curves.published import PUBLISHED_STEP, BesideEnvelope, credibility
 from lora_tune.curves.stopping import Evidence
@@ -29,6 +29,7 @@ from lora_tune.mlperf import convergence
 from lora_tune.mlperf.gate import FP4
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import equal_work, times_as_long
+from lora_tune.search.recommendation import ranked
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 
@@ -97,26 +98,10 @@ def level(study: Study) -> float:
 
 
 def whole_runs(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
-    """Trials that ran to their ends, the best first: by the objective, those that missed the target by their lowest
-    eval. Stopped ones are none of them."""
-    return sweep.once(("whole runs", study.digest), lambda: _whole_runs(study, sweep))
-
-
-def _whole_runs(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
-    sign = -1.0 if objective_of(study).maximise else 1.0
-
-    def place(trial: Trial) -> tuple[bool, float, float]:
-        value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
-        value = trial.seconds if value is None and trial.verdict is Verdict.REACHED else value
-        return value is None, 0.0 if value is None else sign * value, _lowest(sweep, trial.number)
-
-    ended = (t for t in sweep.trials.values() if t.verdict in (Verdict.REACHED, Verdict.CENSORED) and not t.probe)
-    return sorted((t for t in ended if sweep.last_evals(t.number)), key=place)
-
-
-def _lowest(sweep: StudyRecords, number: int) -> float:
-    """The lowest eval of a trial; infinite where none is a number."""
-    return float(comparable(sweep.last_evals(number)).loss.min(initial=math.inf))
+    """Trials that ran to their ends and have evals, the best first. Stopped ones are none of them."""
+    ended = (Verdict.REACHED, Verdict.CENSORED)
+    every = ranked(study, sweep)
+    return [t for t in every if t.verdict in ended and not t.probe and sweep.last_evals(t.number)]
 
 
 def courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:

@@ -19,6 +19,7 @@ from lora_tune.logs.run import RunLog
 from lora_tune.search.capping import Incumbent, cap, squares_within
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import MUCH_SLOWER, slowdown, slowdown_on_nodes
+from lora_tune.search.recommendation import best_run
 from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH, settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
@@ -91,7 +92,7 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, known:
 
     Where the machine is slower than at the reference pace, the best one is as slow, too.
     """
-    best = sweep.best()
+    best = best_run(study, sweep)
     comparable = objective_of(study).timed and study.objective.second is None
     if (
         not study.pruning.cap

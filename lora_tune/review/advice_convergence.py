@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.run import Eval, TrainPoint
-from lora_tune.review.summary import ranked
+from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _last_third(evals: Sequence[Eval]) -> float:
 
 def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
     """The best trials crowd at one end of a range."""
-    best = [t for t in ranked(study, sweep) if t.tuned]
+    best = [t for t in leaders(study, sweep) if t.tuned]
     best = best[: max(3, len(best) // 4)]
     if len(best) < 3 or len(reached(sweep)) < 8:
         return None

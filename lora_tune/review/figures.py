@@ -14,7 +14,7 @@ from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study
 from lora_tune.controller import pruning
 from lora_tune.review.chart import GROUPS, Axis, Band, Bars, Chart, Colour, Lines, Mark, Markers, Rule, time_unit
-from lora_tune.review.summary import STOPPED_EARLY, batch_text, parameters_text, ranked, short_layout
+from lora_tune.review.summary import STOPPED_EARLY, batch_text, parameters_text, short_layout
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import leaders
 from lora_tune.store.records import StudyRecords, Trial, Verdict
@@ -167,7 +167,7 @@ def convergence_data(study: Study, sweep: StudyRecords) -> ConvergenceData | Non
         return None
     name, log = knob
     groups: dict[object, list[tuple[float, float, float, float, Trial]]] = {}
-    for trial in ranked(study, sweep):
+    for trial in leaders(study, sweep):
         metrics = trial.metrics
         samples = trial.samples if metrics.crossing_samples is None else metrics.crossing_samples
         if samples is None or name not in trial.tuned:

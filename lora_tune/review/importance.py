@@ -11,9 +11,9 @@ from operator import eq, ge, le
 from lora_tune.base.text import visible
 from lora_tune.config.study import Study
 from lora_tune.controller.changed_study import base_trial
-from lora_tune.review.summary import ranked
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.race_scale import scale_of
+from lora_tune.search.recommendation import leaders
 from lora_tune.search.scatter import scatter_of
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base_config import Difference, differences
@@ -45,7 +45,7 @@ def knobs(study: Study, sweep: StudyRecords) -> list[Knob]:
 
 
 def _knobs(study: Study, sweep: StudyRecords) -> list[Knob]:
-    done = ranked(study, sweep)
+    done = leaders(study, sweep)
     if len(done) < FEWEST or not set_apart(study, sweep):
         return []
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -64,7 +64,7 @@ def set_apart(study: Study, sweep: StudyRecords) -> bool:
 
     Kruskal and Wallis' test over the thirds of each number and the values of everything else, at 5% over all of them.
     """
-    return sweep.once(("set apart", study.digest), lambda: _set_apart(ranked(study, sweep)))
+    return sweep.once(("set apart", study.digest), lambda: _set_apart(leaders(study, sweep)))
 
 
 def _set_apart(done: Sequence[Trial]) -> bool:
@@ -92,7 +92,7 @@ def _groups(name: str, done: Sequence[Trial]) -> list[list[float]]:
 
 def cannot_tell(study: Study, sweep: StudyRecords) -> str:
     """Why no importance is stated although there are trials enough, "" where it is."""
-    done = ranked(study, sweep)
+    done = leaders(study, sweep)
     if len(done) < FEWEST or set_apart(study, sweep):
         return ""
     sentence = f"cannot tell: the {len(done)} results go with no parameter, beyond what chance would show"

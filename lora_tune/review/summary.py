@@ -218,11 +218,6 @@ def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> Failur
     )
 
 
-def ranked(study: Study, sweep: StudyRecords) -> list[Trial]:
-    """Trials that have a value, best first."""
-    return objective_of(study).ranked(sweep)
-
-
 def ending_label(study: Study, trial: Trial) -> str:
     """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
     if trial.metrics.confirmed is not None:

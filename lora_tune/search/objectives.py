@@ -14,7 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.curves.points import usable_loss
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.store.metrics import TrialMetrics
-from lora_tune.store.records import StudyRecords, Trial, Verdict
+from lora_tune.store.records import Trial, Verdict
 
 __all__ = [
     "BestValue", "FinalValue", "Finished", "MlperfScore", "NodeHours", "Objective", "Throughput", "TimeToTarget",
@@ -123,11 +123,6 @@ class Objective(abc.ABC):
     def reported(self, loss: float) -> float | None:
         """An eval as the sampler is shown it while the run goes on; None where evals say nothing of the value."""
         return None
-
-    def ranked(self, sweep: StudyRecords) -> list[Trial]:
-        """The trials with a value, best first."""
-        done = [t for t in sweep.trials.values() if t.verdict is Verdict.REACHED and t.metrics.objective is not None]
-        return sorted(done, key=lambda t: t.objective, reverse=self.maximise)
 
     def verdict_name(self, verdict: Verdict) -> str:
         """A verdict for people: a trial that has its value has "reached" a target, or else is "measured"."""

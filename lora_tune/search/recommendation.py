@@ -86,9 +86,14 @@ def best_run(study: Study, sweep: StudyRecords) -> Trial | None:
     return sweep.best(maximise=objective_of(study).maximise)
 
 
+def ranked(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
+    """All trials that have ended, the best first (:meth:`StudyRecords.ranked`)."""
+    return sweep.ranked(maximise=objective_of(study).maximise)
+
+
 def leaders(study: Study, sweep: StudyRecords) -> list[Trial]:
     """The trials that have a value, best first, and before all others the :func:`best_run`."""
-    best, done = best_run(study, sweep), objective_of(study).ranked(sweep)
+    best, done = best_run(study, sweep), [t for t in ranked(study, sweep) if t.has_value]
     return done if best is None else [best, *(t for t in done if t.number != best.number)]
 
 
@@ -238,20 +243,13 @@ def nearest(study: Study, sweep: StudyRecords) -> Nearest | None:
     target = study.objective.target
     if target is None or not objective_of(study).has_target or sweep.reached():
         return None
-    candidates = [
-        (point.loss, point.samples, trial.number, point)
-        for trial in sweep.trials.values()
-        if trial.verdict is not None and not _met(study, sweep.last_evals(trial.number))
-        for point in sweep.last_evals(trial.number)
-        if math.isfinite(point.loss)
-    ]
-    if not candidates:
+    trial = next((t for t in ranked(study, sweep) if not _met(study, sweep.last_evals(t.number))), None)
+    point = None if trial is None else sweep.lowest_eval(trial.number)
+    if trial is None or point is None:
         return None
-    *_, best, point = min(candidates, key=lambda row: row[:3])
     side = "below" if study.rising else "above"
     gap = number(abs(study.shown(point.loss) - target))
-    trial = sweep.trials[best]
-    last = sweep.last_evals(best)[-1]
+    last = sweep.last_evals(trial.number)[-1]
     trend = "; it was still getting better there" if last.samples == point.samples else f"; {_end(study, last)}"
     return Nearest(trial, point, f"{study.eval_text(point)}, {gap} {side} the target {target:g}{trend}")
 

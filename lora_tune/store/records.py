@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -157,6 +158,11 @@ class Trial:
         return self.metrics.objective
 
     @property
+    def has_value(self) -> bool:
+        """Whether it reached the target, or measured what was asked of it, and has a result."""
+        return self.verdict is Verdict.REACHED and self.metrics.objective is not None
+
+    @property
     def reference_seconds(self) -> float | None:
         """Its seconds to the target as they would be at the sweep's reference pace; None where it was not reached."""
         return None if self.seconds is None else self.seconds / (self.metrics.slower or 1.0)
@@ -235,18 +241,31 @@ class StudyRecords:
                 return evals
         return ()
 
-    def best(self, *, maximise: bool = False) -> Trial | None:
-        """The finished trial with the best objective among those that reached the target.
+    def ranked(self, *, maximise: bool = False) -> Sequence[Trial]:
+        """All trials that have ended, the best first: the one ranking of a sweep, of which all others are parts.
 
-        Those that more seeds have shown to be no better than the one that was chosen are passed over.
+        First those with a value, by it; then by the lowest eval, and of equal ones by the samples that it took. Those
+        without an eval that is a number are left out.
         """
-        return self.once(("best", maximise), lambda: self._best(maximise))
+        return self.once(("ranked", maximise), lambda: self._ranked(-1.0 if maximise else 1.0))
 
-    def _best(self, maximise: bool) -> Trial | None:
-        done = [t for t in self.reached() if t.metrics.objective is not None and not t.passed_over]
-        if not done:
-            return None
-        return (max if maximise else min)(done, key=lambda t: t.objective)
+    def _ranked(self, sign: float) -> list[Trial]:
+        places: list[tuple[tuple[float, ...], Trial]] = []
+        for trial in self.trials.values():
+            if trial.has_value:
+                places.append(((0.0, sign * trial.objective, 0.0), trial))
+            elif trial.verdict is not None and (point := self.lowest_eval(trial.number)) is not None:
+                places.append(((1.0, point.loss, point.samples), trial))
+        return [trial for _, trial in sorted(places, key=lambda place: (place[0], place[1].number))]
+
+    def lowest_eval(self, trial: int) -> Eval | None:
+        """The lowest eval of the trial's newest attempt, the earliest of equal ones; None without one."""
+        known = [e for e in self.last_evals(trial) if math.isfinite(e.loss) and e.samples > 0]
+        return min(known, key=lambda e: (e.loss, e.samples), default=None)
+
+    def best(self, *, maximise: bool = False) -> Trial | None:
+        """The best trial with a value of those that more seeds have not shown to be worse than the one they chose."""
+        return next((t for t in self.ranked(maximise=maximise) if t.has_value and not t.passed_over), None)
 
     def reached(self) -> list[Trial]:
         """The trials that reached the target."""

@@ -14,9 +14,12 @@ from lora_tune.cli.explain import next_proposal
 from lora_tune.cli.report import _cards
 from lora_tune.cli.status import as_json, picture
 from lora_tune.config.study import Study, find_study, load_study
+from lora_tune.controller.evidence import whole_runs
+from lora_tune.logs.run import Eval
 from lora_tune.review.summary import overview
-from lora_tune.search.recommendation import best_run, chance_to_pass, nearest, recommend
-from lora_tune.store.records import StudyRecords
+from lora_tune.search.recommendation import best_run, chance_to_pass, leaders, nearest, ranked, recommend
+from lora_tune.store.metrics import Confirmed, ConfirmedChoice, TrialMetrics
+from lora_tune.store.records import Attempt, StudyRecords, Verdict
 from tests.search.test_recommendation import STUDY, ended, study_of, sweep_of
 
 NOW = 2e9
@@ -63,6 +66,31 @@ def test_the_nearest_trial_is_what_is_shown_where_nothing_can_be_recommended() -
         recommend(study, sweep_of(study, [ended(study, 0, {"LR": 1e-3, "WARMUP": 0, "OPTIMIZER": "adam"}, None)]))
         is None
     )
+
+
+def test_every_list_of_the_best_is_a_part_of_one_ranking() -> None:
+    """Values first, then by the lowest eval; who is passed over keeps its place but is no best run."""
+    study = study_of(f'{STUDY}[search]\nsampler = "tpe"\n')
+    done = {n: ended(study, n, {"LR": 1e-4 * (n + 1), "WARMUP": 0, "OPTIMIZER": "adam"}, 100.0 - n) for n in range(3)}
+    over = Confirmed(choice=ConfirmedChoice.PASSED_OVER, runs=3, missed=0, node_hours=1.0, sentence="worse")
+    done[2] = replace(done[2], metrics=replace(done[2].metrics, confirmed=over))
+    ends = {3: Verdict.CENSORED, 4: Verdict.PRUNED, 5: Verdict.CENSORED, 6: Verdict.INFEASIBLE}
+    done |= {n: replace(done[0], number=n, verdict=v, metrics=TrialMetrics()) for n, v in ends.items()}
+    lowest = {3: 0.8, 4: 0.6, 5: 0.7, 0: 0.5, 1: 0.5}
+    sweep = sweep_of(study, list(done.values()))
+    attempts = {(n, 0): Attempt(trial=n, number=0, job_name="", folder="") for n in lowest}
+    curves = {n: (Eval(8.0, x + 0.1, 1.0), Eval(16.0, x, 2.0), Eval(24.0, math.nan, 3.0)) for n, x in lowest.items()}
+    sweep = replace(sweep, attempts=attempts, evals={(n, 0): curve for n, curve in curves.items()})
+    best = best_run(study, sweep)
+    assert [t.number for t in ranked(study, sweep)] == [2, 1, 0, 4, 5, 3]
+    assert best is not None
+    assert best.number == 1
+    assert [t.number for t in leaders(study, sweep)] == [1, 2, 0]
+    assert [t.number for t in whole_runs(study, sweep)] == [1, 0, 5, 3]
+    missed = replace(sweep, trials={n: t for n, t in done.items() if not t.has_value})
+    closest = nearest(study, missed)
+    assert closest is not None
+    assert (closest.trial.number, closest.point.loss) == (4, 0.6)
 
 
 @pytest.fixture
