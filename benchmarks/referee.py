@@ -19,11 +19,11 @@ import numpy as np
 
 from lora_tune.curves.evalues import log_evidence, two_samples
 from lora_tune.search.campaign import CAMPAIGN_ERROR, ArmState, error_share, verdicts
-from lora_tune.search.race_scale import RaceScale
+from lora_tune.search.noise import ResultScale
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Trial, TrialState, Verdict
 
-LOSSES = RaceScale(relative=False, timed=False, prior_sd=0.0, prior_freedom=0)
+LOSSES = ResultScale(relative=False, timed=False)
 EVAL = 3
 """The eval of the recorded runs that is compared: nearly all points of the table have it."""
 

@@ -14,8 +14,9 @@ from lora_tune.curves.published import contradicts
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
+from lora_tune.mlperf.benchmark import USUAL_STOP_CV
 from lora_tune.search.capping import Incumbent, cap
-from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH
+from lora_tune.search.noise import KNOWN_WIDTH, UNKNOWN_WIDTH, Noise
 
 RISK = 0.01
 """False-prune rate of the stall test and risk of the cap: the defaults of a study."""
@@ -42,7 +43,9 @@ class Stopper:
         if verdict(evals, self._problem.target, evidence, length=length, task=batch).stop:
             return "pruned"
         family = envelope.family if envelope else None
-        incumbent = Incumbent("the best", tuple(self._best[1]), width=KNOWN_WIDTH if family else UNKNOWN_WIDTH)
+        seconds = tuple(self._best[1])
+        before = Noise(USUAL_STOP_CV, KNOWN_WIDTH if family else UNKNOWN_WIDTH)
+        incumbent = Incumbent("the best", seconds, before.after([[math.log(s) for s in seconds]]))
         now = evals[-1].seconds
         capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)
         return "capped" if capped.stop else ""

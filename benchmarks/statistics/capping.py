@@ -20,9 +20,11 @@ from benchmarks.statistics.crossing import real_noise
 from lora_tune import curves
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
+from lora_tune.mlperf.benchmark import USUAL_STOP_CV
 from lora_tune.search.capping import Incumbent, cap
-from lora_tune.search.scatter import KNOWN_WIDTH
+from lora_tune.search.noise import KNOWN_WIDTH, Noise
 
+NOISE = Noise(USUAL_STOP_CV, KNOWN_WIDTH)
 SWEEPS = 1000
 GOOD, BAD = 9, 3
 SPEED = curves.Timing(2.16, 37.0)
@@ -74,7 +76,7 @@ def _row(risk: float, good: Sequence[Config], bad: Sequence[Config]) -> str:
         chosen = [good[i] for i in rng.choice(len(good), GOOD, replace=False)]
         best = min(chosen, key=lambda c: c.mean)
         sweep = [*chosen, *(bad[i] for i in rng.choice(len(bad), BAD, replace=False))]
-        incumbent = Incumbent("the incumbent", ())
+        incumbent = Incumbent("the incumbent", (), NOISE)
         for i in rng.permutation(len(sweep)):
             config = sweep[i]
             run = config.runs[rng.integers(len(config.runs))]
@@ -88,7 +90,7 @@ def _row(risk: float, good: Sequence[Config], bad: Sequence[Config]) -> str:
                 spent_bad, full_bad = spent_bad + end, full_bad + run[-1].seconds
             reached = not capped and run[-1].loss <= TARGET
             if reached and end < min(incumbent.seconds, default=np.inf):
-                incumbent = Incumbent("the incumbent", (end,), width=KNOWN_WIDTH)
+                incumbent = Incumbent("the incumbent", (end,), NOISE)
     return (
         f"{risk:11.0%} {np.mean(killed):12.1%} {np.mean(capped_good):12.1%} {np.mean(capped_bad):11.1%} "
         f"{1 - spent / full:7.1%} {1 - spent_bad / full_bad:12.1%}"

@@ -55,8 +55,8 @@ from lora_tune.logs.run import Eval
 from lora_tune.review.stopping import Replicate, name_of, replicates, results
 from lora_tune.review.summary import parameters_text, race_text
 from lora_tune.search.comparison import ComparisonPlan, ComparisonRules, plan
+from lora_tune.search.noise import Noise, noise_of, scale_of
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import RaceScale, scale_of
 from lora_tune.search.recommendation import leaders, recommend
 from lora_tune.store import Changes, open_store
 from lora_tune.store.leases import take_lease
@@ -107,8 +107,7 @@ def run(
 ) -> None:
     """What ``confirm`` does; see cli/commands.py for its options."""
     review = load_review(study_name, more["output"], more["storage"])
-    scale = scale_of(review.study)
-    if seeds == 1 and not scale.prior_freedom:
+    if seeds == 1 and not scale_of(review.study).relative:
         raise errors.InputError("--seeds 1: how far values differ between seeds shows from 2 runs on; give 2 or more")
     benchmark = review.study.benchmark
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
@@ -121,7 +120,9 @@ def run(
         paths=SweepPaths(review.paths.root / "confirm"),
         storage=more["storage"],
         field=field,
-        settings=race_settings(study, len(field), seeds, per_job=per_job, confidence=confidence, scale=scale),
+        settings=race_settings(
+            study, len(field), seeds, per_job=per_job, confidence=confidence, noise=noise_of(review.study, review.sweep)
+        ),
         per_job=per_job,
     )
     if dry_run:
@@ -201,7 +202,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
         runs = replicates(driving.sweep)
-        verdict = confirmation(review.study, driving.sweep, options.field, runs, race.comparison())
+        verdict = confirmation(review.study, driving.sweep, options.field, runs, race.comparison(), options.settings)
         if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
@@ -313,7 +314,7 @@ FEWEST = 3
 
 
 def race_settings(
-    study: Study, field: int, seeds: int, *, per_job: int, confidence: float, scale: RaceScale
+    study: Study, field: int, seeds: int, *, per_job: int, confidence: float, noise: Noise | None = None
 ) -> ComparisonRules:
     """How ``field`` configurations are compared by at most ``seeds`` runs each. per_job: seeds that one job can run.
 
@@ -326,7 +327,8 @@ def race_settings(
         fewest=min(max(FEWEST, at_once), seeds),
         most=seeds,
         batch=min(max(per_job, at_once), seeds),
-        scale=scale,
+        scale=scale_of(study),
+        noise=noise,
     )
 
 

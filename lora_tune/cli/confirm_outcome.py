@@ -19,9 +19,9 @@ from lora_tune.mlperf.benchmark import benchmark_names
 from lora_tune.mlperf.submission import passes, read_submission, sentences
 from lora_tune.review.stopping import Replicate, missed, name_of, results
 from lora_tune.review.summary import objective_text, parameters_text
-from lora_tune.search.comparison import CannotSeparate, ComparisonPlan, Decided, means
+from lora_tune.search.comparison import CannotSeparate, ComparisonPlan, ComparisonRules, Decided, means
+from lora_tune.search.noise import scale_of
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import scale_of
 from lora_tune.store.metrics import Confirmed, ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Job
@@ -100,8 +100,9 @@ def confirmation(
     field: Sequence[Trial],
     runs: Mapping[int, Sequence[Replicate]],
     plan: ComparisonPlan,
+    rules: ComparisonRules | None = None,
 ) -> Confirmation | None:
-    """What the finished race says; None while it has no verdict."""
+    """What the finished race says; None while it has no verdict. rules: by which ``plan`` was made."""
     if plan.verdict is None:
         return None
     verdict = plan.verdict
@@ -110,14 +111,14 @@ def confirmation(
     replicates = runs.get(trial.number, ())
     reached, timed = any(math.isfinite(r.objective) for r in replicates), objective_of(study).timed
     chosen = trial.number if reached else None
-    scale = scale_of(study)
-    mean = means(results(runs, [t.number for t in field]), scale)
+    rules = rules or ComparisonRules(scale=scale_of(study))
+    mean = means(results(runs, [t.number for t in field]), rules)
     places = [_place(t.number, runs.get(t.number, ()), mean.get(name_of(t.number)), chosen) for t in field]
     return Confirmation(
         sentence=verdict.sentence,
         decided=not isinstance(verdict, CannotSeparate) and reached,
         chosen=chosen,
-        places=tuple(sorted(places, key=lambda p: (not p.chosen, scale.order(p.mean)))),
+        places=tuple(sorted(places, key=lambda p: (not p.chosen, rules.scale.order(p.mean)))),
         scored=scored(study, trial, replicates, plan.required[name], mean[name]) if reached and timed else None,
         identical=_identical(replicates),
         more_runs=verdict.more_runs if isinstance(verdict, CannotSeparate) else 0,

@@ -26,9 +26,9 @@ from lora_tune.review import config_check, importance
 from lora_tune.review.stopping import runs_text
 from lora_tune.review.summary import best_run_text, objective_text, recommended_text, time_interval, trial_name
 from lora_tune.search.no_effect import no_effect
+from lora_tune.search.noise import scale_of
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_text
-from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import Recommended, nearest, nearest_text, recommend
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload

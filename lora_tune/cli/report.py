@@ -59,8 +59,8 @@ from lora_tune.review.summary import (
     trial_name,
 )
 from lora_tune.search.campaign import ArmState, campaign
+from lora_tune.search.noise import scale_of
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import chance_to_pass, nearest_text, recommend
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial

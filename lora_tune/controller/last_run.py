@@ -102,8 +102,8 @@ class LastRun:
         """The leader again, of a sampler whose proposals do not repeat what is in doubt themselves."""
         if not repeats_leader(study) or not self._records().reached() or self._search.points_wait():
             return None
-        from lora_tune.search.scatter import WHY as RERUN_REASON
-        from lora_tune.search.scatter import next_repeat
+        from lora_tune.search.noise import WHY as RERUN_REASON
+        from lora_tune.search.noise import next_repeat
 
         tuned = next_repeat(study, self._records())
         return (

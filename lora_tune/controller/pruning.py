@@ -16,11 +16,11 @@ from lora_tune.curves.comparison import IN_A_ROW, compare, compared_run
 from lora_tune.curves.stopping import Evidence, for_rising_metric, verdict
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import RunLog
-from lora_tune.search.capping import Incumbent, cap, squares_within
+from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.noise import clock_noise, seconds_of, settings
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import MUCH_SLOWER, slowdown, slowdown_on_nodes
 from lora_tune.search.recommendation import best_run
-from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH, settings
 from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
 
@@ -105,7 +105,7 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, known:
     verdict = cap(
         run.evals,
         curves.timing(run, known.change),
-        _incumbent(sweep, best, slowdown(study, sweep, trial, run), calibrated=known.published is not None),
+        _incumbent(study, sweep, best, slowdown(study, sweep, trial, run)),
         ((run.last_ms or run.run_start_ms) - run.run_start_ms) / 1000,
         study.pruning.cap_risk,
         target=study.target,
@@ -132,25 +132,14 @@ def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog,
     return replace(stop, sentence=sentence, diagnosis=Diagnosis(kind, sentence, remedy))
 
 
-def _incumbent(sweep: StudyRecords, best: Trial, slower: float, *, calibrated: bool) -> Incumbent:
-    """The best trial with all runs of its configuration, on a machine ``slower`` times as slow, and the spread within
-    the others. One that was run again is known by those runs too, not by its luckiest alone."""
+def _incumbent(study: Study, sweep: StudyRecords, best: Trial, slower: float) -> Incumbent:
+    """The best trial with all runs of its configuration, on a machine ``slower`` times as slow. One that was run again
+    is known by those runs too, not by its luckiest alone."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
-    repeats = sweep.once("seconds by configuration", lambda: _repeats(sweep))
-    rerun_values = tuple(repeats.get(settings(best), ()))
-    elsewhere = squares_within(runs for configuration, runs in repeats.items() if configuration != settings(best))
-    width = KNOWN_WIDTH if calibrated else UNKNOWN_WIDTH
     machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
-    seconds = tuple(slower * each for each in confirmed or rerun_values or (best.reference_seconds or math.inf,))
-    return Incumbent(f"trial {best.number}{machine}", seconds, best.metrics.pace_spread or 0.0, elsewhere, width)
-
-
-def _repeats(sweep: StudyRecords) -> dict[object, list[float]]:
-    """Seconds to target of the trials that reached it, at the reference pace, by their parameters."""
-    repeats: dict[object, list[float]] = {}
-    for trial in sweep.reached():
-        repeats.setdefault(settings(trial), []).append(trial.reference_seconds or math.inf)
-    return repeats
+    seconds = tuple(slower * each for each in confirmed or seconds_of(sweep).get(settings(best), (math.inf,)))
+    noise, spread = clock_noise(study, sweep), best.metrics.pace_spread or 0.0
+    return Incumbent(f"trial {best.number}{machine}", seconds, noise, spread)
 
 
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:

@@ -65,11 +65,8 @@ def score(benchmark: Benchmark, minutes: Sequence[float], progress: Sequence[flo
 # What a submission of a configuration would score, and whether it would pass, from the runs there are.
 
 
-PRIOR_CV = 0.065
-"""Relative sd of samples to target within a public submission (212 of 3,150 samples at GBS 8)."""
-
 PRIOR_RUNS = 10
-"""Weight of ``PRIOR_CV`` beside the runs' own spread, in degrees of freedom."""
+"""Weight of the benchmark's ``stop_cv`` beside the runs' own spread, in degrees of freedom."""
 
 MARGINAL = (1.055, 0.03)
 """Growth of ln(minutes) per ln(samples) between runs of a submission, mean and sd over 133 public ones: evals come with
@@ -124,9 +121,10 @@ def predict(
     samples: progress in the benchmark's unit. interval: between evals in it, by default the closed division's.
 
     Samples to target are normal with unknown mean and variance (the usual posterior, the variance shrunk towards
-    ``PRIOR_CV``), rounded to whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary besides as those of
-    public submissions do (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs that did not converge.
-    Where these are fewer runs than a submission has, they are the first of it; else all of its runs are new.
+    the benchmark's ``stop_cv``), rounded to whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary
+    besides as those of public submissions do (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs
+    that did not converge. Where these are fewer runs than a submission has, they are the first of it; else all of its
+    runs are new.
     borrowed: progress at which another submitter's runs of another configuration of this batch converged: the
     submission is of that one, at this machine's pace, ``ELSEWHERE_CV`` apart from theirs. The same seed gives the same
     answer. Raises ValueError without a run or on unequal lengths.
@@ -136,8 +134,8 @@ def predict(
     rng = np.random.default_rng(seed)
     interval = interval or _interval(benchmark, gbs)
     drawn, times, failed = _submissions(
-        np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64), interval, benchmark.runs,
-        unconverged, rng, np.asarray(borrowed, dtype=np.float64),
+        np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64), interval,
+        benchmark.stop_cv, benchmark.runs, unconverged, rng, np.asarray(borrowed, dtype=np.float64),
     )  # fmt: skip
     means, scores = _olympic(drawn, failed), _olympic(times, failed)
     finite = np.isfinite(scores)
@@ -162,15 +160,15 @@ def _interval(benchmark: Benchmark, gbs: int) -> float:
 
 
 def _submissions(
-    samples: NDArray[np.float64], clock: NDArray[np.float64], interval: float, runs: int, unconverged: int,
-    rng: np.random.Generator, borrowed: NDArray[np.float64],
+    samples: NDArray[np.float64], clock: NDArray[np.float64], interval: float, usual: float, runs: int,
+    unconverged: int, rng: np.random.Generator, borrowed: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:  # fmt: skip
     """(DRAWS, runs) samples, minutes, and whether a run did not converge, of submissions of ``runs`` runs each."""
     kept = len(samples) + unconverged if len(samples) + unconverged < runs and not len(borrowed) else 0
     if len(borrowed):
-        drawn = _draw_samples(borrowed, interval, runs, rng, ELSEWHERE_CV)
+        drawn = _draw_samples(borrowed, interval, usual, runs, rng, ELSEWHERE_CV)
     else:
-        drawn = _draw_samples(samples, interval, runs - kept, rng)
+        drawn = _draw_samples(samples, interval, usual, runs - kept, rng)
     times = _draw_minutes(samples, clock, drawn, rng)
     fail = rng.beta(FAILURE_PRIOR[0] + unconverged, FAILURE_PRIOR[1] + len(samples), size=DRAWS)
     failed = rng.random(drawn.shape) < fail[:, None]
@@ -190,12 +188,16 @@ def _hopeless(runs: int, unconverged: int) -> Prediction:
 
 
 def _draw_samples(
-    samples: NDArray[np.float64], interval: float, runs: int, rng: np.random.Generator, elsewhere: float = 0.0
-) -> NDArray[np.float64]:
-    """(DRAWS, runs) samples to target of new runs. elsewhere: sd of ln between where the known ones ran and here."""
+    samples: NDArray[np.float64], interval: float, usual: float, runs: int, rng: np.random.Generator,
+    elsewhere: float = 0.0,
+) -> NDArray[np.float64]:  # fmt: skip
+    """(DRAWS, runs) samples to target of new runs. usual: relative sd of one run (``Benchmark.stop_cv``).
+
+    elsewhere: sd of ln between where the known ones ran and here.
+    """
     mean, n = float(samples.mean()), len(samples)
     freedom = n - 1 + PRIOR_RUNS
-    squares = float(((samples - mean) ** 2).sum()) + PRIOR_RUNS * (PRIOR_CV * mean) ** 2
+    squares = float(((samples - mean) ** 2).sum()) + PRIOR_RUNS * (usual * mean) ** 2
     sd = np.sqrt(squares / rng.chisquare(freedom, size=DRAWS))
     centre = mean + sd / np.sqrt(n) * rng.standard_normal(DRAWS)
     drawn = centre[:, None] + sd[:, None] * rng.standard_normal((DRAWS, runs))
@@ -260,7 +262,7 @@ def narrowed(
     now = predict(benchmark, minutes, samples, gbs)
     rng = np.random.default_rng(1)
     known, clock = np.asarray(samples, dtype=np.float64), np.asarray(minutes, dtype=np.float64)
-    drawn = _draw_samples(known, _interval(benchmark, gbs), more, rng)
+    drawn = _draw_samples(known, _interval(benchmark, gbs), benchmark.stop_cv, more, rng)
     times = _draw_minutes(known, clock, drawn, rng)
     later = [
         predict(benchmark, [*minutes, *times[at]], [*samples, *drawn[at]], gbs) for at in range(FUTURES)

@@ -18,9 +18,9 @@ from lora_tune.logs.run import TrainPoint
 from lora_tune.review.advice_convergence import CONVERGENCE_RULES, Advice, learning_rate, listed, overfits, reached
 from lora_tune.review.importance import FailingValue, explained, failing_values
 from lora_tune.review.summary import batch_text
+from lora_tune.search.noise import noise_of
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.pace import clock_text
-from lora_tune.search.scatter import scatter_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 # What MLPerf's rules imply for a sweep of one of its benchmarks: what is taken back, and what is paid for nothing.
@@ -314,7 +314,7 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
     if stale <= STALE * sum(hours):
         return None
     since = tuple(sorted(t.number for t in ended[last_gain + 1 :]))
-    scatter = scatter_of(study, sweep)
+    scatter = noise_of(study, sweep)
     if (luck := scatter.sd * math.sqrt(2 * math.log(len(reached(sweep))))) > LUCK:
         return Advice(
             seen="whether more trials would bring anything cannot be told",

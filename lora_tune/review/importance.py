@@ -11,10 +11,9 @@ from operator import eq, ge, le
 from lora_tune.base.text import visible
 from lora_tune.config.study import Study
 from lora_tune.controller.changed_study import base_trial
+from lora_tune.search.noise import noise_of, scale_of
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import leaders
-from lora_tune.search.scatter import scatter_of
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base_config import Difference, differences
 from lora_tune.workloads.config_file import value_text
@@ -96,8 +95,8 @@ def cannot_tell(study: Study, sweep: StudyRecords) -> str:
     if len(done) < FEWEST or set_apart(study, sweep):
         return ""
     sentence = f"cannot tell: the {len(done)} results go with no parameter, beyond what chance would show"
-    scatter = scatter_of(study, sweep)
-    return f"{sentence}; {scatter.sentence}" if scale_of(study).relative else sentence
+    noise = noise_of(study, sweep)
+    return f"{sentence}; {noise.sentence}" if scale_of(study).relative else sentence
 
 
 def _where(best: Sequence[Trial], name: str) -> str:

@@ -12,8 +12,8 @@ from lora_tune.config.study import Study
 from lora_tune.controller.evidence import applicable_envelope, contradiction, courses, is_confirmed, whole_runs
 from lora_tune.curves.comparison import needed, supported
 from lora_tune.search.comparison import RunSummary
+from lora_tune.search.noise import TIMES, ResultScale
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import TIMES, RaceScale
 from lora_tune.store.metrics import RunMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
@@ -255,7 +255,7 @@ def missed(runs: Iterable[Replicate]) -> int:
     return sum(not math.isfinite(run.objective) for run in runs)
 
 
-def runs_text(runs: int, missed: int, scale: RaceScale = TIMES) -> str:
+def runs_text(runs: int, missed: int, scale: ResultScale = TIMES) -> str:
     """How many runs there are, and how many of them have no result, for people."""
     count = f"{runs} run{'s' if runs != 1 else ''}"
     if not missed:

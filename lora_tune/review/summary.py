@@ -17,9 +17,9 @@ from lora_tune.review import stopping as raced
 from lora_tune.review.stopping import StoppingAccount, runs_text, stopping_account
 from lora_tune.search import comparison
 from lora_tune.search.no_effect import no_effect
+from lora_tune.search.noise import scale_of
 from lora_tune.search.objectives import objective_of, objectives_of
 from lora_tune.search.pace import clock_text
-from lora_tune.search.race_scale import scale_of
 from lora_tune.search.recommendation import UNRUN, Nearest, Recommended, best_run, nearest, recommend
 from lora_tune.search.samplers import takes_old_runs
 from lora_tune.search.usual_names import BATCH
@@ -54,7 +54,7 @@ def race_text(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> li
     runs: by the trial that they repeat.
     """
     scale, text = scale_of(study), objective_of(study).text
-    means = comparison.means(raced.results(runs, runs), scale)
+    means = comparison.means(raced.results(runs, runs), comparison.ComparisonRules(scale=scale))
     standings = []
     for number, own in runs.items():
         name, count = raced.name_of(number), raced.runs_text(len(own), raced.missed(own), scale)

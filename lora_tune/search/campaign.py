@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from lora_tune.base.text import counted
 from lora_tune.config.study import Study
 from lora_tune.curves.evalues import TwoSamples, interval, log_evidence, two_samples
-from lora_tune.search.race_scale import RaceScale, scale_of
+from lora_tune.search.noise import ResultScale, scale_of
 from lora_tune.search.usual_names import TREE
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value, Verdict
 
@@ -155,7 +155,7 @@ def _started(sweep: StudyRecords) -> frozenset[int]:
     return frozenset(trial for (trial, _), attempt in sweep.attempts.items() if attempt.started_at is not None)
 
 
-def verdicts(trials: Sequence[Trial], started: frozenset[int], scale: RaceScale) -> Campaign:
+def verdicts(trials: Sequence[Trial], started: frozenset[int], scale: ResultScale) -> Campaign:
     """The verdicts of all arms. started: numbers of the trials that have begun to run. Pure."""
     arms = list(arms_of(trials).values())
     if not arms:
@@ -187,7 +187,7 @@ class _Arm:
 
     trials: Sequence[Trial]
     started: frozenset[int]
-    scale: RaceScale
+    scale: ResultScale
     runs: list[_Run] = field(init=False)
     blocked: float = field(init=False, default=math.inf)
     """Number of the first trial that has not ended."""
@@ -227,7 +227,7 @@ def _counts(trial: Trial, started: frozenset[int]) -> bool:
     return trial.verdict is not Verdict.FAILED and (trial.verdict is not Verdict.CANCELLED or trial.number in started)
 
 
-def _judge(arm: _Arm, baseline: _Arm, position: int | None, scale: RaceScale) -> ArmVerdict:
+def _judge(arm: _Arm, baseline: _Arm, position: int | None, scale: ResultScale) -> ArmVerdict:
     """position: the arm's place among those that are tested, None for one that was run once."""
     name = f"trial {arm.numbers[0]}'s configuration"
     if position is None:
@@ -244,7 +244,7 @@ def _judge(arm: _Arm, baseline: _Arm, position: int | None, scale: RaceScale) ->
 
 
 def _followed(
-    fresh: Sequence[_Run], arm: _Arm, baseline: _Arm, scale: RaceScale
+    fresh: Sequence[_Run], arm: _Arm, baseline: _Arm, scale: ResultScale
 ) -> tuple[float, TwoSamples | None, tuple[int, int]]:
     """The runs in the order of their proposal: the largest evidence on the way, the comparison at its end, and how
     many runs of each are in it."""
@@ -267,7 +267,7 @@ def _followed(
 
 
 def _compared(
-    arm_places: Sequence[float | None], baseline_places: Sequence[float], scale: RaceScale
+    arm_places: Sequence[float | None], baseline_places: Sequence[float], scale: ResultScale
 ) -> TwoSamples | None:
     """The comparison of two samples; None where it says nothing, as where runs do not scatter."""
     known = [*(place for place in arm_places if place is not None), *baseline_places]
@@ -282,7 +282,7 @@ UNSOUND_FROM = 2
 
 
 def _worded(
-    name: str, verdict: ArmVerdict, now: TwoSamples | None, hours: tuple[float, float], scale: RaceScale
+    name: str, verdict: ArmVerdict, now: TwoSamples | None, hours: tuple[float, float], scale: ResultScale
 ) -> ArmVerdict:
     """The verdict with what it is and its sentence. hours: node-hours of a run of the arm, and of the baseline."""
     if verdict.missed >= UNSOUND_FROM:
@@ -314,7 +314,7 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-def _range(verdict: ArmVerdict, scale: RaceScale) -> str:
+def _range(verdict: ArmVerdict, scale: ResultScale) -> str:
     if verdict.low is None or verdict.high is None:
         return "too few runs for an interval"
     return f"90% interval {scale.text(verdict.low)} to {scale.text(verdict.high)}"
@@ -329,7 +329,9 @@ def _too_few(verdict: ArmVerdict) -> str:
     )
 
 
-def _more_runs_text(arm_more: int | None, baseline_more: int | None, node_hours: float | None, scale: RaceScale) -> str:
+def _more_runs_text(
+    arm_more: int | None, baseline_more: int | None, node_hours: float | None, scale: ResultScale
+) -> str:
     if arm_more is None or baseline_more is None:
         return f"no {MOST_MORE} further runs would be likely to show it better"
     cost = f" = {scale.spent(node_hours)}" if node_hours else ""

@@ -7,7 +7,7 @@ quantile (Hutter et al. 2009, adaptive capping; here for noisy times). A capped 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,7 @@ from lora_tune.curves.points import first_reached, usable_loss, usable_samples
 from lora_tune.curves.published import GO_ON, StallVerdict
 from lora_tune.curves.timing import Timing
 from lora_tune.logs.run import Eval
-from lora_tune.search.race_scale import RAW_SD
-from lora_tune.search.scatter import UNKNOWN_WIDTH, pooled, within
-
-LEAST_FREEDOM = 2.0
-"""Degrees of freedom that a bound counts with at least: with fewer it would bound nothing."""
+from lora_tune.search.noise import Noise
 
 FEWEST_EVALS = 2
 """Evals before the forecast may stop a run; the clock may at any time."""
@@ -33,30 +29,24 @@ FEWEST_HEALED = 4
 """The same after a change of precision: a curve comes down within four evals of it (0.955 to 0.924 in public logs)."""
 
 
-def squares_within(repeats: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Squares of ln(seconds) about the means of settings, and their degrees of freedom."""
-    return within([math.log(s) for s in seconds if 0 < s < math.inf] for seconds in repeats)
-
-
 @dataclass(frozen=True, slots=True)
 class Incumbent:
     """The best configuration so far: a name for sentences, and the seconds to target of its finished runs.
 
-    pace_spread: how much the machine's own speed varies, as a relative standard deviation (``curves.pace_spread``).
-    elsewhere: ``squares_within`` other settings of the study. width: of what is usual (``scatter.pooled``).
+    noise: of ln(seconds), its own runs included (``noise.clock_noise``). pace_spread: how much the machine's own speed
+    varies, as a relative standard deviation (``curves.pace_spread``).
     """
 
     name: str
     seconds: tuple[float, ...]
+    noise: Noise
     pace_spread: float = 0.0
-    elsewhere: tuple[float, int] = (0.0, 0)
-    width: float = UNKNOWN_WIDTH
 
     def upper_quantile(self, probability: float) -> float:
         """The seconds that one more run of it stays under with ``probability``; infinite without a finished run.
 
-        Student's prediction bound on ln(seconds) with the scatter of the study's repeats; on a machine whose speed
-        varies, by that for its own runs and for the next.
+        Student's prediction bound on ln(seconds) with the noise of the sweep; on a machine whose speed varies, by that
+        for its own runs and for the next.
         """
         from scipy.special import stdtrit
 
@@ -64,10 +54,9 @@ class Incumbent:
         n = len(known)
         if n == 0:
             return math.inf
-        squares, repeats = squares_within([self.seconds])
-        noise = pooled(RAW_SD, self.width, squares + self.elsewhere[0], repeats + self.elsewhere[1])
-        variance = noise.sd**2 + self.pace_spread**2
-        quantile = float(stdtrit(max(LEAST_FREEDOM, noise.freedom), probability))
+        scale, freedom = self.noise.student
+        variance = scale**2 + self.pace_spread**2
+        quantile = float(stdtrit(freedom, probability))
         width = quantile * math.sqrt(variance * (1 + 1 / n))
         return float(np.exp(min(float(known.mean()) + width, LARGEST_EXPONENT)))
 

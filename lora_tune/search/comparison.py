@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lora_tune.base.text import counted
-from lora_tune.search.race_scale import TIMES, RaceScale
+from lora_tune.mlperf.benchmark import USUAL_STOP_CV
+from lora_tune.search.noise import LARGEST, NO_WIDTH, TIMES, Noise, ResultScale
 
 LAST_LOOK = 0.8
 """Share of the error that is kept for the last look; the earlier ones have the rest, by the cube of their runs."""
@@ -41,13 +42,16 @@ class RunSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRules:
     """confidence: of the winner's being the best, over all looks. fewest: runs of each before the first look; batch:
-    runs of each between two looks; most: runs of each after which the last look decides. scale: what is compared."""
+    runs of each between two looks; most: runs of each after which the last look decides. scale: what is
+    compared. noise: what is known of it before these runs; None: what is usual for a ratio, and how far results lie
+    apart for other values."""
 
     confidence: float = 0.95
     fewest: int = 3
     most: int = 10
     batch: int = 1
-    scale: RaceScale = TIMES
+    scale: ResultScale = TIMES
+    noise: Noise | None = None
 
     def looks(self) -> dict[int, float]:
         """The error that may be spent at each look, by the runs of each configuration; all sum to 1 - confidence.
@@ -69,7 +73,7 @@ class Contender:
     places: tuple[float, ...]
     failures: int
     node_hours: float
-    scale: RaceScale = TIMES
+    scale: ResultScale = TIMES
 
     @property
     def runs(self) -> int:
@@ -157,7 +161,7 @@ def _look(
     sound = [config for config in sound if config.name in left] or sound or known
     if not sound:
         return Decided(configs[0].name, f"no run of any configuration {scale.got}; nothing to choose"), []
-    sd, freedom = _pooled_sd(configs, scale)
+    sd, freedom = _spread(configs, rules)
     leader = min(sound, key=lambda c: c.mean)
     rivals = [c for c in sound if c is not leader and not _beats(leader, c, sd, freedom, error)]
     if not rivals:
@@ -175,22 +179,20 @@ def _beats(leader: Contender, rival: Contender, sd: float, freedom: float, error
     return 2 * float(stdtr(freedom, -statistic)) < error
 
 
-def _pooled_sd(configs: Sequence[Contender], scale: RaceScale) -> tuple[float, float]:
-    """Sd within configurations and its degrees of freedom; the scale's prior fills in for missing ones.
-
-    Where neither says anything, the spread is taken to be as large as the results lie apart.
-    """
+def _spread(configs: Sequence[Contender], rules: ComparisonRules) -> tuple[float, float]:
+    """Sd of single runs and its degrees of freedom: what is known before, and how they lie within configurations."""
     every = [place for c in configs for place in c.places]
-    repeats = sum(max(0, len(c.places) - 1) for c in configs)
-    missing, least = max(0, scale.prior_freedom - repeats), scale.least_sd(every)
-    if not missing + repeats:
-        return max(float(np.ptp([*every, 0.0])), least), 1.0
-    within = sum(float(np.var(c.places)) * len(c.places) for c in configs if c.places)
-    return max(math.sqrt((missing * scale.prior_sd**2 + within) / (missing + repeats)), least), float(missing + repeats)
+    least = rules.scale.least_sd(every)
+    noise = (rules.noise or Noise(USUAL_STOP_CV)).after(c.places for c in configs)
+    if rules.noise is None and not rules.scale.relative:
+        shown = math.sqrt(noise.squares / noise.repeats) if noise.repeats else float(np.std(every or [0.0]))
+        noise = replace(noise, usual=max(shown, least, 1 / LARGEST), width=NO_WIDTH)
+    scale, freedom = noise.student
+    return max(scale, least), freedom
 
 
 def means(
-    results: Mapping[str, Sequence[RunSummary]], scale: RaceScale = TIMES
+    results: Mapping[str, Sequence[RunSummary]], rules: ComparisonRules | None = None
 ) -> dict[str, tuple[float, float, float]]:
     """Arithmetic mean of each configuration that has results, with Student's 90% interval on the scale, low and high.
 
@@ -198,13 +200,14 @@ def means(
     """
     from scipy.special import stdtrit
 
-    configs = [_contender(name, runs, scale) for name, runs in results.items()]
-    sd, freedom = _pooled_sd(configs, scale)
+    rules = rules or ComparisonRules()
+    configs = [_contender(name, runs, rules.scale) for name, runs in results.items()]
+    sd, freedom = _spread(configs, rules)
     width = float(stdtrit(freedom, 0.95)) * sd
-    return {c.name: scale.interval(c.mean, width / math.sqrt(len(c.places))) for c in configs if c.places}
+    return {c.name: rules.scale.interval(c.mean, width / math.sqrt(len(c.places))) for c in configs if c.places}
 
 
-def _contender(name: str, runs: Sequence[RunSummary], scale: RaceScale) -> Contender:
+def _contender(name: str, runs: Sequence[RunSummary], scale: ResultScale) -> Contender:
     places = tuple(place for r in runs if (place := scale.inward(r.result)) is not None)
     hours = [r.node_hours for r in runs if math.isfinite(r.node_hours)]
     return Contender(name, places, len(runs) - len(places), float(np.mean(hours)) if hours else 0.0, scale)
@@ -249,7 +252,7 @@ def _cannot_separate(
     )  # fmt: skip
 
 
-def _recommend(leader: Contender, second: Contender, scale: RaceScale, *, alike: bool) -> tuple[str, str]:
+def _recommend(leader: Contender, second: Contender, scale: ResultScale, *, alike: bool) -> tuple[str, str]:
     """The one with fewer failures, then the clearly cheaper by node-hours a run, then the better so far."""
     if leader.failures != second.failures:
         best = min((leader, second), key=lambda c: c.failures)

@@ -165,7 +165,7 @@ def _by_model(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
     The machine's own config, where it is no point of the space and is believed better yet, stays.
     """
     from lora_tune.search import shrinkage
-    from lora_tune.search.race_scale import bounded_exp
+    from lora_tune.search.noise import bounded_exp
     from lora_tune.search.recorded import fitting, in_memory
 
     sampler, fits = sampler_of(study, sweep), fitting(study)

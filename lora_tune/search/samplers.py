@@ -349,7 +349,7 @@ def _has_model(study: Study, old_runs: OldRuns) -> bool:
 
 
 def repeats_leader(study: Study) -> bool:
-    """Whether the leader is run again (``search.scatter``): where a search models configurations and not what runs of
+    """Whether the leader is run again (``search.noise``): where a search models configurations and not what runs of
     them scatter by. The grey box repeats what is in doubt itself; what is drawn at random is drawn as the study asks.
     A warm block measures a speed to a fraction of a percent."""
     kind = sampler_kind(study)

@@ -3,7 +3,7 @@
 A Gaussian process over the space's parameters, on ln(objective), or on the objective itself where results have either
 sign, one row a run. A configuration that did well while its neighbours did not was lucky, mostly. Two things keep luck
 out of what is said of the best: the run for which a leader was run again is left out, since it was picked for being
-fast (``search.scatter``), and what a best of so many would gain by luck alone is taken back, by simulation. Noise and
+fast (``search.noise``), and what a best of so many would gain by luck alone is taken back, by simulation. Noise and
 the differences between configurations are not known but believed on a grid, each point by its evidence. No sampler is
 asked, so it serves each of them.
 """
@@ -32,10 +32,9 @@ from lora_tune.search.grey_box.gaussian import (
     solved,
 )
 from lora_tune.search.grey_box.model import thinned
+from lora_tune.search.noise import WHY, Noise, ResultScale, noise_before, noise_of, scale_of
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.race_scale import RaceScale, scale_of
 from lora_tune.search.recorded import fitting
-from lora_tune.search.scatter import WHY, pooled, scatter_of, usual, within
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
 FITTED, LEARNED = 120, 400
@@ -47,6 +46,9 @@ WIDER = 1.0
 
 NOISES = np.linspace(-2.7, 2.7, 11)
 """Grid of ln(noise) about what repeats say, in standard deviations of that belief."""
+
+MOST_DOUBT = 0.7
+"""Standard deviation of ln(noise) beyond which the grid is no wider."""
 
 AMPLITUDES, LENGTHS = (0.5, 1.0, 2.0), (0.6, 1.2, 2.5)
 """Grids of how far configurations differ, in the spread of their means, and of over what distance, relative to 0.6
@@ -91,7 +93,7 @@ class _Axis:
     """On which results are compared: their logarithm, or their value in units of the usual size, negated where more is
     better."""
 
-    scale: RaceScale
+    scale: ResultScale
     unit: float = 1.0
 
     def place(self, trial: Trial) -> float | None:
@@ -153,7 +155,7 @@ def shrunken_recommendation(study: Study, sweep: StudyRecords) -> PosteriorEstim
     fits = fitting(study)
     inside = [c for c in configs if fits(c.trial)]
     outside = [c for c in configs if not fits(c.trial)]
-    noise = _usual(study, axis, configs)
+    noise = _noise(study, axis, configs)
     if inside:
         learned = _learned(study, inside, noise)
         means, variances = learned.means, learned.variances
@@ -164,7 +166,7 @@ def shrunken_recommendation(study: Study, sweep: StudyRecords) -> PosteriorEstim
         sd = learned.noise
     else:
         means = variances = handicap = np.empty(0)
-        sd = noise[0]
+        sd = noise.sd
     level, spread = _level(configs)
     for c in outside:  # the machine's own config, say: no point of the space, so it has no neighbours
         precision = len(c.places) / sd**2 + 1 / spread**2
@@ -190,9 +192,9 @@ def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
     return f"{runs} {objective_of(study).text(value)}{picked}; one run differs from the next by about {differ}"
 
 
-def _usual(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> tuple[float, float, float, int]:
-    """The scatter that is usual, the sd of its logarithm, and squares and degrees of freedom of all repeats."""
-    return *usual(study, axis.scale, [c.mean for c in configs]), *within(c.all_places for c in configs)
+def _noise(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> Noise:
+    """What is known of the noise on the axis by all runs."""
+    return noise_before(study, axis.scale, [c.mean for c in configs]).after(c.all_places for c in configs)
 
 
 def _configurations(axis: _Axis, sweep: StudyRecords) -> list[_Runs]:
@@ -234,8 +236,8 @@ def half_width(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) ->
     fits, axis = fitting(study), _axis(study, sweep)
     inside = [c for c in _configurations(axis, sweep) if fits(c.trial)]
     if not inside:
-        return WIDER * Z90 * scatter_of(study, sweep).sd
-    learned = _learned(study, inside, _usual(study, axis, inside))
+        return WIDER * Z90 * noise_of(study, sweep).sd
+    learned = _learned(study, inside, _noise(study, axis, inside))
     _, variance = learned.predicted(np.array([learned.coordinates.speed_features(tuned)]))
     return WIDER * Z90 * math.sqrt(float(variance[0]))
 
@@ -288,8 +290,11 @@ class _Learned:
         return max(0.0, float(gained.mean())) if len(gained) else 0.0
 
 
-def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, float, float, int]) -> _Learned:
-    """What the runs of configurations within the space say of ln(objective) over it. noise: as of :func:`_usual`."""
+def _learned(study: Study, configurations: Sequence[_Runs], noise: Noise) -> _Learned:
+    """What the runs of configurations within the space say of ln(objective) over it.
+
+    noise: by all runs. What the rows of the process say of it themselves is taken out of it.
+    """
     space = study.search_space
     coordinates = Coordinates(
         distributions=space.distributions(), gpus=space.gpus, roles=dict.fromkeys(space.distributions(), "speed"),
@@ -297,21 +302,21 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, 
     )  # fmt: skip
     rows = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     counts = [len(c.places) for c in configurations]
-    data = _data(np.repeat(rows, counts, axis=0), np.concatenate([c.places for c in configurations]), noise[0])
-    repeat_squares, repeat_freedom = within(c.places for c in configurations)
-    known = pooled(*noise)
-    noise_prior = _NoisePrior(noise[0], noise[1], max(0.0, noise[2] - repeat_squares), noise[3] - repeat_freedom)
+    data = _data(np.repeat(rows, counts, axis=0), np.concatenate([c.places for c in configurations]), noise.usual)
+    in_rows = Noise(noise.usual).after(c.places for c in configurations)
+    left = max(0.0, noise.squares - in_rows.squares)
+    noise_prior = replace(noise, squares=left, repeats=noise.repeats - in_rows.repeats)
     level, spread = _level(configurations)
     fitted = thinned(data, FITTED)
     points = []
     for length in LENGTHS:
         for amplitude in AMPLITUDES:
-            for step in NOISES / math.sqrt(2 * known.freedom):
-                sd = known.sd * math.exp(step)
+            for step in NOISES * min(noise.doubt, MOST_DOUBT):
+                sd = noise.sd * math.exp(step)
                 prior = Prior(
                     mean=np.array([level]), sd=np.array([spread + 0.1]), amplitude=amplitude * spread,
                     length=0.6 * length * math.sqrt(rows.shape[1]), shift=0.01 * LEAST_AMPLITUDE,
-                    departure=0.01 * LEAST_AMPLITUDE, noise_scale=sd / noise[0], weights=np.ones(rows.shape[1]),
+                    departure=0.01 * LEAST_AMPLITUDE, noise_scale=sd / noise.usual, weights=np.ones(rows.shape[1]),
                 )  # fmt: skip
                 scales = -0.5 * (math.log(amplitude) ** 2 + (math.log(length) / 0.7) ** 2)
                 points.append((log_evidence(fitted, prior) + noise_prior.log_density(sd) + scales, prior, sd))
@@ -326,20 +331,6 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: tuple[float, 
     if len(most.y) < len(data.y):
         _with_row_runs(most, float(weights @ sds), configurations, rows, means, variances)
     return _Learned(coordinates, weights, posteriors, sds, rows, configurations, means, variances)
-
-
-@dataclass(frozen=True, slots=True)
-class _NoisePrior:
-    """What is believed of the noise beside what the rows of the process say: what is usual, and repeats left out."""
-
-    usual: float
-    width: float
-    squares: float
-    freedom: int
-
-    def log_density(self, sd: float) -> float:
-        usual = -0.5 * (math.log(sd / self.usual) / self.width) ** 2
-        return usual - self.freedom * math.log(sd) - 0.5 * self.squares / sd**2
 
 
 def _mixed(posteriors: Sequence[Posterior], weights: Array, x: Array) -> tuple[Array, Array]:

@@ -36,7 +36,7 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
 from lora_tune.review.stopping import replicates
 from lora_tune.search.comparison import ComparisonRules
-from lora_tune.search.race_scale import RaceScale, scale_of, seed_spread
+from lora_tune.search.noise import usual_noise
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import ConfirmedChoice, RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
@@ -270,7 +270,7 @@ def test_nothing_to_confirm_is_said_in_words(tmp_path: Path) -> None:
 def test_a_race_of_raw_stops_expects_more_noise_than_one_of_fitted_curves() -> None:
     study = study_of()
     fitted = study.with_options({"objective": {"estimator": "curve"}})
-    assert seed_spread(study) > seed_spread(fitted)
+    assert usual_noise(study).sd > usual_noise(fitted).sd
     assert study.objective.estimator == "stop"
 
 
@@ -351,7 +351,7 @@ def test_where_trials_share_a_job_as_many_seeds_run_at_one_time_as_have_room(
 ) -> None:
     sweep = {"name": "s", "workload": {"kind": "peft"}, "space": {"LR": 1e-3}, "objective": {"target": 1.7}}
     study = Study.model_validate({**sweep, "site": site, "budget": {"trials": 9, "parallel": parallel}})
-    settings = race_settings(study, 3, 10, per_job=1, confidence=0.9, scale=scale_of(study))
+    settings = race_settings(study, 3, 10, per_job=1, confidence=0.9)
     assert (settings.fewest, settings.batch, settings.most) == (*runs, 10)
 
 
@@ -469,7 +469,7 @@ def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_miss
     records = raced(records, second, 80, 81, None)
     records = raced(records, third, None, None, None)
     said: list[str] = []
-    settings = ComparisonRules(most=3, scale=RaceScale(prior_sd=seed_spread(study)))
+    settings = ComparisonRules(most=3, noise=usual_noise(study))
     race = Race(study, field, settings, lambda: records, per_job=1, echo=said.append)
     race.tell(records.trials[0])
     found = confirmation(study, records, field, replicates(records), race.comparison())

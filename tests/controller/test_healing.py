@@ -21,6 +21,7 @@ from lora_tune.mlperf import convergence
 from lora_tune.mlperf.gate import Precision, precision_of
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.noise import Noise
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of
@@ -225,7 +226,8 @@ class TestWhatItCosts:
 
     def test_no_forecast_caps_a_run_before_it_has_healed(self) -> None:
         evals = fp4_run(FP4_RUNS[0]).evals[:4]
-        rival = Incumbent("trial 1", (430.0, 431.0, 429.0, 430.0, 432.0))
+        seconds = (430.0, 431.0, 429.0, 430.0, 432.0)
+        rival = Incumbent("trial 1", seconds, Noise(0.067).after([[math.log(s) for s in seconds]]))
         timing = curves.Timing(7.7, 9.4)
         family = convergence.published(8).family
         told = cap(evals, timing, rival, 390.0, 0.1, target=TARGET, family=family, healing=HEALING)

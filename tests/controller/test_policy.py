@@ -14,8 +14,8 @@ from lora_tune.controller import conclusion, evidence, limits, policy, pruning
 from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
+from lora_tune.search.noise import clock_noise
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.scatter import scatter_of
 from lora_tune.store.metrics import TrialMetrics, as_mapping
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, Verdict
 from tests.fakes import command_study
@@ -420,7 +420,7 @@ def test_a_faster_run_is_compared_with_what_slower_ones_had_come_to_in_as_many_s
 
 
 def test_stopped_runs_are_no_references_and_the_fastest_are_the_best() -> None:
-    seconds = {n: replace(t, seconds=100.0 - n) for n, t in finished_well(8).trials.items()}
+    seconds = {n: replace(t, metrics=TrialMetrics(objective=100.0 - n)) for n, t in finished_well(8).trials.items()}
     stopped = {8: replace(seconds[8], verdict=Verdict.PRUNED)}
     whole = evidence.whole_runs(study(), replace(finished_well(8), trials={**seconds, **stopped}))
     assert [t.number for t in whole] == [7, 6, 5, 4, 3, 2, 1]
@@ -450,10 +450,9 @@ def test_the_cap_knows_a_leader_that_was_run_again_by_all_of_its_runs() -> None:
         for n, t in well.trials.items()
     }
     records = replace(well, trials=trials)
-    assert scatter_of(study(), records).repeats == 2
-    incumbent = pruning._incumbent(records, trials[1], 1.0, calibrated=False)
+    assert clock_noise(study(), records).repeats == 2
+    incumbent = pruning._incumbent(study(), records, trials[1], 1.0)
     assert incumbent.seconds == (101.0, 103.0, 104.0)
-    assert incumbent.elsewhere == (0.0, 0)
 
 
 def test_a_run_of_a_batch_size_without_references_goes_on() -> None:

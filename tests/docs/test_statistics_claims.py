@@ -18,6 +18,7 @@ from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
 from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.noise import Noise
 
 TARGET = perturbed.TARGET
 EARLY = 0.6
@@ -86,7 +87,8 @@ def test_a_run_as_good_as_the_incumbent_is_capped_no_more_often_than_the_risk(ri
     times = [seconds(run) for run in curves]
     capped = 0
     for i, run in enumerate(curves):
-        incumbent = Incumbent("best", tuple(times[(i + k) % len(times)] for k in (1, 2, 3)))
+        before = tuple(times[(i + k) % len(times)] for k in (1, 2, 3))
+        incumbent = Incumbent("best", before, Noise(0.067).after([[math.log(s) for s in before]]))
         evals = [Eval(e.samples, e.loss, e.samples / 2 + 35 * (n + 1)) for n, e in enumerate(run)]
         looks = (
             cap(evals[: n + 1], timing, incumbent, evals[n].seconds, risk, target=TARGET, family=PUBLISHED.family)

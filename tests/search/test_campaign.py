@@ -19,13 +19,13 @@ from lora_tune.search.campaign import (
     is_seed,
     verdicts,
 )
-from lora_tune.search.race_scale import RaceScale
+from lora_tune.search.noise import ResultScale
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.builders import study_of
 
-LOSS = RaceScale(relative=False, timed=False, prior_sd=0.0, prior_freedom=0)
-TIME = RaceScale()
+LOSS = ResultScale(relative=False, timed=False)
+TIME = ResultScale()
 
 
 def run(number: int, arm: int, value: float | None, verdict: Verdict = Verdict.REACHED) -> Trial:
@@ -45,7 +45,7 @@ def interleaved(baseline: list[float], arm: list[float]) -> list[Trial]:
     return runs(*pairs)
 
 
-def judged(trials: list[Trial], scale: RaceScale = LOSS, started: frozenset[int] = frozenset()) -> ArmVerdict:
+def judged(trials: list[Trial], scale: ResultScale = LOSS, started: frozenset[int] = frozenset()) -> ArmVerdict:
     """The verdict of arm 1."""
     found = next(t.number for t in trials if t.tuned["ARM"] == 1)
     verdict = verdicts(trials, started, scale).of(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -12,12 +13,21 @@ from hypothesis import strategies as st
 from lora_tune import curves
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
-from lora_tune.search.capping import Incumbent, cap, squares_within
-from lora_tune.search.scatter import KNOWN_WIDTH, UNKNOWN_WIDTH
+from lora_tune.search.capping import Incumbent, cap
+from lora_tune.search.noise import KNOWN_WIDTH, UNKNOWN_WIDTH, Noise
 
 TARGET = 0.925
 TIMING = curves.Timing(2.0, 40.0)
-INCUMBENT = Incumbent("trial 7", (1700.0, 1720.0, 1690.0, 1710.0))
+USUAL = Noise(0.067)
+
+
+def incumbent(*seconds: float, beside: Iterable[Sequence[float]] = (), width: float = UNKNOWN_WIDTH) -> Incumbent:
+    """One of these runs, in a sweep that repeated other configurations too."""
+    logarithms = [[math.log(s) for s in runs if 0 < s < math.inf] for runs in (seconds, *beside)]
+    return Incumbent("trial 7", seconds, Noise(0.067, width).after(logarithms))
+
+
+INCUMBENT = incumbent(1700.0, 1720.0, 1690.0, 1710.0)
 FAMILY = convergence.published(8).family
 
 
@@ -53,7 +63,7 @@ def test_a_run_that_reached_the_target_is_never_capped() -> None:
 
 
 def test_without_an_incumbent_there_is_no_cap() -> None:
-    none = Incumbent("nobody", ())
+    none = Incumbent("nobody", (), USUAL)
     assert none.upper_quantile(0.99) == math.inf
     assert not cap(run(3, 0.05), TIMING, none, 1e9, 0.05, target=TARGET, family=FAMILY).stop
 
@@ -63,7 +73,7 @@ def test_a_smaller_risk_leaves_more_time() -> None:
 
 
 def test_one_run_bounds_the_next_less_tightly_than_four() -> None:
-    assert Incumbent("once", (1705.0,)).upper_quantile(0.95) > INCUMBENT.upper_quantile(0.95)
+    assert incumbent(1705.0).upper_quantile(0.95) > INCUMBENT.upper_quantile(0.95)
 
 
 def noisy(sd: float, configurations: int, seed: int) -> list[list[float]]:
@@ -74,9 +84,9 @@ def noisy(sd: float, configurations: int, seed: int) -> list[list[float]]:
 
 def test_the_spread_that_a_study_shows_counts_and_the_priors_no_more() -> None:
     def limit(sd: float) -> float:
-        return Incumbent("once", (1700.0,), elsewhere=squares_within(noisy(sd, 4, 2))).upper_quantile(0.975)
+        return incumbent(1700.0, beside=noisy(sd, 4, 2)).upper_quantile(0.975)
 
-    assert limit(0.01) < 1.1 * 1700 < Incumbent("once", (1700.0,)).upper_quantile(0.975)
+    assert limit(0.01) < 1.1 * 1700 < incumbent(1700.0).upper_quantile(0.975)
     assert limit(0.2) > 1.5 * 1700
 
 
@@ -85,23 +95,17 @@ def test_a_run_of_the_incumbents_setting_outlasts_its_limit_no_more_often_than_t
     over = []
     for seed in range(400):
         (first, second, *_), *others = noisy(sd, 6, seed)
-        over.append(second > Incumbent("x", (first,), elsewhere=squares_within(others)).upper_quantile(0.95))
+        over.append(second > incumbent(first, beside=others).upper_quantile(0.95))
     assert 0.02 <= np.mean(over) <= 0.08
 
 
 def test_a_prior_of_another_workload_is_believed_less() -> None:
-    there, here = (
-        Incumbent("x", (1700.0,), width=width).upper_quantile(0.975) for width in (KNOWN_WIDTH, UNKNOWN_WIDTH)
-    )
-    assert here > 1.1 * there
-
-
-def test_settings_that_ran_once_say_nothing_of_the_spread() -> None:
-    assert squares_within([[1.0], [5.0], [], [math.inf, 3.0]]) == (0.0, 0)
+    there, here = (incumbent(1700.0, width=width).upper_quantile(0.975) for width in (KNOWN_WIDTH, UNKNOWN_WIDTH))
+    assert here > 1.05 * there
 
 
 def test_on_a_machine_whose_speed_varies_the_incumbent_is_surer_of_less() -> None:
-    steady, unsteady = Incumbent("a", (1700.0,)), Incumbent("a", (1700.0,), pace_spread=0.1)
+    steady, unsteady = Incumbent("a", (1700.0,), USUAL), Incumbent("a", (1700.0,), USUAL, pace_spread=0.1)
     assert unsteady.upper_quantile(0.99) > 1.2 * steady.upper_quantile(0.99)
 
 
@@ -120,7 +124,7 @@ numbers = st.one_of(st.floats(), st.sampled_from([384.0, 1536.0, 0.925, math.nan
     numbers,
 )
 def test_no_input_breaks_a_cap(evals: list[Eval], seconds: list[float], now: float) -> None:
-    found = cap(evals, TIMING, Incumbent("x", tuple(seconds)), now, 0.05, target=TARGET)
+    found = cap(evals, TIMING, incumbent(*seconds), now, 0.05, target=TARGET)
     assert found.stop == bool(found.sentence)
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.search.comparison import CannotSeparate, ComparisonRules, Decided, RunSummary, Verdict, means, plan
-from lora_tune.search.race_scale import RaceScale, scale_of
+from lora_tune.search.noise import ResultScale, scale_of
 from tests.builders import STUDY, study_of
 
-LOSS = RaceScale(relative=False, prior_sd=0.0, prior_freedom=0, got="measured a value", missed="measured no value")
-ACCURACY = RaceScale(relative=False, maximise=True, prior_sd=0.0, prior_freedom=0)
+LOSS = ResultScale(relative=False, got="measured a value", missed="measured no value")
+ACCURACY = ResultScale(relative=False, maximise=True)
 
 
 def verdict_on(results: dict[str, list[RunSummary]], rules: ComparisonRules | None = None) -> Verdict | None:
@@ -39,12 +39,12 @@ def test_the_higher_accuracy_wins_where_more_is_better() -> None:
     found = verdict_on(results, ComparisonRules(scale=ACCURACY))
     assert isinstance(found, Decided)
     assert found.winner == "b"
-    mean, low, high = means(results, ACCURACY)["b"]
+    mean, low, high = means(results, ComparisonRules(scale=ACCURACY))["b"]
     assert (low < mean < high, mean) == (True, pytest.approx(0.9))
 
 
 def test_an_accuracy_of_zero_is_no_negative_one() -> None:
-    mean, low, high = means({"a": runs(0.0, 0.0)}, ACCURACY)["a"]
+    mean, low, high = means({"a": runs(0.0, 0.0)}, ComparisonRules(scale=ACCURACY))["a"]
     assert (str(mean), low < 0 < high) == ("0.0", True)
 
 
@@ -61,7 +61,7 @@ def test_values_that_are_equal_are_said_to_be_and_no_number_of_runs_is_named() -
     assert isinstance(found, CannotSeparate)
     assert (found.more_runs, found.node_hours) == (0, 0.0)
     assert found.sentence == (
-        "a and b cannot be separated: difference 0 +/- 0.0409; take a, as good as the other so far"
+        "a and b cannot be separated: difference 0 +/- 0.0408; take a, as good as the other so far"
     )
 
 
@@ -110,9 +110,8 @@ def test_equal_configurations_are_separated_no_more_often_than_the_confidence_al
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.builds(RunSummary, st.floats()), max_size=12), min_size=1))
 def test_no_values_break_it(results: dict[str, list[RunSummary]]) -> None:
     assert plan(results, ComparisonRules(scale=ACCURACY))
-    assert all(low <= mean <= high for mean, low, high in means(results, ACCURACY).values())
+    assert all(low <= mean <= high for mean, low, high in means(results, ComparisonRules(scale=ACCURACY)).values())
 
 
 def test_what_is_compared_follows_from_the_objective() -> None:
     assert scale_of(study_of()).relative, "a time to the target"
-    assert scale_of(study_of()).prior_freedom > 0

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.statistics.coverage import row, swept
-from lora_tune.search.recommendation import recommend
-from lora_tune.search.samplers import repeats_leader
-from lora_tune.search.scatter import (
+from lora_tune.search.noise import (
     KNOWN_WIDTH,
     RUNS,
     SHARE,
     UNKNOWN_WIDTH,
     WHY,
+    Noise,
     next_repeat,
-    pooled,
-    scatter_of,
+    noise_of,
     settings,
 )
+from lora_tune.search.recommendation import recommend
+from lora_tune.search.samplers import repeats_leader
 from lora_tune.store.records import StudyRecords
 from tests.search.test_recommendation import STUDY, ended, study_of, sweep_of
 
@@ -72,13 +72,26 @@ def test_who_repeats_its_leader(text: str, repeats: bool) -> None:
     assert repeats_leader(study_of(text)) is repeats
 
 
-def test_the_scatter_follows_the_repeats_and_keeps_its_doubt() -> None:
-    before = pooled(0.07, UNKNOWN_WIDTH, 0.0, 0)
+def pooled(width: float, squares: float, repeats: int) -> Noise:
+    return Noise(0.07, width, squares, repeats)
+
+
+def test_the_noise_follows_the_repeats_and_keeps_its_doubt() -> None:
+    before = Noise(0.07)
     assert before.sd == pytest.approx(0.07, rel=0.01)
-    assert pooled(0.07, UNKNOWN_WIDTH, 20 * 0.2**2, 20).sd == pytest.approx(0.2, rel=0.1)
-    assert pooled(0.07, UNKNOWN_WIDTH, 20 * 0.005**2, 20).sd == pytest.approx(0.005, rel=0.2)
-    assert pooled(0.07, KNOWN_WIDTH, 2 * 0.2**2, 2).sd < pooled(0.07, UNKNOWN_WIDTH, 2 * 0.2**2, 2).sd
-    assert before.freedom <= 1 < pooled(0.07, UNKNOWN_WIDTH, 0.04, 4).freedom
+    assert pooled(UNKNOWN_WIDTH, 20 * 0.2**2, 20).sd == pytest.approx(0.2, rel=0.1)
+    assert pooled(UNKNOWN_WIDTH, 20 * 0.005**2, 20).sd == pytest.approx(0.005, rel=0.2)
+    assert pooled(KNOWN_WIDTH, 2 * 0.2**2, 2).sd < pooled(UNKNOWN_WIDTH, 2 * 0.2**2, 2).sd
+    assert before.doubt == pytest.approx(UNKNOWN_WIDTH, rel=0.01)
+    scale, freedom = pooled(9.0, 10 * 0.2**2, 10).student
+    assert (scale, freedom) == (pytest.approx(0.2, rel=0.05), pytest.approx(10, rel=0.05)), "Student's own"
+    assert before.student[1] == 2 < pooled(KNOWN_WIDTH, 0.0, 0).student[1] < 6
+
+
+def test_configurations_that_ran_once_say_nothing_of_the_noise() -> None:
+    assert Noise(0.07).after([[1.0], [5.0], []]) == Noise(0.07)
+    twice = Noise(0.07).after([[1.0, 3.0], [5.0]])
+    assert (twice.squares, twice.repeats) == (2.0, 1)
 
 
 def test_a_surface_is_no_noise() -> None:
@@ -86,8 +99,8 @@ def test_a_surface_is_no_noise() -> None:
     study = study_of(TPE)
     apart = sweep_of(study, [ended(study, n, point, 100.0 * 2**n) for n, point in enumerate(POINTS)])
     none = StudyRecords(name="toy", digest="", study_toml="", began_at=0.0)
-    assert scatter_of(study, apart).sd == scatter_of(study, none).sd
-    assert scatter_of(study, apart).repeats == 0
+    assert noise_of(study, apart).sd == noise_of(study, none).sd
+    assert noise_of(study, apart).repeats == 0
 
 
 @pytest.mark.parametrize(("noise", "heavy"), [(0.05, False), (0.2, False), (0.1, True)])

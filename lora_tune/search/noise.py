@@ -1,0 +1,362 @@
+"""How far one run of a configuration lies from the next: the one noise of a sweep, with its own uncertainty, on what
+results are compared on, and when the leader is run again to know it.
+
+It comes from repeats: runs of equal parameters. While there are few, what is usual for such results is believed beside
+them. What differs between configurations has no part in it: fitted from configurations that ran once, a rough surface
+is taken for noise, and noise for a rough surface.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from lora_tune.base.text import counted
+from lora_tune.config.spent import counts_node_hours, spent_phrase
+from lora_tune.config.study import Study
+from lora_tune.curves.family import LARGEST_EXPONENT
+from lora_tune.mlperf.benchmark import LORA, STOP_CV, USUAL_STOP_CV
+from lora_tune.search.objectives import objective_of
+from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
+
+LEAST_SD = 1e-4
+"""Runs that agree more closely than this, relative to their size, are no evidence: clocks are read to the millisecond,
+and scripts print four digits."""
+
+LARGEST = 1e100
+"""A value beyond is none: the run blew up, and squares of it are no numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultScale:
+    """Turns results into numbers of which a smaller one is better and whose differences mean the same everywhere.
+
+    Parameters
+    ----------
+    relative : bool
+        Logarithms are compared, and differences are shares; else the values, which may be of either sign.
+    maximise : bool
+        A larger result is better.
+    timed : bool
+        A better result is a faster one.
+    got, missed : str
+        What a run did that has a result, and what one did that has none.
+    machine_time : bool
+        What runs cost is said in machine time, not in node-hours.
+    """
+
+    relative: bool = True
+    maximise: bool = False
+    timed: bool = True
+    got: str = "reached the target"
+    missed: str = "did not reach the target"
+    machine_time: bool = False
+
+    @property
+    def better(self) -> str:
+        """What the leading one is, for people."""
+        return "faster" if self.relative and self.timed else "better"
+
+    def inward(self, result: float) -> float | None:
+        """A result as it is compared; None where it is none."""
+        if not abs(result) <= LARGEST or (self.relative and result <= 0):
+            return None
+        return self._sign * (math.log(result) if self.relative else result)
+
+    def order(self, result: float | None) -> float:
+        """What results are sorted by, the best first; those that are none come last."""
+        place = None if result is None else self.inward(result)
+        return math.inf if place is None else place
+
+    def outward(self, x: float) -> float:
+        """The reverse of :meth:`inward`, held within a double's range."""
+        return bounded_exp(self._sign * x) if self.relative else self._sign * x + 0.0  # no "-0"
+
+    def interval(self, middle: float, half: float) -> tuple[float, float, float]:
+        """(middle, low, high) as results, of a place and a half-width on this scale."""
+        low, high = sorted((self.outward(middle - half), self.outward(middle + half)))
+        return self.outward(middle), low, high
+
+    def difference(self, x: float) -> float:
+        """How far two results lie apart: a share, or in their own unit."""
+        return bounded_exp(x) - 1 if self.relative else x
+
+    def text(self, difference: float) -> str:
+        """A :meth:`difference` for people."""
+        return f"{100 * difference:.1f}%" if self.relative else f"{difference:.3g}"
+
+    def spent(self, node_hours: float) -> str:
+        """What runs cost, for people."""
+        return spent_phrase(node_hours, machine_time=self.machine_time)
+
+    def least_sd(self, places: Sequence[float]) -> float:
+        """The spread below which runs are no evidence. places: of all runs."""
+        size = 1.0 if self.relative else max(map(abs, places), default=1.0)
+        return LEAST_SD * (size or 1.0)
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.maximise else 1.0
+
+
+TIMES = ResultScale()
+"""Times to a target."""
+
+
+def scale_of(study: Study) -> ResultScale:
+    """What the runs of a study are compared on."""
+    objective, by_machine_time = objective_of(study), not counts_node_hours(study)
+    if objective.has_target:
+        return ResultScale(timed=objective.timed, machine_time=by_machine_time)
+    return ResultScale(
+        relative=not objective.judges_evals, maximise=objective.maximise, got="measured a value",
+        missed="measured no value", machine_time=by_machine_time,
+    )  # fmt: skip
+
+
+def bounded_exp(x: float) -> float:
+    """exp(x), held within a double's range."""
+    return math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, x)))
+
+
+# The noise: what is usual, and what repeats say.
+
+
+CURVE_SD = 0.05
+"""Usual sd of ln(seconds) where seconds are those of the fitted curve: 4.6% of samples, plus eval steps."""
+
+THROUGHPUT_SD = 0.002
+"""The same of ln(samples/s): a warm block measures it (public runs: 0.14% between runs)."""
+
+KNOWN_WIDTH, UNKNOWN_WIDTH, NO_WIDTH = 0.35, 0.9, 1.5
+"""Sd of ln(noise) before a sweep has repeats: where it was read from public runs of the same workload, which is worth
+four repeats; where a script may be far quieter or louder than those, which is worth less than one; and where only how
+far results lie apart is known."""
+
+LEAST_FREEDOM = 2.0
+"""Degrees of freedom that a bound counts with at least: with fewer it would bound nothing."""
+
+POINTS = 61
+"""Of the grid of ln(noise), over six standard deviations on each side."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What is believed of the sd of single runs of one configuration, in ln(result), or in a metric's own unit.
+
+    usual, width: its median before there are repeats, and the sd of its logarithm. squares, repeats: of runs about the
+    means of their configurations, and the degrees of freedom of these.
+    """
+
+    usual: float
+    width: float = UNKNOWN_WIDTH
+    squares: float = 0.0
+    repeats: int = 0
+
+    def after(self, groups: Iterable[Sequence[float]]) -> Noise:
+        """The same with repeats more. groups: places of the runs of each configuration; one alone says nothing."""
+        squares, repeats = self.squares, self.repeats
+        for places in groups:
+            if len(places) > 1:
+                squares += float(((np.asarray(places) - np.mean(places)) ** 2).sum())
+                repeats += len(places) - 1
+        return replace(self, squares=squares, repeats=repeats)
+
+    def log_density(self, sd: float) -> float:
+        """ln of how likely an sd is, but for a constant."""
+        doubt = math.log(sd / self.usual) / self.width
+        return -0.5 * doubt**2 - self.repeats * math.log(sd) - 0.5 * self.squares / sd**2
+
+    @cached_property
+    def _moments(self) -> tuple[float, float]:
+        """Mean and variance of ln(sd): its density has one peak, about which a grid follows it."""
+        peak = self._peak()
+        sharp = self.width**-2 + 2 * self.squares * bounded_exp(-2 * peak)  # minus the second derivative
+        logs = peak + np.linspace(-6, 6, POINTS) / math.sqrt(sharp)
+        density = np.array([self.log_density(math.exp(at)) for at in logs])
+        weights = np.exp(density - density.max())
+        weights /= weights.sum()
+        mean = float(weights @ logs)
+        return mean, float(weights @ (logs - mean) ** 2)
+
+    def _peak(self) -> float:
+        """ln(sd) of the highest density, between what is usual and what the repeats say by themselves."""
+        usual, lowest = math.log(self.usual), math.log(self.usual) - self.repeats * self.width**2
+        shown = max(lowest, 0.5 * math.log(self.squares / self.repeats)) if self.squares and self.repeats else lowest
+        low, high = sorted((usual, shown))
+        for _ in range(50):
+            middle = (low + high) / 2
+            slope = (usual - middle) / self.width**2 - self.repeats + self.squares * bounded_exp(-2 * middle)
+            low, high = (middle, high) if slope > 0 else (low, middle)
+        return (low + high) / 2
+
+    @property
+    def sd(self) -> float:
+        """The sd in the middle of the belief."""
+        return math.exp(self._moments[0])
+
+    @property
+    def doubt(self) -> float:
+        """The sd of ln(sd), as believed now."""
+        return math.sqrt(self._moments[1])
+
+    @property
+    def student(self) -> tuple[float, float]:
+        """Scale and degrees of freedom of Student's distribution for one further run about a mean that is known.
+
+        Those of which ln(sd) has the mean and variance that is believed: trigamma(freedom / 2) / 4 is its variance, of
+        which 1 / x + 1 / (2 x^2) is inverted (Abramowitz and Stegun 1964, 6.4.12).
+        """
+        from scipy.special import digamma
+
+        mean, variance = self._moments
+        half = max(LEAST_FREEDOM / 2, (1 + math.sqrt(1 + 8 * variance)) / (8 * variance))
+        return math.exp(mean - 0.5 * (math.log(half) - float(digamma(half)))), 2 * half
+
+    @property
+    def sentence(self) -> str:
+        """For people, of logarithms."""
+        base = counted(self.repeats, "repeats") if self.repeats else "usual for such runs, no repeat yet"
+        return f"runs of one configuration differ by about {100 * self.sd:.2g}% ({base})"
+
+
+def usual_noise(study: Study, *, clock: bool = False) -> Noise:
+    """What is believed of ln(seconds), or of another ratio, before a sweep has repeats.
+
+    Public runs say it of a study that keeps its benchmark's rules and target, or whose curves are like theirs.
+    clock: of seconds by the clock, where the study compares those of the fitted curve.
+    """
+    settings, benchmark = study.objective, study.benchmark
+    if settings.score == "throughput":
+        return Noise(THROUGHPUT_SD)
+    like = settings.curves == LORA
+    closed = study.division == "closed" and benchmark is not None and settings.target == benchmark.target
+    if benchmark is not None and closed and not like and benchmark.name in STOP_CV:
+        return Noise(benchmark.stop_cv, KNOWN_WIDTH)
+    by_curve = settings.estimator == "curve" and not clock
+    return Noise(CURVE_SD if by_curve else USUAL_STOP_CV, KNOWN_WIDTH if like else UNKNOWN_WIDTH)
+
+
+def noise_of(study: Study, sweep: StudyRecords) -> Noise:
+    """The noise of what a study compares, by the repeats of its trials."""
+    return sweep.once(("noise", study.digest), lambda: _noise_of(study, sweep))
+
+
+def _noise_of(study: Study, sweep: StudyRecords) -> Noise:
+    scale = scale_of(study)
+    groups = [[at for v in values if (at := scale.inward(v)) is not None] for values in repeats_of(sweep).values()]
+    return noise_before(study, scale, [float(np.mean(places)) for places in groups if places]).after(groups)
+
+
+def noise_before(study: Study, scale: ResultScale, means: Sequence[float]) -> Noise:
+    """The noise before there are repeats. means: of configurations, on the scale.
+
+    A metric's own unit has no usual noise: a third of how far results lie apart is the start there.
+    """
+    objective = objective_of(study)
+    if objective.has_target or not objective.judges_evals:
+        return usual_noise(study)
+    apart = float(np.std(means)) / 3 if means else 0.0
+    return Noise(max(apart, scale.least_sd(means), 1 / LARGEST), NO_WIDTH)
+
+
+def clock_noise(study: Study, sweep: StudyRecords) -> Noise:
+    """The noise of ln(seconds to the target) by the clock, at the reference pace."""
+    return sweep.once(("noise of the clock", study.digest), lambda: _clock_noise(study, sweep))
+
+
+def _clock_noise(study: Study, sweep: StudyRecords) -> Noise:
+    logarithms = ([math.log(s) for s in runs if 0 < s < math.inf] for runs in seconds_of(sweep).values())
+    return usual_noise(study, clock=True).after(logarithms)
+
+
+def settings(trial: Trial) -> object:
+    """What runs of one configuration have in common."""
+    return tuple(sorted((name, str(value)) for name, value in trial.parameters.items()))
+
+
+def repeats_of(sweep: StudyRecords) -> dict[object, list[float]]:
+    """Results of the trials that have one, by their configuration."""
+    return sweep.once("results by configuration", lambda: _grouped(sweep, lambda t: t.metrics.objective))
+
+
+def seconds_of(sweep: StudyRecords) -> dict[object, list[float]]:
+    """Seconds to the target at the reference pace of the trials that reached it, by their configuration."""
+    return sweep.once("seconds by configuration", lambda: _grouped(sweep, lambda t: t.reference_seconds))
+
+
+def _grouped(sweep: StudyRecords, result: Callable[[Trial], float | None]) -> dict[object, list[float]]:
+    runs: dict[object, list[float]] = {}
+    for trial in sweep.reached():
+        if (value := result(trial)) is not None:
+            runs.setdefault(settings(trial), []).append(value)
+    return runs
+
+
+# The leader is run again while the search goes on, until it has run three times. One run leads by luck as much as by
+# merit; a second and a third were not picked for being fast, so they say what it is worth, and how far runs scatter.
+
+
+WHY = "the leader is run again: one run leads by luck as much as by merit"
+"""Why such a trial is proposed."""
+
+RUNS = 3
+"""Runs of the leader, its first one included."""
+
+FIRST = 5
+"""Results before a leader is run again."""
+
+SHARE = 0.25
+"""Most of a sweep's trials that are repeats. Of 30 trials, regret with and without them: 1.4 and 1.5% at 5% noise, 3.2
+and 2.8% at 10%, 5.8 and 5.1% at 20% (``benchmarks.statistics --part coverage``, 2026-11-26)."""
+
+EARLY = 2
+"""Repeats beyond the share of the trials so far, so that the first leader's come early."""
+
+
+def next_repeat(study: Study, sweep: StudyRecords) -> Mapping[str, Value] | None:
+    """The tuned values of the leader where it is to run again now; None where it has runs enough, the share is used,
+    or runs differ by nothing that matters."""
+    done = [t for t in sweep.reached() if t.tuned and not t.probe and t.has_value]
+    planned = study.budget.trials or math.inf
+    repeated = sum(t.why == WHY for t in sweep.trials.values())
+    if len(done) < FIRST or repeated + 1 > min(SHARE * planned, EARLY + SHARE * len(sweep.trials)):
+        return None
+    if (leading := leader(study, sweep, done)) is None:
+        return None
+    key = settings(leading)
+    runs = [t for t in sweep.trials.values() if settings(t) == key and _may_count(t)]
+    return leading.tuned if len(runs) < RUNS else None
+
+
+def leader(study: Study, sweep: StudyRecords, done: list[Trial]) -> Trial | None:
+    """The trial of the lowest mean, each mean shrunk towards the level of all by how few runs it rests on.
+
+    None where runs of one configuration have shown no scatter: a repeat would say the same again.
+    """
+    scale, noise = scale_of(study), noise_of(study, sweep)
+    runs: dict[object, list[tuple[float, Trial]]] = {}
+    for trial in done:
+        if (place := scale.inward(trial.objective)) is not None:
+            runs.setdefault(settings(trial), []).append((place, trial))
+    if not runs:
+        return None
+    every = [place for of_run in runs.values() for place, _ in of_run]
+    repeated = [of_run for of_run in runs.values() if len(of_run) > 1]
+    if repeated and all(abs(p - of_run[0][0]) < scale.least_sd(every) for of_run in repeated for p, _ in of_run):
+        return None
+    means = np.array([np.mean([place for place, _ in of_run]) for of_run in runs.values()])
+    counts = np.array([len(of_run) for of_run in runs.values()])
+    apart = max(float(means.var()) - noise.sd**2, 0.25 * noise.sd**2)
+    level = float(np.median(means))
+    shrunk = (means * counts / noise.sd**2 + level / apart) / (counts / noise.sd**2 + 1 / apart)
+    return list(runs.values())[int(np.argmin(shrunk))][0][1]
+
+
+def _may_count(trial: Trial) -> bool:
+    """Whether a trial has ended with a word on its configuration, or may yet."""
+    return trial.state is not TrialState.FINISHED or trial.verdict is not None
