@@ -120,11 +120,10 @@ def predict(
 
     samples: progress in the benchmark's unit. interval: between evals in it, by default the closed division's.
 
-    Samples to target are normal with unknown mean and variance (the usual posterior, the variance shrunk towards
-    the benchmark's ``stop_cv``), rounded to whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary
-    besides as those of public submissions do (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs
-    that did not converge. Where these are fewer runs than a submission has, they are the first of it; else all of its
-    runs are new.
+    Samples to target are normal with unknown mean and variance (shrunk towards the benchmark's ``stop_cv``), rounded to
+    whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary besides as those of public submissions do
+    (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs that did not converge. Where these are fewer
+    runs than a submission has, they are the first of it; else all of its runs are new.
     borrowed: progress at which another submitter's runs of another configuration of this batch converged: the
     submission is of that one, at this machine's pace, ``ELSEWHERE_CV`` apart from theirs. The same seed gives the same
     answer. Raises ValueError without a run or on unequal lengths.
