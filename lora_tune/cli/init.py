@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -376,9 +377,11 @@ def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option]
     typed = from_command(command)
     listed, parsed = (from_help(""), False)
     if ask:
-        text, records = ask_parser(command)
+        text, records = ask_parser((*command, *([] if _reads_a_file(command) else ["--help"])))
         known = from_parser(records)
         listed, parsed = (from_help(text), False) if known is None else (known, True)
+        if not listed and not script_of(command[0], command[1:]) and _is_compiled(command[0]):
+            listed = from_help(ask_parser(command[:1])[0])
     if not listed:
         listed, parsed = script_constants(command), False
     config = next((token for token in map(_named_file, command) if is_config(token) and Path(token).is_file()), "")
@@ -409,15 +412,25 @@ def script_constants(command: Sequence[str]) -> list[Option]:
     return constants(texts[0], texts[1:]) if texts else []
 
 
+def _reads_a_file(command: Sequence[str]) -> bool:
+    return is_config(command[-1]) and not _is_value(command)
+
+
+def _is_compiled(program: str) -> bool:
+    """Whether a program is an executable of Linux, which may list its options where it is called without any."""
+    with Path(shutil.which(program) or os.devnull).open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 def ask_parser(command: tuple[str, ...]) -> tuple[str, str]:
-    """What the command prints for ``--help``, and what its own parser wrote down, within 60 s and 1 MB each.
+    """What the command prints, and what its own parser wrote down, within 60 s and 1 MB each.
 
     Nothing is trained: a Python program ends in the moment in which it parses its command line, or makes an optimizer.
     It sees no GPU. One that reads a file in place of options is asked without ``--help``. What does neither is ended
     with all that it started. Raises InputError for a command that cannot be run.
     """
     program = sys.executable if command[0] in ("python", "python3") else command[0]
-    argv = [program, *command[1:], *([] if is_config(command[-1]) and not _is_value(command) else ["--help"])]
+    argv = [program, *command[1:]]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as printed:
         records = Path(folder) / "parsers.jsonl"
         environment = {**os.environ, **_SEES_NO_GPU, "LORA_TUNE_PARSER_FILE": str(records)}
@@ -431,7 +444,7 @@ def ask_parser(command: tuple[str, ...]) -> tuple[str, str]:
         try:
             child.wait(HELP_SECONDS)
         except subprocess.TimeoutExpired:
-            click.echo(f"# {shlex.join(command)} --help did not end within {HELP_SECONDS:.0f} s", err=True)
+            click.echo(f"# {shlex.join(command)} did not end within {HELP_SECONDS:.0f} s", err=True)
         finally:
             if child.poll() is None:
                 send_signal(child.pid, signal.SIGKILL, group=True)

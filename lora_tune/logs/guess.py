@@ -360,7 +360,7 @@ def _of_episodes(point: _Point) -> bool:
     )
 
 
-_EPISODES = re.compile(r"(?i)episod|timesteps|\bep_|env_?steps|global_step")
+_EPISODES = re.compile(r"(?i)episod|epret|timesteps|\bep_|env_?steps|global_step")
 _PROGRESS_BAR = re.compile(r"\d%\|")
 
 

@@ -5,7 +5,6 @@ Pure functions of text. A wrong pattern shows in the first minute of the first t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,15 +15,13 @@ from lora_tune.base.registry import LOG_READERS
 from lora_tune.base.text import without_escapes
 from lora_tune.logs.run import MAX_TEXT, LogReader, RunLog, as_count, as_number
 from lora_tune.logs.run_builder import RunBuilder, states_resume
-from lora_tune.logs.tokens import in_use, losses, positions, with_points
+from lora_tune.logs.tokens import in_use, losses, of_an_eval, positions, with_points
 
 ENOUGH_LINES = 50
 """Lines without a match after which a line that looks like an eval says that the pattern is wrong."""
 
 LONGEST_SHOWN = 1000
 """Characters of a line that are looked at: they bound the time that one line can take."""
-
-_EVAL_NAME = re.compile(r"(?i)(?<![a-z])(eval|val|valid|validation|test|dev)(?![a-z])|eval_|val_|test_|dev_")
 
 
 def is_eval_line(line: str) -> bool:
@@ -64,8 +61,7 @@ class Unmatched:
         self.lines += 1
         if not is_eval_line(with_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
             return
-        is_eval = _EVAL_NAME.search(line) is not None
-        if is_eval or (self.patterns and not _EVAL_NAME.search(self.patterns)):
+        if of_an_eval(line) or (self.patterns and not of_an_eval(self.patterns)):
             self.likely = line.strip()[:200]
 
     def describe(self, *, ended: bool) -> str:
@@ -220,7 +216,7 @@ class LineReader:
         ``throughput`` (samples/s); each may be missing.
         """
         builder = self.run_builder
-        seconds = as_number(fields.get("seconds"))
+        seconds = as_number(fields["seconds"]) if "seconds" in fields else None
         if seconds is not None and abs(seconds) < 1e9 and builder.run_start is not None:
             now = builder.run_start + round(seconds * 1000)
             self.states_seconds = True
@@ -237,11 +233,11 @@ class LineReader:
                     self._begin_anew(samples, now, trained=name != "loss")
                     getattr(self.run_builder, add)(samples, loss, now)
         builder = self.run_builder
-        length = as_number(fields.get("eval_seconds"))
-        if "loss" in fields and understood and length is not None and 0 <= length < 1e9:
+        length = as_number(fields["eval_seconds"]) if "loss" in fields and "eval_seconds" in fields else None
+        if understood and length is not None and 0 <= length < 1e9:
             builder.add_eval_start(samples, now - round(length * 1000))
             builder.add_eval_stop(samples, now)
-        throughput = as_number(fields.get("throughput"))
+        throughput = as_number(fields["throughput"]) if "throughput" in fields else None
         if throughput is not None:
             builder.add_stated(now, throughput, False)
         return understood
@@ -289,7 +285,7 @@ def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, 
     first: what the first step and the first epoch are called when they are over, 0 or 1.
     """
     for name, factor in scale.items():
-        number = as_count(fields.get(name))
+        number = as_count(fields[name]) if name in fields else None
         if number is not None:
             return (number + (1 - first if name != "samples" else 0)) * factor
     return None

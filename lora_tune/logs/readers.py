@@ -14,7 +14,7 @@ from typing import Any
 from lora_tune.base.host import steady_epoch
 from lora_tune.logs.lines import FACTS, FORM, NUMBER, SCALES, Clock, LineReader, ReaderKind, scaled_samples
 from lora_tune.logs.run import as_number
-from lora_tune.logs.tokens import ORDER, Token, Tokens, batch_of, terms_of
+from lora_tune.logs.tokens import ORDER, Numbers, Token, Tokens, batch_of, terms_of
 
 
 class ScaledReader(LineReader):
@@ -196,20 +196,21 @@ class NamedReader(ScaledReader):
         if len(places) > 1 or (train_loss and terms_of(train_loss) == terms_of(loss)):
             raise ValueError("log kind 'named' needs one of samples, step and epoch, and a train_loss other than loss")
         unit, name = next(iter(places.items()), ("step", "step"))
-        self._unit, self._place = unit, terms_of(name)
-        self._names = {terms_of(loss): "loss"} | ({terms_of(train_loss): "train_loss"} if train_loss else {})
+        self._unit = unit
+        names = {(terms_of(name), unit): unit, (terms_of(loss), ""): "loss"}
+        self._numbers = Numbers(names | ({(terms_of(train_loss), ""): "train_loss"} if train_loss else {}))
         self._batches, self._below = batches, below
-        self._tokens = Tokens()
         self._last: str | None = None
         self._waiting: dict[str, str] = {}
         self.unmatched.patterns = loss
 
     def line(self, text: str, now: int) -> bool:
-        tokens = self._tokens.of(text)
-        place = next((t.number for t in tokens if t.terms == self._place and t.unit == self._unit), None)
-        values = {self._names[t.terms]: t.number for t in reversed(tokens) if t.terms in self._names and not t.unit}
-        if "loss" in values and not of_counted_batch(text, tokens, self._batches):
+        values = self._numbers.of(text)
+        if not values:
+            return True
+        if self._batches and "loss" in values and not of_counted_batch(text, Tokens().of(text), self._batches):
             del values["loss"]
+        place = values.pop(self._unit, None)
         self._last = self._last if place is None else place
         if self._below:
             values, self._waiting = (self._waiting | values, {}) if place is not None else ({}, self._waiting | values)

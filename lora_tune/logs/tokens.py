@@ -7,7 +7,7 @@ on the line, the heading above it, the column of a table that it stands in.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d_]|,\d)(?:\.\d++)?+|\d++(?:\.\d*+
 _L = r"[^\W\d_]"
 _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
     rf"(?<!\w)(?P<name>{_L}[\w./@^-]*+(?: {_L}[\w./@^-]*+){{0,3}}(?: ?[(\[]{_L}[\w -]{{0,24}}+[)\]](?=\s?[:=]))?)"
-    r"(?P<between>[\"']?\s{0,40}+(?:[:=|：]|is|=>)?\s{0,12}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
+    r"(?P<between>[\"']?\s{0,40}+(?:[:=|：#]|is|=>)?\s{0,24}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
     rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?:(?P<of>/ ?\d++)|\s?(?:dB|nats?|bits?|pts?|pp|px|mm|cm|m?eV)(?!\w))?"
     r"(?![\w/]|\s?%\|)"
 )
@@ -25,7 +25,9 @@ _SECOND = re.compile(rf"\s?[:=：]\s{{0,12}}(?P<number>{NUMBER})(?![\w/:])")
 """What stands behind the number of a name: ``val_loss 1: 0.81``."""
 _MEAN = re.compile(rf"\s{{1,8}}\(\s{{0,8}}(?P<number>{NUMBER})\s{{0,8}}\)")
 """The mean so far behind a batch's own value: ``Loss 2.1 (2.3)``."""
-_COUNT = re.compile(r"(?<![\w.])(?P<number>\d++) (?P<name>samples|sequences|steps|iterations|updates|epochs)\b")
+_COUNT = re.compile(
+    r"(?<![\w./])(?P<number>\d++)(?: (?P<name>samples|sequences|steps|iterations|updates|epochs)|epoch)\b"
+)
 _SHARE = re.compile(r"(?P<number>\d++)\s?/\s?(?P<of>\d++)(?: = [\d.]++%)? (?P<name>correct)\b")
 _OPENED = (  # "Epoch [1/4]", "Epoch: [0][10/196]", "[batch=10/80]", "Train: 0 [1/9", "1/2  2.44G": of an eval's none
     re.compile(
@@ -40,7 +42,7 @@ _NAMELESS = (  # "[12] ", "[12/90] " and "12: ", where nothing else counts; torc
     re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])"),
     re.compile(r"^\s*\[(?P<number>\d++)/\d+\]\s"),
     re.compile(r"^\s{0,8}(?P<number>\d++):(?=\s)"),
-    re.compile(r"^.*(?<!\d)\d+\|(?P<number>\d++)\|(?=Loss:)"),
+    re.compile(r"^.*(?<!\d)\d+\|(?P<number>\d++)\|(?=[A-Za-z])"),
 )
 _LONE_NUMBER = re.compile(r"\s*(?P<number>\d++)\s*")
 """A line of a number alone, by which some scripts count."""
@@ -61,11 +63,12 @@ ORDER = ("samples", "step", "epoch")
 """Groups that say how far a run is, the finest first."""
 
 EVAL_NAMES = frozenset(
-    ("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout", "validate", "validating", "cv")
+    ("eval", "evaluation", "val", "va", "valid", "validation", "test", "dev", "heldout", "validate", "validating", "cv")
 )
 _TRAIN_NAMES = frozenset(("train", "training", "tr", "smoothed", "lm", "learn"))
 _LOSSES = {"loss": 7, "nll": 5, "perplexity": 5, "ppl": 5, "bpb": 5, "bpc": 5, "xent": 5, "rmse": 5, "logloss": 5}
 _LOSSES |= {"mlogloss": 5, "nloglik": 5, "deviance": 5, "rmsle": 5, "merror": 3, "mape": 3, "smape": 3, "fid": 3}
+_LOSSES |= {"cost": 5}
 _LOSSES |= {"lpips": 3, "eer": 3, "mse": 3, "mae": 3, "ce": 3, "mlm": 3, "wer": 3, "cer": 3}
 _SHARES = {"accuracy": 3, "acc": 3, "accu": 3, "f1": 3, "bleu": 3, "rouge": 3, "auc": 3, "dice": 3, "reward": 8}
 _SHARES |= {"ndcg": 3, "psnr": 3, "ssim": 3, "mrr": 3, "mcc": 3, "kappa": 3, "spearman": 3, "correct": 3}
@@ -90,6 +93,7 @@ _PREFIXED = re.compile(
 )
 """``vloss``, ``tacc``, ``testloss``."""
 _ENGLISH = tuple((re.compile(pattern), f" {term} ") for term, pattern in {
+    "return": r"\bep ret\b",
     "map": r"map@?\[?(?:0?\.)?50[-:](?:0?\.)?95\]?|\bmap\b",
     "r2": r"(?<![a-z])r(?:\^2|²|[-_ ]squared|[- ]?sq)(?![a-z])",
     "validation": r"validierungs?|validaci[oó]n|valida[cç][aã]o|验证",
@@ -116,6 +120,11 @@ def terms_of(name: str) -> tuple[str, ...]:
         text = pattern.sub(term, text)
     text = _PREFIXED.sub(lambda m: " val " if m[1] else " test " if m[2] else " train ", text)
     return tuple(re.findall(r"[^\W\d_][^\W_]*|\d+", text))
+
+
+def of_an_eval(text: str) -> bool:
+    """Whether a text has a word of an eval."""
+    return not EVAL_NAMES.isdisjoint(terms_of(text))
 
 
 def unit_of(parts: Sequence[str]) -> str:
@@ -212,8 +221,7 @@ class Token:
 
 
 _SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
-    r"(?i)(?<![\w/.-])(eval|evaluation|evaluating|val|valid|validation|validierung|test|dev|heldout|validate|validating"
-    r"|train|training|cv|oof)(?:(?-i:(?=[A-Z][a-z]))|(?:-set-\w+|-set\b)|(?![a-z/]|\.\w|-|_[a-z]))"
+    rf"(?i)(?<![\w/.-])({'|'.join(EVAL_NAMES)}|evaluating|validierung|train|training|oof)(?:(?-i:(?=[A-Z][a-z]))|(?:-set-\w+|-set\b)|(?![a-z/]|\.\w|-|_[a-z]))"
 )
 _AVERAGE = re.compile(r"(?i)[\[(](?:avg|average|mean|overall)[\])]")
 _BELOW, _HEADING_LENGTH, _RULES = 6, 80, ":=*#~-─━"
@@ -236,6 +244,7 @@ def _framed(line: str) -> list[str]:
 _FORMS: tuple[Callable[[str], list[str]], ...] = (
     lambda line: line.split(","),
     lambda line: line.split(";"),
+    lambda line: line.split("\t"),
     _framed,
     lambda line: re.split(r"\s{2,}", line.strip()),
     str.split,
@@ -252,21 +261,38 @@ class Tokens:
         self._columns: list[tuple[str, ...]] = []
         self._cells: Callable[[str], list[str]] = str.split
         self._of_eval = False
+        self._headers = 0
+
+    @property
+    def state(self) -> tuple[str, int]:
+        """What of the lines before counts for the next: the heading above it, and which header names its columns."""
+        return self._heading if self._below < _BELOW else "", self._headers
 
     def of(self, line: str) -> list[Token]:
         """What the line states, in order."""
+        tokens, heading = self.read(line)
+        self.go_on(heading)
+        return tokens
+
+    def go_on(self, heading: str | None) -> None:
+        """Count a line; heading: what it says of the lines below it, None for nothing."""
+        self._below += 1
+        if heading is not None:
+            self._heading, self._below = heading, 0
+
+    def read(self, line: str) -> tuple[list[Token], str | None]:
+        """What the line states, and what it says of the lines below; the state stays, but for a header's columns."""
         if shown := _TUPLE.match(line):
             pairs = zip(shown["names"].split(","), shown["values"].split(","), strict=False)
-            return [_token(terms_of(name), value.strip(), name.strip()) for name, value in pairs]
+            return [_token(terms_of(name), value.strip(), name.strip()) for name, value in pairs], None
         if row := self._row(line):
-            return row
+            return row, None
         if self._header(line):
-            return []
+            return [], None
         tokens = [*self._pairs(line), *_positions(line)]
         if not any(token.unit for token in tokens):
             tokens += _nameless(line)
-        self._head(line, tokens)
-        return tokens
+        return tokens, _heading(line, tokens)
 
     def _pairs(self, line: str) -> Iterator[Token]:
         if not _matters(line):
@@ -316,23 +342,6 @@ class Tokens:
             return (self._heading, *parts), True
         return parts, False
 
-    def _head(self, line: str, tokens: Sequence[Token]) -> None:
-        """Whether the lines below are of an eval: this is a heading, a batch of an eval, or a word of training."""
-        self._below += 1
-        if section := _SECTION.match(line):
-            term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
-        elif _is_heading(line, tokens):
-            term = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
-        elif any(m[1].lower() in _TRAIN_NAMES for m in _SPLIT.finditer(line)):
-            term = ""
-        elif not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens):
-            return
-        else:
-            term = ""
-        known = {*terms_of(term)} | {term}
-        self._heading = "" if not term or known & _TRAIN_NAMES else "test" if "test" in known else "val"
-        self._below = 0
-
     def _header(self, line: str) -> bool:
         """Whether the line names the columns of the rows below it."""
         line = _BAR.sub("", line)
@@ -347,6 +356,7 @@ class Tokens:
             of_eval = names[0].lower() in ("class", "classes")
             if any(scores) and (any(units) or of_eval):
                 self._cells, self._columns, self._of_eval = cells, columns, of_eval
+                self._headers += 1
                 return True
         return False
 
@@ -421,7 +431,7 @@ _FOREIGN = (
 )
 _LONG = tuple(
     term
-    for term in sorted({*_MEASURES, *_OF_EVALS, *EVAL_NAMES, *_PROGRESS, "entropy", "mean", *_FOREIGN})
+    for term in sorted({*_MEASURES, *_OF_EVALS, *EVAL_NAMES, *_PROGRESS, "entropy", "mean", "epret", *_FOREIGN})
     if len(term) > 2 or not term.isascii()
 )
 _SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z])|(?<=[a-z])(?:AP|CE|F1|R2)|\[batch=")
@@ -431,6 +441,22 @@ def _matters(line: str) -> bool:
     """Whether a line holds any word that names a measure or says how far a run is."""
     small = line.lower()
     return any(term in small for term in _LONG) or _SHORT.search(line) is not None
+
+
+def _heading(line: str, tokens: Sequence[Token]) -> str | None:
+    """Of which set the lines below are: this is a heading, a batch of an eval, or a word of training; "" for none."""
+    if section := _SECTION.match(line):
+        term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
+    elif _is_heading(line, tokens):
+        term = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
+    elif any(m[1].lower() in _TRAIN_NAMES for m in _SPLIT.finditer(line)):
+        term = ""
+    elif not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens):
+        return None
+    else:
+        term = ""
+    known = {*terms_of(term)} | {term}
+    return "" if not term or known & _TRAIN_NAMES else "test" if "test" in known else "val"
 
 
 def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
@@ -447,7 +473,7 @@ def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
 def _positions(line: str) -> Iterator[Token]:
     """Progress that no name with a number states: ``after 1024 samples``, ``Epoch [1/4]``."""
     for match in _COUNT.finditer(line):
-        yield _token(terms_of(match["name"]), match["number"])
+        yield _token(terms_of(match["name"] or "epoch"), match["number"])
     for form in _OPENED:
         for match in form.finditer(line):
             yield _token(terms_of(match["name"]) or ("epoch",), match["number"])
@@ -474,6 +500,68 @@ def losses(line: str) -> list[Token]:
 def positions(line: str) -> list[Token]:
     """What says how far the run is, the finest first."""
     return sorted((token for token in Tokens().of(line) if token.unit), key=lambda token: ORDER.index(token.unit))
+
+
+_MOST_FORMS = 4096
+_LONGEST_FORM = 400
+_DIGITS = re.compile(r"(?<![A-Za-z_@\d])\d+")
+"""Digits that are no part of a name."""
+_THOUSANDS = re.compile(r"\d[,_]\d")
+
+
+class Numbers:
+    """The numbers of some names, line after line. Lines of one form, alike but for their digits, are parsed once.
+
+    names: what a number is called in the result, by the words of its name and its unit.
+    """
+
+    def __init__(self, names: Mapping[tuple[tuple[str, ...], str], str]) -> None:
+        self._names, self._tokens = names, Tokens()
+        self._forms: dict[tuple[str, tuple[str, int]], tuple[re.Pattern[str] | None, list[str], str | None]] = {}
+
+    def of(self, line: str) -> dict[str, str]:
+        """The first number of each name that the line states."""
+        tokens = self._tokens
+        before = tokens.state
+        key = (_DIGITS.sub("0", line), before)
+        if form := self._forms.get(key):
+            pattern, names, heading = form
+            tokens.go_on(heading)
+            match = pattern and pattern.fullmatch(line)
+            return dict(zip(names, match.groups(), strict=True)) if match else {}
+        stated, heading = tokens.read(line)
+        tokens.go_on(heading)
+        numbers = {name: t.number for t in reversed(stated) if (name := self._names.get((t.terms, t.unit)))}
+        header = tokens.state[1] != before[1]
+        numbered = any(term.isdigit() for token in stated for term in token.terms) or _THOUSANDS.search(line)
+        whole = not (header or numbered) and len(line) < _LONGEST_FORM and len(self._forms) < _MOST_FORMS
+        if whole and (pattern_of := _pattern_of(line, numbers)) is not None:
+            self._forms[key] = (*pattern_of, heading)
+        return numbers
+
+
+def _pattern_of(line: str, numbers: Mapping[str, str]) -> tuple[re.Pattern[str] | None, list[str]] | None:
+    """What reads these numbers in lines of this form, by name; None where they stand there twice, or as a share."""
+    if not numbers:
+        return None, []
+    places = []
+    for name, number in numbers.items():
+        matches = [*re.finditer(rf"(?<![\w.]){re.escape(number)}(?!\w|\.\d)", line)]
+        if len(matches) != 1 or not _DIGITS.search(number):
+            return None
+        places.append((*matches[0].span(), name))
+    text, at = "", 0
+    for begin, end, _ in sorted(places):
+        if begin < at:
+            return None
+        text += f"{_form(line[at:begin])}({_form(line[begin:end])})"
+        at = end
+    return re.compile(text + _form(line[at:])), [name for _, _, name in sorted(places)]
+
+
+def _form(text: str) -> str:
+    """A pattern of texts that are alike but for their digits."""
+    return r"\d+".join(map(re.escape, _DIGITS.split(text)))
 
 
 # Numbers as a German, French or Brazilian locale prints them: ``1.234,5`` for 1,234.5.

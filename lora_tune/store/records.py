@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from lora_tune.base.errors import InputError
 from lora_tune.logs.run import Eval
 from lora_tune.store.metrics import ConfirmedChoice, TrialMetrics, as_mapping, from_mapping
 
@@ -153,8 +154,10 @@ class Trial:
 
     @property
     def objective(self) -> float:
-        """What trials are compared by; asked only of one that reached the target or measured throughput."""
-        assert self.metrics.objective is not None, f"trial {self.number} has no objective"
+        """What trials are compared by. Raises InputError for a trial that has none: it runs, or ended without one."""
+        if self.metrics.objective is None:
+            why = f"it ended as {self.verdict.value}" if self.verdict else "it has not ended"
+            raise InputError(f"trial {self.number} has no objective: {why}; metrics.objective is None there")
         return self.metrics.objective
 
     @property

@@ -73,6 +73,8 @@ class Option:
         described = re.findall(r"[a-z]+", re.split(r"[(,:;.\[]", self.description.lower())[0])
         while described and len(described[-1]) == 1:  # ``batch size B``
             described.pop()
+        if described[:1] in (["set"], ["sets"], ["the"]):
+            del described[0]
         return (*flag_names, "_".join(described))
 
     @property
@@ -98,7 +100,7 @@ def from_help(text: str) -> list[Option]:
 
 def _option(block: Sequence[str]) -> Option | None:
     """One option out of its lines; None for a switch, and for help itself."""
-    head, _, rest = re.sub(r"\t", "   ", block[0]).partition("  ")
+    head, _, rest = re.sub(r"\t|>: ", "   ", block[0]).partition("  ")
     description = " ".join((rest.strip(), *block[1:])).strip()
     flags = _FLAG.findall(head)
     if not flags:
@@ -387,7 +389,8 @@ def _real(value: float) -> str:
 
 
 _KNOBS = (
-    _Knob("LR", r"(?:base_|max_|peak_|init_|initial_)?(?:lr|learn(?:ing)?_?rate|lrate)(?:_(?:max|peak|init))?", _rate),
+    _Knob("LR", r"(?:base_|max_|peak_|init_|initial_)?(?:lr|learn(?:ing)?_?rate|lrate|eta0?)(?:_(?:max|peak|init))?",
+          _rate),
     _Knob("LORA_RANK", r"(?:lora_)?(?:r|rank|dim)", _powers),
     _Knob(
         "BATCH_SIZE",
@@ -425,7 +428,7 @@ def place_of(option: Option) -> str:
     looks like one, as ``model.pt`` does; of a checkpoint's file nobody knows whether it is read or written.
     """
     name, value = option.names[0], option.value
-    if _FILE_NAME.fullmatch(value):
+    if _FILE_NAME.fullmatch(value) or (value and name.endswith("file") and not value.endswith("/")):
         return value.rpartition("/")[2] if _FILE.fullmatch(name) else ""
     is_cwd = value.rstrip("/") in (".", "..")  # where it reads, too
     return "out" if _FOLDER.fullmatch(name) and not is_cwd else ""

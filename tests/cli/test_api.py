@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import lora_tune
 from lora_tune.base.errors import InputError
+from lora_tune.store.records import Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 from tests.docs.pages import block, section
 from tests.own_scripts.rows import SCRIPTS
@@ -117,6 +119,15 @@ def test_mistakes_say_what_to_do(place: Path) -> None:
         lora_tune.Sweep("no-such-study")
     with pytest.raises(AttributeError):
         _ = lora_tune.Swep
+
+
+def test_a_trial_without_an_objective_says_so() -> None:
+    running = Trial(number=3, state=TrialState.RUNNING, tuned={}, parameters={}, seed=1)
+    with pytest.raises(InputError, match=r"trial 3 has no objective: it has not ended; metrics\.objective is None"):
+        _ = running.objective
+    stopped = replace(running, state=TrialState.FINISHED, verdict=Verdict.PRUNED)
+    with pytest.raises(InputError, match="it ended as pruned"):
+        _ = stopped.objective
 
 
 def test_importing_the_package_loads_none_of_it(place: Path) -> None:

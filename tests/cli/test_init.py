@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from lora_tune import Sweep
 from lora_tune.base.errors import StudyError
 from lora_tune.cli import init as module
-from lora_tune.cli.init import ScriptFacts, reachable, study_text
+from lora_tune.cli.init import ScriptFacts, reachable, script_options, study_text
 from lora_tune.config.study import Study, load_study, parse_study
 from lora_tune.init import main as init
 from lora_tune.sweep import main as sweep
-from lora_tune.workloads.proposed_space import Option, from_command, from_help, merged_options, propose
+from lora_tune.workloads.proposed_space import Option, from_command, from_help, merged_options, place_of, propose
 from tests.waiting import wait_for
 
 SCRIPT = """
@@ -214,6 +215,37 @@ USAGE_C = "Usage: ./train\n  -l <float>  learning rate (default = 1e-3f)\n  -b <
 
 def test_the_usage_text_of_a_program_in_c() -> None:
     assert {p.place: p.today for p in propose(from_help(USAGE_C))} == {"LR": "0.001", "BATCH_SIZE": "32"}
+
+
+USAGES = [
+    "  -r <eta>: set learning rate (default 0.1)\n-k <dimensions>: set number of dimensions (default 8)\n",
+    "\t-eta <float>\n\t\tInitial learning rate; default 0.1\n\t-iter <int>\n\t\tNumber of iterations; default 25\n",
+    "  --eta0 E   the initial learning rate (default: 0.1)\n",
+]
+
+
+@pytest.mark.parametrize("usage", USAGES)
+def test_a_learning_rate_is_known_by_what_it_is_called_in_usage_texts(usage: str) -> None:
+    assert {p.place: p.today for p in propose(from_help(usage))} == {"LR": "0.1"}
+
+
+def test_a_compiled_program_that_knows_no_help_lists_its_options_where_it_is_called_without_any() -> None:
+    calls = []
+
+    def answer(command: tuple[str, ...]) -> tuple[str, str]:
+        calls.append(command)
+        return (USAGES[0] if len(command) == 1 else "iter 1 loss 0.5\n"), ""
+
+    with patch("lora_tune.cli.init.ask_parser", answer):
+        options, _ = script_options(("cat", "-r", "0.2", "data"), ask=True)
+        assert {p.place: p.today for p in propose(options)} == {"LR": "0.2"}
+        script_options(("python", "train.py"), ask=True)
+    assert calls == [("cat", "-r", "0.2", "data", "--help"), ("cat",), ("python", "train.py", "--help")]
+
+
+def test_a_file_that_a_program_saves_is_the_trial_s_own() -> None:
+    assert place_of(Option(flag="-save-file", value="vectors")) == "vectors"
+    assert place_of(Option(flag="-input-file", value="data")) == ""
 
 
 @pytest.mark.parametrize(

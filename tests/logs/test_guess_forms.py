@@ -131,12 +131,12 @@ class TestANumberThatAPatternCutsShort:
         run = reader.run()
         assert not run.evals
         assert run.dropped_lines == 1
-        assert "takes only a part of the number" in reader.unmatched.words(ended=True)  # type: ignore[attr-defined]
+        assert "takes only a part of the number" in reader.unmatched.describe(ended=True)  # type: ignore[attr-defined]
 
     def test_a_decimal_comma_is_named(self) -> None:
         reader = make_reader("regex", eval=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)")
         reader.feed(b"step 10 loss 0,925\n")
-        words = reader.unmatched.words(ended=True)  # type: ignore[attr-defined]
+        words = reader.unmatched.describe(ended=True)  # type: ignore[attr-defined]
         assert words.endswith(", decimal_comma = true")
 
     @pytest.mark.parametrize(("pattern", "line"), [

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 
 from lora_tune.logs.guess import guess
+from lora_tune.logs.readers import NamedReader
+from lora_tune.logs.tokens import Numbers
 
 N = (1, 2, 3)
 
@@ -97,6 +103,30 @@ LAYOUTS = {
                                  BY_TEN),
     "Kaldi": (each("LOG (nnet3-train) epoch {n}: train-loglike loss {w}, valid-loss {v}\n"), LOSSES),
     "word2vec in C with a score": (each("Alpha: 0.02  Progress: {n}0.0%  epoch {n} dev accuracy: {v}\n"), LOSSES),
+    "torchtune's validation": (each("{n}|{n}0|Loss: {w}: 100%|██████████| 20/20 [00:20<00:00,  1.0it/s]\n"
+                                    "{n}|{n}0|Validation Loss: {v}\n"), BY_TEN),
+    "unsloth's table by tabs": ("Step\tTraining Loss\tValidation Loss\n" + each("{n}0\t{w}\t{v}\n"), BY_TEN),
+    "tianshou": (each("Epoch #{n}: test_reward: {v} ± 3.1, best_reward: 99.0 ± 1.0 in #2\n"), LOSSES),
+    "Spinning Up": (each("---------------------------------------\n|             Epoch |               {n} |\n"
+                         "|      AverageEpRet |             {v} |\n|          StdEpRet |            12.1 |\n"
+                         "|          MaxEpRet |             200 |\n|             LossV |             {w} |\n"),
+                    LOSSES),
+    "ESPnet's epochs": (each("(trainer:358) INFO: {n}epoch results: [train] loss_ctc={w}, loss={w}, total_count=100, "
+                             "[valid] loss_ctc=9.1, loss_att=8.1, acc=0.5, cer=0.1, loss={v}, time=5.1 seconds\n"),
+                        LOSSES),
+    "LIBMF": ("iter      tr_rmse      va_rmse          obj\n" + each("  {n}0       {w}       {v}   2.2915e+04\n"),
+              BY_TEN),
+    "GloVe's cost": (each("11/27/26 - 06:31.56AM, iter: 0{n}0, cost: {v}\n"), BY_TEN),
+    "NeMo's text progress": (each("Training epoch 0, iteration {n}/99 | lr: 0.0001 | global_batch_size: 8 | global_step"
+                                  ": {n}9 | reduced_train_loss: {w} | consumed_samples: {n}60\nValidation: iteration "
+                                  "1/2\nTraining epoch 0, iteration {n}/99 | lr: 0.0001 | global_step: {n}9 | "
+                                  "reduced_train_loss: {w} | consumed_samples: {n}60 | val_loss: {v}\n"),
+                             [(160, 0.8), (260, 0.7), (360, 0.6)]),
+    "LightGBM's program": (each("[LightGBM] [Info] Iteration:{n}0, training auc : 0.95\n[LightGBM] [Info] Iteration:"
+                                "{n}0, valid_1 l2 : {v}\n"), BY_TEN),
+    "Lightning's boxes": (each("Epoch {n}: 100%|███| 8/8 [00:01<00:00,  7.7it/s, v_num=3]\n───────────────────────\n"
+                               "     Validate metric           DataLoader 0\n───────────────────────\n        val_acc"
+                               "              0.7\n        val_loss            {v}\n"), LOSSES),
 }  # fmt: skip
 
 
@@ -108,4 +138,38 @@ def test_the_evals_are_read(name: str) -> None:
     first = evals[0][0] == 0 and guessed.unit == "epoch"
     read = [(point.samples - first, round(point.loss, 6)) for point in guessed.run.evals]
     assert read == [(at, pytest.approx(value)) for at, value in evals], guessed.settings
-    assert guessed.is_eval or name == "RLlib"
+    assert guessed.is_eval or name in ("RLlib", "GloVe's cost")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_names_read_the_same_whether_a_line_of_their_form_came_before_or_not(name: str) -> None:
+    log, _ = LAYOUTS[name]
+    guessed = guess(log.encode())
+    assert guessed is not None
+    if guessed.settings["kind"] != "named":
+        return
+    before, anew = NamedReader(**_own(guessed.settings)), NamedReader(**_own(guessed.settings))
+    before.feed(log.encode())
+    with patch("lora_tune.logs.tokens._MOST_FORMS", 0):
+        anew.feed(log.encode())
+    points = [
+        [(at, loss) for kept in (b.evals, b.train) for at, (loss, _) in kept.items()]
+        for b in (before.run_builder, anew.run_builder)
+    ]
+    assert points[0] == points[1] != []
+
+
+def _own(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "kind"}
+
+
+def test_what_differs_in_more_than_its_numbers_is_another_form() -> None:
+    numbers = Numbers({(("val", "loss", "1"), ""): "loss", (("step",), "step"): "step", (("acc", "top1"), ""): "acc"})
+    assert [numbers.of(line) for line in (
+        "step 1 val_loss 1: 0.5", "step 2 val_loss 2: 0.4", "step 3 val_loss 1: 0.3",
+        "step 4 acc@5 0.9", "step 5 acc@1 0.7", "step 1,000 loss 0.1", "step 12,345 loss 0.1", "step 7 loss 7",
+        "step 8 loss 9",
+    )] == [
+        {"step": "1", "loss": "0.5"}, {"step": "2"}, {"step": "3", "loss": "0.3"},
+        {"step": "4"}, {"step": "5", "acc": "0.7"}, {"step": "1,000"}, {"step": "12,345"}, {"step": "7"}, {"step": "8"},
+    ]  # fmt: skip
