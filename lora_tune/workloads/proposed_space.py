@@ -394,7 +394,7 @@ _KNOBS = (
     _Knob("LORA_RANK", r"(?:lora_)?(?:r|rank|dim)", _powers),
     _Knob(
         "BATCH_SIZE",
-        r"(?:per_device_|per_gpu_|global_|micro_|mini_)?(?:train_)?(?:batch_?size|bs|batch|minibatch)",
+        r"(?:per_device_|per_gpu_|global_|micro_|mini_)?(?:train_)?(?:batch_?size|bs|batch|minibatch)(?:_per_(?:gpu|device))?",
         _powers,
     ),
     _Knob("WARMUP_STEPS", r"(?:num_|lr_|learning_rate_)?warm_?up_(?:steps|iters|iterations|updates)|warm_?up", _warmup,

@@ -243,6 +243,10 @@ def test_a_compiled_program_that_knows_no_help_lists_its_options_where_it_is_cal
     assert calls == [("cat", "-r", "0.2", "data", "--help"), ("cat",), ("python", "train.py", "--help")]
 
 
+def test_a_batch_size_may_be_a_device_s() -> None:
+    assert [p.place for p in propose([Option(flag="--batch-size-per-gpu", value="8")])] == ["BATCH_SIZE"]
+
+
 def test_a_file_that_a_program_saves_is_the_trial_s_own() -> None:
     assert place_of(Option(flag="-save-file", value="vectors")) == "vectors"
     assert place_of(Option(flag="-input-file", value="data")) == ""
