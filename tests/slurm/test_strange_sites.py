@@ -131,6 +131,54 @@ def test_doctor_asks_sbatch_about_ones_own_script(place: Path) -> None:
     assert "sbatch accepts a trial's options" in examined.stdout, examined.stdout + examined.stderr
 
 
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=mine
+#SBATCH {header}
+LR=${{LR:-2e-4}}
+echo "lr $LR in array task ${{SLURM_ARRAY_TASK_ID:-none}}"
+for step in 1 2 3; do
+    echo "{{\\"step\\": $step, \\"eval_loss\\": 0.$((8 - step))$RANDOM, \\"seconds\\": 0.0$step}}"
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("header", "words", "way_out"),
+    [
+        ("--export=NONE", "keeps LR from the job", "--export=ALL"),
+        ("--array=0-2", "makes an array of jobs of each trial", ""),
+        ("--hold", "holds every trial in the queue", ""),
+    ],
+)
+def test_a_header_that_would_spoil_the_trials_is_refused_and_what_the_sentence_says_helps(
+    place: Path, slurm: Cluster, header: str, words: str, way_out: str
+) -> None:
+    """All trials trained with the script's own rate, or three runs wrote into one log, and a best one was exported."""
+    script, study = place / "train.sub", place / "s.toml"
+    script.write_text(SCRIPT.format(header=header))
+    text = study.read_text().replace(
+        f'argv = ["{sys.executable}", "{place}/train.py"]', f'script = true\nargv = ["{script}"]'
+    )
+    study.write_text(text)
+    refused = command(place, "sweep")
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert f"train.sub: #SBATCH {header} {words}" in refused.stderr
+    assert words in command(place, "doctor").stdout
+    assert str(place) not in slurm.run("squeue", "--noheader", "--states=all", "--format=%o"), "nothing was submitted"
+
+    if way_out:
+        assert f'sbatch_args = ["{way_out}"]' in refused.stderr
+        study.write_text(text.replace("gpus_per_node", f'sbatch_args = ["{way_out}"]\ngpus_per_node'))
+    else:
+        script.write_text(SCRIPT.format(header="--comment=mine"))
+    swept = command(place, "sweep")
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    logs = sorted((place / "out" / "trials").rglob("job.log"))
+    rates = {line.split()[1] for log in logs for line in log.read_text().splitlines() if line.startswith("lr ")}
+    assert len(logs) == len(rates) == 2, "each trial has its own rate, and its log holds one run"
+    assert "2e-4" not in rates
+
+
 RENAMES = """
 function slurm_job_submit(d, parts, uid)
   d.name = "job-of-" .. uid
