@@ -230,7 +230,7 @@ class LineReader:
                     continue  # what a progress bar still shows of the last eval
                 else:
                     self._last_loss = loss if name == "loss" else self._last_loss
-                    self._begin_anew(samples, now, trained=name != "loss")
+                    self._begin_anew(samples, loss, now, trained=name != "loss")
                     getattr(self.run_builder, add)(samples, loss, now)
         builder = self.run_builder
         length = as_number(fields["eval_seconds"]) if "loss" in fields and "eval_seconds" in fields else None
@@ -250,17 +250,20 @@ class LineReader:
         else:
             builder.run_start = now
 
-    def _begin_anew(self, samples: float, now: int, *, trained: bool) -> None:
+    def _begin_anew(self, samples: float, loss: float, now: int, *, trained: bool) -> None:
         """Make a run of its own of training that began again with its first point, after a start of its own.
 
-        That takes about as long as the first time; lines of another rank, which only come late, do not.
+        That takes about as long as the first time; lines of another rank, which only come late, do not. Who counts from
+        zero again and has the loss of where the run was goes on from a checkpoint.
         """
         begun, self._started_again, run = self._started_again, None, self.run_builder
         points = run.train if trained else run.evals
         if begun is None or not points or run.run_start is None or run.run_stop is not None:
             return
-        first, (_, at) = next(iter(points.items()))
-        if samples <= first and now - begun >= (at - run.run_start) / 2:
+        (first, (high, at)), (low, _) = next(iter(points.items())), points[next(reversed(points))]
+        loss = loss if trained or run.ceiling is None else run.ceiling - loss
+        like_first = len(points) == 1 or abs(loss - high) < abs(loss - low)
+        if like_first and samples <= first and now - begun >= (at - run.run_start) / 2:
             self.run_builder = RunBuilder(ceiling=run.ceiling)
             self.run_builder.run_start = begun
 

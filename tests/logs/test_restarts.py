@@ -144,6 +144,16 @@ class TestLogsWithoutTimeStamps:
         )
         assert [(e.samples, e.seconds) for e in run.evals] == [(80, 10.0), (160, 22.0)]
 
+    @pytest.mark.parametrize(("loss", "seconds"), [("0.951", 30.0), ("0.93", 52.0)])
+    def test_who_counts_from_zero_again_begins_anew_only_with_the_loss_of_the_beginning(
+        self, loss: str, seconds: float
+    ) -> None:
+        run = self.run_of(
+            (1.0, "run_start"), (11.0, "eval at 80: 0.95"), (21.0, "eval at 160: 0.931"), (23.0, "run_start"),
+            (33.0, f"eval at 80: {loss}"), (43.0, "eval at 160: 0.929"), (53.0, "eval at 240: 0.92"),
+        )  # fmt: skip
+        assert run.evals[-1].seconds == seconds
+
     @pytest.mark.parametrize("late", [0.0, 4.0])
     def test_lines_of_another_rank_that_come_late_begin_no_run(self, late: float) -> None:
         run = self.run_of(
