@@ -29,8 +29,8 @@ SERVERS = ("lora_tune.dashboard",)
 """Commands that go on until Ctrl-C."""
 
 ELSEWHERE = {
-    "python -m lora_tune.sweep --study h100": "tests/slurm runs whole sweeps on a Slurm cluster of its own",
-    "python -m lora_tune.confirm --study h100": "tests/slurm confirms one there",
+    "python -m lora_tune.sweep --study h100": "tests/slurm/test_tutorial.py walks this page on a Slurm cluster",
+    "python -m lora_tune.confirm --study h100": "so does this",
 }
 """Commands that other tests run, since they need more than a folder."""
 
