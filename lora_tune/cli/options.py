@@ -55,14 +55,14 @@ _NAMED = re.compile(r"(?<![/\w.-])lora-tune (init|sweep|status|export|recipes)\b
 """A command without a study, as messages name it."""
 
 
-def python(display_path: Callable[[Path], str] = display_path) -> str:
+def python(path_text: Callable[[Path], str] = display_path) -> str:
     """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active.
 
-    near: how a path is written.
+    path_text: how a path is written.
     """
     executable = shutil.which("python")
     same = executable is not None and Path(executable).absolute() == Path(sys.executable).absolute()
-    return "python" if same else shlex.quote(display_path(Path(sys.executable)))
+    return "python" if same else shlex.quote(path_text(Path(sys.executable)))
 
 
 def called(command: str) -> str:
@@ -132,7 +132,7 @@ def absolute_command_line(command: str, *more: str, study: str, folder: Path, st
     url = storage or ({} if context is None else context.params).get("storage")
     place = ["--storage", str(url)] if url and not stores.has_password(str(url)) else []
     argv = [f"lora_tune.{command}", "--study", study, "--output", str(folder.absolute()), *place, *more]
-    return f"{python(display_path=str)} -m {shlex.join(argv)}"
+    return f"{python(path_text=str)} -m {shlex.join(argv)}"
 
 
 def as_typed(text: str) -> str:

@@ -132,9 +132,16 @@ def eval_curves(study: Study, sweep: StudyRecords) -> Chart | None:
 
 
 def _value_range(study: Study, lines: Sequence[Line], target: float | None) -> tuple[float, float]:
-    """The target and all values but the worst 3%, so that one spike does not flatten the picture."""
+    """The target and all values but outliers and the worst 3%: neither spikes nor diverged runs flatten the rest.
+
+    An outlier is worse than the middle half of the values by three times its width (Tukey 1977).
+    """
     values = [y for line in lines for _, y in line if math.isfinite(y)] or [target or 0.0]
-    low, high = (float(v) for v in np.quantile(values, [0.03, 1.0] if study.rising else [0.0, 0.97]))
+    low, worst_low, first, third, worst_high, high = map(float, np.quantile(values, [0, 0.03, 0.25, 0.75, 0.97, 1]))
+    if study.rising:
+        low = max(worst_low, first - 3 * (third - first))
+    else:
+        high = min(worst_high, third + 3 * (third - first))
     if target is not None:
         low, high = min(low, target), max(high, target)
     margin = 0.06 * max(high - low, 1e-3 * max(abs(low), abs(high)))

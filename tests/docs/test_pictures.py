@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -35,10 +36,19 @@ def real(tiny_sweep: Path) -> Review:
     [("report", 1280, 1500, False), ("report-dark", 1280, 1500, True), ("report-phone", 390, 1700, False)],
 )
 def test_the_report_of_a_real_sweep(
-    browser: Browser, real: Review, pictures: Path, tmp_path: Path, name: str, width: int, height: int, dark: bool
+    browser: Browser,
+    real: Review,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    width: int,
+    height: int,
+    dark: bool,
 ) -> None:
     file = tmp_path / "report.html"
-    report.write_report(real.study, real.sweep, file)
+    monkeypatch.setattr(sys, "executable", "/opt/lora_tune/bin/python")
+    report.write_report(real.study, real.sweep, file, folder=Path("/scratch/sweeps/tiny"))
     browser.look(width=width, dark=dark)
     browser.open(file.as_uri())
     assert len(browser.run("return [...document.querySelectorAll('svg.chart')]")) >= 6

@@ -257,3 +257,12 @@ def test_figures_for_slides(study: Study, sweep: StudyRecords, tmp_path: Path, f
     files = report.write_figures(study, sweep, {form: tmp_path})
     assert {f.stem for f in files} == figures.charts(study, sweep, NOW).keys()
     assert all(f.read_bytes().startswith(start) for f in files)
+
+
+@pytest.mark.parametrize("diverged", [1, 3])
+def test_diverged_runs_do_not_flatten_the_picture_of_the_others(diverged: int, study: Study) -> None:
+    good = [[(40.0, 1.9), (80.0, 1.8 + 0.01 * run), (120.0, 1.75)] for run in range(8)]
+    wild = [[(40.0, 3.5), (80.0, 30.0 + run)] for run in range(diverged)]
+    low, high = figures._value_range(study, [*good, *wild], 1.74)
+    assert 1.7 < low < 1.74
+    assert 1.9 < high < 3.0
