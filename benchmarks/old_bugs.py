@@ -84,7 +84,8 @@ BUGS = {
     "a probe is held to its trial's target": Bug(
         "return None if trial.probe else objective_of(study).stop(run)",
         "return objective_of(study).stop(run)",
-        "tests/controller/test_policy.py tests/controller/test_company.py",
+        "tests/controller/test_one_attempt.py tests/controller/test_acceptance.py tests/search/test_stages.py "
+        "tests/slurm/test_probe.py",
     ),
     "sbatch's job is the first number that a wrapper prints": Bug(
         "return str(lines[-1] if lines else",
@@ -97,7 +98,9 @@ BUGS = {
         "tests/launchers/test_slurm.py tests/launchers/test_slurm_answers.py",
     ),
     "a job that was given another one's id is taken for it": Bug(
-        "return _writes_to(row, job) and submitted >=", "return True or submitted >=", "tests/launchers/test_slurm.py"
+        "return _writes_to(row, job) and submitted >=",
+        "return True or submitted >=",
+        "tests/launchers/test_slurm_text.py tests/launchers/test_slurm_answers.py",
     ),
     "nothing of a trial reaches a script with --export=NONE": Bug(
         "absent = [] if everything else sorted(set(needed) - named)",
