@@ -121,7 +121,7 @@ BUGS = {
     "a run that goes on from another trial's checkpoint is the best": Bug(
         "if samples / seconds <= FASTER * fastest:",
         "if samples / seconds > 0:",
-        "tests/controller/test_acceptance.py tests/controller/test_doubted_times.py",
+        "tests/controller/test_beginnings.py",
     ),
 }
 """Bugs by what a user would have seen."""
