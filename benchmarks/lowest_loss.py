@@ -25,8 +25,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 
-from lora_tune.search.gp import OrderedGPSampler
-from lora_tune.search.tpe import WindowedTPESampler
+from lora_tune.search.optuna_samplers import OrderedGPSampler, WarmTPESampler
 
 TABLES = {
     "HPOBench": ("credit_g", "vehicle", "phoneme", "kc1", "australian"),
@@ -35,7 +34,7 @@ TABLES = {
 MARKS = (15, 30)
 SAMPLERS: Mapping[str, Callable[[int], BaseSampler]] = {
     "random": lambda seed: RandomSampler(seed=seed),
-    "tpe": lambda seed: WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True),
+    "tpe": lambda seed: WarmTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True),
     "auto": lambda seed: OrderedGPSampler(seed=seed, n_startup_trials=5),
 }
 

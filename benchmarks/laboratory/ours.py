@@ -24,8 +24,8 @@ from lora_tune.search.grey_box.memory import Needs
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
+from lora_tune.search.optuna_samplers import WarmTPESampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
-from lora_tune.search.tpe import WindowedTPESampler
 
 
 class GreyBox:
@@ -114,7 +114,7 @@ class ProductTpe(Luckiest):
 
     def __init__(self, problem: Problem, seed: int) -> None:
         super().__init__(problem, seed)
-        sampler = WindowedTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
+        sampler = WarmTPESampler(seed=seed, n_startup_trials=5, multivariate=True, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
         if problem.start is not None:
             self._study.enqueue_trial(dict(problem.start))

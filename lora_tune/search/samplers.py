@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lora_tune.search.grey_box.features import Coordinates
     from lora_tune.search.grey_box.sampler import Advantage, GreyBoxSampler
     from lora_tune.search.observations import Observation
-    from lora_tune.search.tpe import WindowedTPESampler
+    from lora_tune.search.optuna_samplers import WarmTPESampler
     from lora_tune.store.records import StudyRecords
 
     OldRuns = Callable[[], Sequence[Observation]]
@@ -156,14 +156,14 @@ def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
         from optuna.samplers import TPESampler
 
         return TPESampler(seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True)
-    return _windowed_tpe(study, old_runs)
+    return _warm_tpe(study, old_runs)
 
 
-def _windowed_tpe(study: Study, old_runs: OldRuns) -> WindowedTPESampler:
-    from lora_tune.search.tpe import WindowedTPESampler
+def _warm_tpe(study: Study, old_runs: OldRuns) -> WarmTPESampler:
+    from lora_tune.search.optuna_samplers import WarmTPESampler
 
     # constant_liar keeps parallel proposals apart while their results are open.
-    return WindowedTPESampler(
+    return WarmTPESampler(
         old_trials=partial(_old_trials, study, old_runs),
         seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True, constant_liar=True,
     )  # fmt: skip
@@ -201,11 +201,11 @@ def _lowest(study: Study, old_runs: OldRuns) -> BaseSampler:
     modelled = objective.judges_evals and not objective.has_target and study.objective.second is None
     if not modelled or importlib.util.find_spec("torch") is None:
         return _tpe(study, old_runs)
-    return _ordered_gp(study, old_runs, later=_windowed_tpe(study, old_runs))
+    return _ordered_gp(study, old_runs, later=_warm_tpe(study, old_runs))
 
 
 def _ordered_gp(study: Study, old_runs: OldRuns, later: BaseSampler | None = None) -> BaseSampler:
-    from lora_tune.search.gp import OrderedGPSampler
+    from lora_tune.search.optuna_samplers import OrderedGPSampler
 
     return OrderedGPSampler(
         seed=study.search.seed, n_startup_trials=study.search.startup_trials, later=later,
@@ -303,7 +303,7 @@ def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
         only_throughput = study.objective.score == "throughput" and study.objective.second is None
         return _throughput(study) if only_throughput else _lowest(study, old_runs)
     if not _has_model(study, old_runs):
-        return _windowed_tpe(study, old_runs)
+        return _warm_tpe(study, old_runs)
     from lora_tune.search.grey_box.sampler import GreyBoxSampler
 
     start = baseline_point(study)

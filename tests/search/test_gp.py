@@ -16,11 +16,10 @@ from optuna.trial import TrialState
 
 from lora_tune.config.study import Study, parse_study
 from lora_tune.search.samplers import make_sampler
-from lora_tune.search.tpe import WindowedTPESampler
 
 pytest.importorskip("torch")
-from lora_tune.search import gp
-from lora_tune.search.gp import OrderedGPSampler
+from lora_tune.search import optuna_samplers as gp
+from lora_tune.search.optuna_samplers import OrderedGPSampler, WarmTPESampler
 
 BATCHES = (4, 64, 8, 16, 1024, 32, 128, 512, 256)
 SPACE = {
@@ -95,7 +94,7 @@ def test_open_trials_are_not_proposed_again() -> None:
 
 def test_a_long_study_is_left_to_the_other_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gp, "MOST", 8)
-    later = WindowedTPESampler(seed=4, n_startup_trials=0, multivariate=True)
+    later = WarmTPESampler(seed=4, n_startup_trials=0, multivariate=True)
     study = searched(OrderedGPSampler(seed=4, n_startup_trials=5, later=later), 9)
     monkeypatch.setattr(gp.GPSampler, "sample_relative", None)  # whoever calls it fails
     assert study.ask(SPACE).params.keys() == SPACE.keys()
@@ -109,7 +108,7 @@ def test_the_lowest_loss_gets_it_where_torch_is_there(monkeypatch: pytest.Monkey
     assert not isinstance(make_sampler(hours), OrderedGPSampler)
     known = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else known(name))
-    assert isinstance(make_sampler(lowest), WindowedTPESampler)
+    assert isinstance(make_sampler(lowest), WarmTPESampler)
 
 
 def test_the_first_proposals_do_not_load_torch() -> None:

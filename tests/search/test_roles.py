@@ -17,11 +17,11 @@ from lora_tune.config.tables import replaced_in
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import readings
+from lora_tune.search.optuna_samplers import WarmTPESampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
 from lora_tune.search.recorded import ASSUMED_SD, filled_in
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler
-from lora_tune.search.tpe import WindowedTPESampler
 from tests.conftest import REPOSITORY
 from tests.fakes import command_study, write_study
 
@@ -58,8 +58,8 @@ def test_throughput_has_a_search_of_its_own() -> None:
 
 
 def test_a_script_of_which_nothing_is_known_is_searched_by_tpe_unless_the_sweep_ends_by_an_expected_gain() -> None:
-    assert isinstance(make_sampler(study()), WindowedTPESampler)
-    assert isinstance(make_sampler(study(', role = "both"')), WindowedTPESampler)
+    assert isinstance(make_sampler(study()), WarmTPESampler)
+    assert isinstance(make_sampler(study(', role = "both"')), WarmTPESampler)
     unknown = study()
     stopping = unknown.model_copy(update={"budget": unknown.budget.model_copy(update={"stop_below": 0.002})})
     assert isinstance(make_sampler(stopping), GreyBoxSampler)
