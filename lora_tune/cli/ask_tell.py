@@ -18,13 +18,11 @@ from lora_tune import store as stores
 from lora_tune.base.errors import InputError, SweepBusyError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.cli.options import plan_of
-from lora_tune.cli.steer import current_user, typed_values
+from lora_tune.cli.steer import enqueueing, typed_values
 from lora_tune.config.study import Study, find_study, load_study
-from lora_tune.controller.commits import resolve
 from lora_tune.controller.dependencies import Proposer
 from lora_tune.controller.driver import Driver
 from lora_tune.controller.runtime import DrivePlan, Environment, driver, make_clock, open_sweep
-from lora_tune.controller.steering import refusal_of_values
 from lora_tune.launchers import make_launcher, outside
 from lora_tune.launchers.job_records import read_records
 from lora_tune.launchers.job_runner import read_command
@@ -185,17 +183,13 @@ def ask(
     Raises InputError where nothing is to be run now (the budget is spent, all slots are taken, no point of the space),
     SweepBusyError while another driver is at work.
     """
-    if values is not None and (problem := refusal_of_values(plan.study, values)):
-        raise InputError(problem)
-    if commit and values is None:
-        raise InputError(f"commit {commit}: say with which values it is run")
-    code = resolve(plan.study, commit).of_request if commit else {}
+    wanted = enqueueing(plan.study, values or {}, commit=commit) if values is not None or commit else None
     with _driving(plan, storage) as (driving, gate, store):
         driving.tick()
-        if values is None and (offer := _taken(plan, driving.sweep, None)):
+        if wanted is None and (offer := _taken(plan, driving.sweep, None)):
             driving.tick()
             return offer
-        request = None if values is None else _requested(store, plan.study, values, code)
+        request = None if wanted is None else _requested(store, plan.study, wanted)
         gate.open(request)
         reason = driving.tick()
         offer = _taken(plan, driving.sweep, request)
@@ -205,18 +199,16 @@ def ask(
         return offer
 
 
-def _requested(store: stores.Store, study: Study, values: Mapping[str, Value], code: Mapping[str, str]) -> int:
-    """The number of the request for these values; one that waits already is not asked again."""
+def _requested(store: stores.Store, study: Study, wanted: Request) -> int:
+    """The number of a request; of one that waits already with the same words, its number."""
     requests = stores.Requests(store, study.name)
     sweep = store.load(study.name)
     answered = {t.request for t in sweep.trials.values()} if sweep is not None else set()
     for known in requests.all():
         waits = known.number not in answered and (known.accepted or known.answered_at is None)
-        same = known.what.get("values") == dict(values) and known.what.get("commit") == code.get("commit")
-        if known.kind == "enqueue" and waits and same:
+        if known.kind == wanted.kind and waits and known.what == dict(wanted.what):
             return known.number
-    what = {"values": dict(values), "clone_of": None, **code}
-    return requests.ask(Request(kind="enqueue", what=what, who=current_user(), asked_at=time.time())).number
+    return requests.ask(wanted).number
 
 
 def _nothing(plan: DrivePlan, driving: Driver, reason: str, request: int | None) -> str:
@@ -346,8 +338,6 @@ def run_tell(
     failed: str, running: bool,
 ) -> None:  # fmt: skip
     """What ``tell`` does; see cli/commands.py for its options."""
-    from lora_tune.cli.ask_tell import result_of, tell
-
     file = find_study(study_name)
     plan = plan_of(file, load_study(file), {}, output)
     text = log.read_text(encoding="utf-8", errors="replace") if log else ""

@@ -365,14 +365,19 @@ def score(**options: Any) -> None:
 
 
 @click.command()
-@click.argument("results", metavar="RESULTS", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument(
+    "results", metavar="[RESULTS]", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False)
+)
+@click.option("--study", "study_name", help="instead of RESULTS: run what its sweep recommends, and package that")
+@storage_option
+@output_option
 @click.option(
     "--system", "system_file", required=True, metavar="FILE", type=click.Path(path_type=Path),
     help="system description, NAME.json; where it is missing, it is begun with what is known",
 )  # fmt: skip
 @click.option(
-    "--code", required=True, metavar="FOLDER", type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="what was run: the implementation's folder, with its config",
+    "--code", metavar="FOLDER", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="what was run: the implementation's folder, with its config [the study's]",
 )  # fmt: skip
 @click.option(
     "--config", "configs", multiple=True, metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -389,13 +394,17 @@ def score(**options: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="the chance to pass and the expected score; writes nothing")
 @click.option("--out", default="submission", show_default=True, type=click.Path(path_type=Path), help="folder to make")
 @click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
+@click.option("--json", "json_", is_flag=True, help="one JSON object; with --study those of confirm before it")
 @guarded
 def package(**options: Any) -> None:
     """Make a submission package of the runs in RESULTS, and have MLPerf's checkers look at it.
 
-    RESULTS is the folder of result_*.txt that confirm writes. The first runs in order count, as many as the benchmark
-    wants; no log is changed. --dry-run says beforehand, from as few as one run, what a submission would score and the
-    chance that it passes. Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the machine.
+    RESULTS is the folder of result_*.txt that confirm writes. With --study NAME in its place the runs that a
+    submission lacks are made first, as confirm makes them; killed, the same line goes on. The first runs in order
+    count, as many as the benchmark wants; no log is changed. --dry-run says beforehand, from as few as one run, what a
+    submission would score and the chance that it passes.
+    Exit codes: 0 the checkers accept it; 2 they do not, or something is missing; 3 the machine; 4 nothing reached the
+    target; 130 interrupted.
     Power measurements are left out.
     """
     from lora_tune.cli.package import run

@@ -76,7 +76,7 @@ SUFFIX = ".confirm"
 class Options:
     """The command line and the sweep that it speaks of. study: for replicates, nothing of which is stopped early.
 
-    per_job: seeds that one job can run.
+    per_job: seeds that one job can run. again: the line that goes on with them.
     """
 
     review: Review
@@ -86,6 +86,7 @@ class Options:
     field: tuple[Trial, ...]
     settings: ComparisonRules
     per_job: int
+    again: str
 
 
 _RACE = ("top", "seeds", "confidence", "parallel", "budget_node_hours", "launcher")
@@ -107,28 +108,41 @@ def run(
 ) -> None:
     """What ``confirm`` does; see cli/commands.py for its options."""
     review = load_review(study_name, more["output"], more["storage"])
-    if seeds == 1 and not scale_of(review.study).relative:
-        raise errors.InputError("--seeds 1: how far values differ between seeds shows from 2 runs on; give 2 or more")
-    benchmark = review.study.benchmark
-    seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
-    per_job = seeds_per_job(load_workload(review.study, review.file))
     study = replicate_study(review.study, more["parallel"], more["budget_node_hours"], more["launcher"])
-    field = tuple(contenders(review.study, review.sweep, top))
-    options = Options(
-        review=review,
-        study=study,
-        paths=SweepPaths(review.paths.root / "confirm"),
-        storage=more["storage"],
-        field=field,
-        settings=race_settings(
-            study, len(field), seeds, per_job=per_job, confidence=confidence, noise=noise_of(review.study, review.sweep)
-        ),
-        per_job=per_job,
-    )
+    again = command_line("confirm", review.study.name, *typed(*_RACE))
+    options = _options(review, study, more["storage"], top=top, seeds=seeds, confidence=confidence, again=again)
     if dry_run:
         _dry_run(options)
         return
     sys.exit(_confirm(options, make_view(quiet, as_json), verbose=not as_json))
+
+
+def confirm_recommended(review: Review, storage: str | None, again: str, *, verbose: bool) -> int:
+    """Run what the sweep recommends until there are as many runs as a submission has; the exit code.
+
+    again: the line that goes on where it was interrupted. verbose: in words; else as JSON.
+    """
+    study = replicate_study(review.study, None, None, None)
+    options = _options(review, study, storage, top=1, seeds=None, confidence=CONFIDENCE, again=again)
+    return _confirm(options, make_view(False, not verbose), verbose=verbose)
+
+
+def _options(
+    review: Review, study: Study, storage: str | None, *, top: int, seeds: int | None, confidence: float, again: str
+) -> Options:
+    """study: of the replicates."""
+    benchmark = review.study.benchmark
+    if seeds == 1 and not scale_of(review.study).relative:
+        raise errors.InputError("--seeds 1: how far values differ between seeds shows from 2 runs on; give 2 or more")
+    seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
+    per_job = seeds_per_job(load_workload(review.study, review.file))
+    field = tuple(contenders(review.study, review.sweep, top))
+    noise = noise_of(review.study, review.sweep)
+    settings = race_settings(study, len(field), seeds, per_job=per_job, confidence=confidence, noise=noise)
+    return Options(
+        review=review, study=study, paths=SweepPaths(review.paths.root / "confirm"), storage=storage, field=field,
+        settings=settings, per_job=per_job, again=again,
+    )  # fmt: skip
 
 
 def replicate_study(study: Study, parallel: int | None, node_hours: float | None, launcher: str | None) -> Study:
@@ -197,7 +211,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving, command_line("confirm", review.study.name, *typed(*_RACE)))
+                after_interrupt(driving, options.again)
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
@@ -206,7 +220,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
         if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
-        with writing_results(command_line("confirm", review.study.name, *typed(*_RACE))):
+        with writing_results(options.again):
             return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), verbose=verbose)
     finally:
         watcher.close()
@@ -304,6 +318,9 @@ SEEDS_OFFSET = 1000
 
 TOP = 3
 """Configurations that race where nobody says how many."""
+
+CONFIDENCE = 0.95
+"""Of the winner's being better, where nobody says how much."""
 
 FAILURES = 3
 """Replicates of one configuration that may fail for reasons of the machine before the race stops."""

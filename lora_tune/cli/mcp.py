@@ -20,7 +20,7 @@ import click
 from lora_tune import store as stores
 from lora_tune.base import VERSION
 from lora_tune.base.errors import InputError, LoraTuneError, SetupError
-from lora_tune.base.files import open_regular
+from lora_tune.base.files import open_regular, write_text
 from lora_tune.base.paths import AttemptPaths, display_path
 from lora_tune.base.text import redact, visible
 from lora_tune.cli import ask_tell
@@ -28,14 +28,13 @@ from lora_tune.cli.ask_tell import as_json as trial_json
 from lora_tune.cli.explain import trial_story
 from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
 from lora_tune.cli.status import SweepCondition, SweepSnapshot
-from lora_tune.cli.steer import current_user
+from lora_tune.cli.steer import current_user, enqueueing
 from lora_tune.cli.verdict import arm_verdict, shown
 from lora_tune.cli.web_server import REQUEST_SECONDS, SHORTEST_TOKEN
 from lora_tune.config.space import range_text
 from lora_tune.config.study import Study, find_study, load_study, parse_study
-from lora_tune.controller.commits import resolve
 from lora_tune.controller.runtime import DrivePlan
-from lora_tune.controller.steering import apply_requests, refusal_of_values
+from lora_tune.controller.steering import apply_requests
 from lora_tune.review.advice import advise
 from lora_tune.review.summary import money, objective_text, overview, parameters_text, recommended_text
 from lora_tune.search.campaign import campaign
@@ -65,6 +64,8 @@ LOG_END = 1 << 16
 """Bytes at a log's end in which lines are looked for."""
 START_SECONDS = 60.0
 """For which a driver that was started is waited for: it opens its database and takes its lease."""
+BY = " (mcp)"
+"""Behind who asked, by this door."""
 LONGEST_WAIT = 60.0
 """Seconds for which one call waits for news."""
 
@@ -85,23 +86,16 @@ class AgentTools:
     ) -> dict[str, Any]:
         """Write the study file STUDY.toml: from the command that runs a script today (and a file with what it
         printed), which is looked at and not trained; or from the text of a study. Answers with the file's text:
-        decide what is marked EDIT, and call again with the corrected text. Replaces a file only while its sweep has
-        not begun."""
+        decide what is marked EDIT, and call again with the corrected text. With neither, the text that is there.
+        Replaces a file only while its sweep has not begun."""
         if self._fixed is not None:
             raise InputError(f"this server speaks of the study {self._fixed} alone; start another one without --study")
         file = Path(f"{_name(study)}.toml")
-        if sweep_paths(file.stem, self._output).identity.exists():
-            raise InputError(f"the sweep of {study} has begun; its study stays: use another name")
-        if text is not None:
-            load_workload(parse_study(text, file), file)
-            file.write_text(text, encoding="utf-8")
-        else:
-            if file.exists():
-                raise InputError(f"{file} exists; give the whole text to replace it, or use another name")
-            logs = ["--log", log] if log else []
-            _run("init", *logs, "--output", str(file), "--", *(command or []))
+        if text is not None or command or not file.exists():
+            self._write_study(file, command or [], log, text)
         written = file.read_text(encoding="utf-8")
-        return {"file": str(file), "to_decide": mark_left(written) or None, "text": written[:TEXT]}
+        cut = f"{len(written) - TEXT} characters of {file} left out; edit it there" if len(written) > TEXT else None
+        return {"file": str(file), "to_decide": mark_left(written) or None, "cut": cut, "text": written[:TEXT]}
 
     def study(self, study: str = "") -> dict[str, Any]:
         """What a study tunes: objective, target, parameters with their ranges, budget and price, launcher, sampler,
@@ -149,21 +143,17 @@ class AgentTools:
         is a trial with its token for you to run; else it is queued and the driver runs it. A seed is no configuration:
         run the same one again instead."""
         plan = self._plan(study)
-        if again is not None:
-            known = self._trial(self._review(study), again)
-            values = {**known.tuned, **(values or {})}
-            commit = commit or str(known.parameters.get(COMMIT, ""))
-        if values is not None and (problem := refusal_of_values(plan.study, values)):
-            raise InputError(problem)
+        trial = None if again is None else self._trial(self._review(study), again)
         if plan.study.site.launcher == ask_tell.OUTSIDE:
+            if trial is not None:
+                values, commit = {**trial.tuned, **(values or {})}, commit or str(trial.parameters.get(COMMIT, ""))
             offer = asdict(ask_tell.ask(plan, self._storage, values, commit or None))
             return {key: offer[key] for key in ("token", "trial", "parameters", "seed", "argv", "cwd")}
-        if values is None:
+        if values is None and trial is None:
             raise InputError("give values, or again = the number of a trial; start lets the search propose by itself")
-        code = resolve(plan.study, commit).of_request if commit else {}
+        wish = enqueueing(plan.study, values or {}, again=trial, commit=commit or None, by=BY)
         with self._store(plan) as store:
-            requests = stores.Requests(store, plan.study.name)
-            number = requests.ask(_request("enqueue", values=values, clone_of=again, **code)).number
+            number = stores.Requests(store, plan.study.name).ask(wish).number
         return {"request": number, "driver": self._drive(plan, number), "next": "status(wait=60)"}
 
     def tell(
@@ -279,6 +269,18 @@ class AgentTools:
         file = Path(f"{_name(study.removesuffix('.toml'))}.toml")
         return str(file) if file.is_file() else file.stem
 
+    def _write_study(self, file: Path, command: list[str], log: str | None, text: str | None) -> None:
+        if sweep_paths(file.stem, self._output).identity.exists():
+            raise InputError(f"the sweep of {file.stem} has begun; its study stays: use another name")
+        if text is not None:
+            load_workload(parse_study(text, file), file)
+            write_text(file, text)
+        else:
+            if file.exists():
+                raise InputError(f"{file} exists; give the whole text to replace it, or use another name")
+            logs = ["--log", log] if log else []
+            _run("init", *logs, "--output", str(file), "--", *command)
+
     def _plan(self, study: str) -> DrivePlan:
         file = find_study(self._named(study))
         if mark := mark_left(file.read_text(encoding="utf-8")):
@@ -350,7 +352,7 @@ def _name(study: str) -> str:
 
 
 def _request(kind: str, **what: Any) -> Request:
-    return Request(kind=kind, what=what, who=f"{current_user()} (mcp)", asked_at=time.time())
+    return Request(kind=kind, what=what, who=current_user() + BY, asked_at=time.time())
 
 
 def _driven(store: stores.Store, name: str) -> bool:

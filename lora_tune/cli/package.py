@@ -13,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from lora_tune.base.errors import EXIT_INPUT, InputError
 from lora_tune.base.paths import display_path
+from lora_tune.cli import confirm, export
+from lora_tune.cli.options import Review, command_line, load_review, typed
 from lora_tune.mlperf.log_check import parse
 from lora_tune.mlperf.package import (
     check_description,
@@ -26,10 +29,13 @@ from lora_tune.mlperf.package import (
     described_by_logs,
     described_by_machine,
     folder_of,
+    remedy,
     template,
     tree,
 )
 from lora_tune.mlperf.submission import Submission, chance, read_submission, result_files, sentences
+from lora_tune.workloads import load as load_workload
+from lora_tune.workloads.base import SourcesConfigs
 
 CHECKERS = ("package_checker", "repo_checker")
 """Programs of mlperf_logging that must accept a package, as they ship."""
@@ -38,24 +44,84 @@ SKIPPED = {".git", ".venv", "__pycache__", "sweeps"}
 """Folders of an implementation that are no part of what was run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is packaged: a result folder, the code that was run, its configs, and the round of the rules."""
+
+    results: Path
+    code: Path
+    configs: tuple[Path, ...]
+    ruleset: str | None
+
+
 def run(
-    results: Path, system_file: Path, code: Path, configs: tuple[Path, ...], license_file: Path | None,
-    borrow: tuple[Path, ...], dry_run: bool, out: Path, ruleset: str | None,
+    results: Path | None, study_name: str | None, storage: str | None, output: Path | None, system_file: Path,
+    code: Path | None, configs: tuple[Path, ...], license_file: Path | None, borrow: tuple[Path, ...], dry_run: bool,
+    out: Path, ruleset: str | None, json_: bool,
 ) -> None:  # fmt: skip
     """What ``package`` does; see cli/commands.py for its options."""
-    submission = read_submission(results, ruleset)
-    if submission.benchmark is None or submission.runs is None:
-        raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")
+    if (results is None) == (study_name is None):
+        raise InputError("give the folder of results, or --study NAME to run what its sweep recommends")
+    if results is not None:
+        if code is None:
+            raise InputError("--code is missing: name the folder of the implementation that was run")
+        source = Source(results, code, configs, ruleset)
+    else:
+        review = load_review(str(study_name), output, storage)
+        if not dry_run:
+            _described(system_file)  # asked for before the runs cost anything
+            _run_recommended(review, storage, code, configs, verbose=not json_)
+        source = _of_sweep(load_review(str(study_name), output, storage), code, configs, ruleset)
+    submission = read_submission(source.results, source.ruleset)
     if dry_run:
         others = [read_submission(folder, submission.ruleset) for folder in borrow]
-        for sentence in chance(submission, _nodes(system_file), others):
-            click.echo(sentence)
+        lines = chance(submission, _nodes(system_file), others)
+        click.echo(json.dumps({"chance": lines}) if json_ else "\n".join(lines))
         return
+    _package(source, submission, system_file, license_file, out, json_=json_)
+
+
+def _run_recommended(
+    review: Review, storage: str | None, code: Path | None, configs: Sequence[Path], *, verbose: bool
+) -> None:
+    """The runs of what the sweep recommends, as far as they lack. Leaves where they did not come to an end."""
+    words = [*typed("system_file", "license_file", "out", "ruleset"), *(["--code", str(code)] if code else [])]
+    words += [word for config in configs for word in ("--config", str(config))]
+    if ended := confirm.confirm_recommended(
+        review, storage, command_line("package", review.study.name, *words), verbose=verbose
+    ):
+        sys.exit(ended)
+
+
+def _of_sweep(review: Review, code: Path | None, configs: Sequence[Path], ruleset: str | None) -> Source:
+    """What a sweep recommends, as ``confirm`` ran it. Its config is exported once, so that a package stays the same."""
+    study, workload = review.study, export.as_measured(load_workload(review.study, review.file), review.sweep)
+    trial, recommended = export.chosen(study, review.sweep, None)
+    results = review.paths.confirm(trial.number)
+    if code is None:
+        if not isinstance(workload, SourcesConfigs):
+            raise InputError(f"{study.name}: its study names no folder of the code; --code FOLDER does")
+        code = workload.scripts_folder()
+    exported = results / "config"
+    if not exported.exists() and results.is_dir():
+        with tempfile.TemporaryDirectory(prefix=".config-", dir=results) as scratch:
+            export.export_trial(study, trial, workload, Path(scratch) / "config", recommended)
+            shutil.move(Path(scratch) / "config", exported)
+    own = sorted(path for path in exported.glob("config_*") if path.suffix not in (".json", ".toml"))
+    benchmark = study.benchmark
+    ruleset = ruleset or (study.ruleset(benchmark.name) if benchmark else study.objective.ruleset)
+    return Source(results, code, (*own, *configs), ruleset)
+
+
+def _package(
+    source: Source, submission: Submission, system_file: Path, license_file: Path | None, out: Path, *, json_: bool
+) -> None:
+    """Write the tree, and have the checkers look at it."""
+    results, code, configs = source.results, source.code, source.configs
+    if submission.benchmark is None or submission.runs is None:
+        raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")
     announced = _announced(results, submission.ruleset)
-    if not system_file.exists():
-        _begin_description(system_file, announced)
-    description = _read_description(system_file)
-    check_description(description, announced, str(system_file))
+    description = _described(system_file, announced)
     files = result_files(results)
     chosen, beyond = counted([file.name for file in files], submission.runs, str(results))
     contents = tree(
@@ -68,10 +134,24 @@ def run(
     )  # fmt: skip
     _write(out, {str(path): data for path, data in contents.items()})
     if beyond:
-        click.echo(f"left out {', '.join(beyond)}: a submission of {submission.benchmark} has {submission.runs} runs")
+        what = f"a submission of {submission.benchmark} has {submission.runs} runs"
+        click.echo(f"left out {', '.join(beyond)}: {what}", err=json_)
     _judge(
-        out / folder_of(str(description["submitter"])), submission.ruleset, results=out, benchmark=submission.benchmark
-    )
+        out / folder_of(str(description["submitter"])), submission.ruleset, results=out,
+        benchmark=submission.benchmark, json_=json_,
+    )  # fmt: skip
+
+
+def _described(system_file: Path, announced: Mapping[str, object] | None = None) -> dict[str, object]:
+    """The system description, as far as it agrees with what the logs announce; where there is none it is begun.
+
+    Raises InputError for one that is to be filled in.
+    """
+    if not system_file.exists():
+        _begin_description(system_file, announced or {})
+    description = _read_description(system_file)
+    check_description(description, announced or {}, str(system_file))
+    return description
 
 
 def _nodes(system_file: Path) -> int:
@@ -192,19 +272,26 @@ def _write(out: Path, files: Mapping[str, bytes]) -> None:
         shutil.move(Path(scratch) / "tree", out)
 
 
-def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str) -> None:
+def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str, json_: bool) -> None:
     """Print what MLPerf's checkers and our reading of its rules say; exit with 2 where a checker refuses."""
-    refused = []
-    for checker in CHECKERS:
-        findings = _findings(checker, package, ruleset)
-        refused += [checker] if findings is None or any(f.startswith("ERROR") for f in findings) else []
-        click.echo(f"{checker:16} {'accepts it' if checker not in refused else 'REFUSES it'}")
-        for finding in findings or ():
-            click.echo(f"  {finding}")
-    for folder in sorted((package / "results").glob(f"*/{benchmark}")):
-        for sentence in sentences(read_submission(folder, ruleset)):
+    found = {checker: _findings(checker, package, ruleset) for checker in CHECKERS}
+    refused = [name for name, lines in found.items() if lines is None or any(f.startswith("ERROR") for f in lines)]
+    folders = sorted((package / "results").glob(f"*/{benchmark}"))
+    scores = [sentence for folder in folders for sentence in sentences(read_submission(folder, ruleset))]
+    if json_:
+        checkers = {
+            name: {"accepts": name not in refused, "findings": [{"what": f, "do": remedy(f)} for f in lines or ()]}
+            for name, lines in found.items()
+        }
+        click.echo(json.dumps({"package": str(results), "checkers": checkers, "scores": scores}))
+    else:
+        for checker, lines in found.items():
+            click.echo(f"{checker:16} {'accepts it' if checker not in refused else 'REFUSES it'}")
+            for finding in lines or ():
+                click.echo(f"  {finding}\n    -> {remedy(finding)}")
+        for sentence in scores:
             click.echo(f"score            {sentence}")
-    click.echo(f"package          {display_path(results)}")
+        click.echo(f"package          {display_path(results)}")
     if refused:
         sys.exit(EXIT_INPUT)
 

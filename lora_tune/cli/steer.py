@@ -27,7 +27,7 @@ from lora_tune.controller.steering import SETTINGS, apply_requests, describe, re
 from lora_tune.search.usual_names import COMMIT
 from lora_tune.store import LEASE_SECONDS, open_store
 from lora_tune.store.port import Request
-from lora_tune.store.records import StudyRecords, TrialState
+from lora_tune.store.records import StudyRecords, Trial, TrialState
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -98,10 +98,7 @@ def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: fl
             raise InputError(f"--stop {number}: it has ended, {sweep.trials[number].verdict}")
         yield request("stop", trial=number)
     if options["enqueue"] or options["values"] or options["clone"] is not None or options["commit"]:
-        cloned = sweep.trials[options["clone"]].parameters if options["clone"] in sweep.trials else {}
-        name = options["commit"] or cloned.get(COMMIT)
-        commit = resolve(study, str(name)).of_request if name else {}
-        yield request("enqueue", values=_values(study, sweep, options), clone_of=options["clone"], **commit)
+        yield _enqueue(study, sweep, options)
     if budget := {name: options[name] for name in SETTINGS if options[name] is not None}:
         study.with_options({"budget": budget})  # raises InputError for a value that cannot be
         yield request("set", **budget)
@@ -109,20 +106,35 @@ def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: fl
         yield request("pause" if options["pause"] else "resume")
 
 
-def _values(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> dict[str, Value]:
-    """The tuned values to try. Raises InputError for what is no point of the space."""
+def _enqueue(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> Request:
+    """The request to try something. Raises InputError for what is no point of the space."""
     clone = options["clone"]
     if not options["enqueue"]:
         raise InputError("--set, --clone and --commit say what to try; add --enqueue")
-    tuned: dict[str, Value] = {}
-    if clone is not None:
-        if clone not in sweep.trials:
-            raise InputError(f"--clone {clone}: there is no such trial; there are {len(sweep.trials)}, from 0")
-        tuned = dict(sweep.trials[clone].tuned)
-    tuned |= typed_values(study, options["values"])
+    if clone is not None and clone not in sweep.trials:
+        raise InputError(f"--clone {clone}: there is no such trial; there are {len(sweep.trials)}, from 0")
+    values = typed_values(study, options["values"])
+    try:
+        return enqueueing(study, values, again=sweep.trials.get(clone), commit=options["commit"])
+    except InputError as error:
+        raise InputError(f"--enqueue: {error}") from error
+
+
+def enqueueing(
+    study: Study, values: Mapping[str, Value], *, again: Trial | None = None, commit: str | None = None, by: str = ""
+) -> Request:
+    """The request to try tuned values; the search fills in what they leave out.
+
+    again: the trial whose values, and commit, hold where these say nothing. commit: whose script is run. by: the door
+    through which it came. Raises InputError for what is no point of the space, and for no commit.
+    """
+    tuned = {**(again.tuned if again else {}), **values}
     if problem := refusal_of_values(study, tuned):
-        raise InputError(f"--enqueue: {problem}")
-    return tuned
+        raise InputError(problem)
+    name = commit or (again.parameters.get(COMMIT) if again else None)
+    code = resolve(study, str(name)).of_request if name else {}
+    what = {"values": tuned, "clone_of": again.number if again else None, **code}
+    return Request(kind="enqueue", what=what, who=current_user() + by, asked_at=time.time())
 
 
 def typed_values(study: Study, texts: Sequence[str]) -> dict[str, Value]:

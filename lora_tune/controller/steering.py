@@ -65,7 +65,7 @@ def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
             return f"{name} = {value!r} is not {range_text(tuned[name])}"
         if name in absent:
             return f"{name} exists only where {space.conditions.describe(name)}; leave it out"
-    return "" if values else "no values are given"
+    return "" if values else "no values are given; name one that is tuned, the search fills in the others"
 
 
 def describe(request: Request) -> str:

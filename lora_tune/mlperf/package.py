@@ -122,6 +122,40 @@ def check_description(system: Mapping[str, object], announced: Mapping[str, obje
             raise InputError(f"{place}: {field} is {system[field]!r}, and the logs say {logged!r}; they must agree")
 
 
+REMEDIES = (
+    ("occurrence of", "the trainer does not print that line, or twice: log it there as the round asks, and run again"),
+    ("do not comply, directory", "score RESULTS says of each file what it lacks; such runs are made again"),
+    ("accepting this under olympic scoring", "one run may fail; a second one would refuse the directory"),
+    ("runs, but detected", "confirm more seeds until there are as many"),
+    ("Incorrect number of files", "results are result_0.txt, result_1.txt and so on, as many as the round asks"),
+    ("do not conform to naming convention", "only result_N.txt belongs there"),
+    ("Unknown files in result directory", "only result_N.txt belongs there"),
+    ("Skipping benchmark", "the round has no such benchmark: --ruleset names one that has it"),
+    ("Seed checker failed", "every run needs a seed of its own, logged once and not 0: run the repeated ones again"),
+    ("RCP Test Failed", "the runs converge too fast, or there is no reference at this batch: see the line of the RCP "
+     "check below; run again with a learning rate or batch nearer to the reference's"),
+    ("RCP test FAILED", "as RCP Test Failed"),
+    ("did not converge", "the run counts as infinite; one of a submission may"),
+    ("Batch sizes in files do not match", "package the runs of one configuration"),
+    ("Benchmark names in files do not match", "package the runs of one benchmark"),
+    ("ystem description", "correct the field that it names in the file of --system, and run this again"),
+    ("git-unfriendly name", "as the next line says, in the folder of --code"),
+    ("remove spaces from filename", "rename the file in the folder of --code: no blanks, no leading dot"),
+    ("remove or reduce the size", "take the file out of the folder of --code, or make it smaller"),
+    ("Files > 50MB", "take the file out of the folder of --code, and say in its README where it is to be had"),
+    ("broken symbolic links", "remove the link from the folder of --code, or put back what it names"),
+    ("eval_accuracy", "the run did not reach the target, or evaluates at other steps than the round's"),
+    ("failed", "score RESULTS quotes the line of the log; what it logs is changed in the trainer, never in the log"),
+)  # fmt: skip
+"""What a finding of the checkers (mlperf_logging 4.1) says -> what to do; the first that fits."""
+
+
+def remedy(finding: str) -> str:
+    """What to do about a checker's finding; where it is none of the known ones, how to learn more."""
+    known = (advice for words, advice in REMEDIES if words in finding)
+    return next(known, "mlperf_logging's source says when it prints this; score RESULTS has our reading of the logs")
+
+
 def folder_of(submitter: str) -> str:
     """The name of a submitter's folder: "Juniper Networks" submitted below JuniperNetworks (v4.0)."""
     return "".join(submitter.split())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
+import click
 import optuna
 import pytest
 from click.testing import CliRunner
@@ -14,6 +16,7 @@ from lora_tune import Sweep
 from lora_tune.__main__ import main
 from lora_tune.base.host import commit_of
 from tests.cli.test_ask_tell import STUDY
+from tests.conftest import REPOSITORY
 
 
 @pytest.fixture
@@ -90,3 +93,23 @@ def test_a_log_is_an_object_with_what_its_lines_say(sweep: Sweep) -> None:
     assert done.exit_code == 4
     (log,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert log == {"log": "run.log", "lines": 1, "evals": 0, "read": [], "problem": None}
+
+
+ALWAYS = {"ask", "tell", "schema"}
+"""Commands whose only output is JSON."""
+
+WITHOUT = {
+    "init": "it writes the study; MCP's init answers with its text",
+    "dashboard": "a server for a browser",
+    "mcp": "a server that speaks a protocol",
+    "recipes": "prints a study file",
+}
+
+
+def test_every_command_has_json_or_a_reason_and_the_documentation_names_all() -> None:
+    commands = {name: main.get_command(click.Context(main), name) for name in main.list_commands(click.Context(main))}
+    having = {n for n, c in commands.items() if c is not None and any("--json" in p.opts for p in c.params)}
+    assert set(commands) - having - ALWAYS == set(WITHOUT) & set(commands)
+    page = (REPOSITORY / "docs" / "service.md").read_text()
+    (sentence,) = (line for line in page.splitlines() if "take `--json`" in line)
+    assert having | (ALWAYS - {"schema"}) == set(re.findall(r"`([a-z]+)`", sentence.partition("always answer so")[0]))

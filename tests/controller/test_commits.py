@@ -78,7 +78,7 @@ def test_what_is_no_commit_and_what_cannot_run_one_is_refused_with_what_to_do(
     for name in ("nosuch", "--help", "HEAD:code"):
         with pytest.raises(InputError, match="has none of that name; git log lists them"):
             tools.propose({"LR": 0.02}, commit=name)
-    with pytest.raises(InputError, match="say with which values it is run"):
+    with pytest.raises(InputError, match="no values are given; name one that is tuned"):
         tools.propose(commit="HEAD")
     other = (tmp_path / "mine.toml").read_text().replace('"requests"', '"random"')
     (tmp_path / "other.toml").write_text(other)

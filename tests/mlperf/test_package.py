@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
+import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,6 +24,7 @@ from lora_tune.mlperf.package import (
     counted,
     described_by_logs,
     described_by_machine,
+    remedy,
     template,
     tree,
 )
@@ -121,7 +125,7 @@ def test_what_a_checker_finds_is_printed_and_ends_with_2(place: Path) -> None:
     done = package(place)
     assert done.exit_code == 2
     assert "package_checker  REFUSES it" in done.output
-    assert "RCP Test Failed" in done.output
+    assert re.search(r"RCP Test Failed.*\n    -> the runs converge too fast", done.output)
 
 
 @pytest.mark.long
@@ -178,6 +182,40 @@ def test_what_another_submitter_s_hyperparameters_would_give_is_said_from_their_
         "not to be compared: its logs are of llama2_70b_lora at GBS 16"
         in package(place, "--dry-run", "--borrow", str(small)).output
     )
+
+
+def test_without_results_a_study_is_asked_for_and_results_need_their_code(place: Path) -> None:
+    neither = CliRunner().invoke(main, ["--system", "s.json"])
+    assert (neither.exit_code, "or --study NAME to run what its sweep recommends" in neither.output) == (2, True)
+    both = CliRunner().invoke(main, [str(place / "results"), "--system", "s.json"])
+    assert (both.exit_code, "--code is missing" in both.output) == (2, True)
+
+
+def test_every_finding_that_the_checkers_can_print_has_a_remedy_of_its_own() -> None:
+    """Read from their source: the words of each logging call of level warning or error, power aside."""
+    unknown = remedy("something new")
+    for part in PARTS:
+        spec = importlib.util.find_spec(f"mlperf_logging.{part}")
+        assert spec is not None
+        assert spec.origin is not None
+        for words in printed_by(ast.parse(Path(spec.origin).read_text())):
+            assert remedy(words) != unknown, words
+
+
+PARTS = (
+    "package_checker.package_checker", "package_checker.seed_checker", "repo_checker.repo_checker",
+    "rcp_checker.rcp_checker", "system_desc_checker.system_desc_checker",
+)  # fmt: skip
+IRRELEVANT = ("power", "Power", "node_x", "sw_x", "number of sw", "RCP bypass", "reviewed", "specified json")
+"""Of power measurements, and of options that package never gives."""
+
+
+def printed_by(tree: ast.Module) -> Iterator[str]:
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("logging.error", "logging.warning"):
+            words = call.args[0]
+            if isinstance(words, ast.Constant) and not any(part in words.value for part in IRRELEVANT):
+                yield str(words.value)
 
 
 def test_runs_that_the_rules_refuse_have_no_chance_and_the_reason_is_said(place: Path) -> None:
