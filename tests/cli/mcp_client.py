@@ -16,7 +16,7 @@ import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-WANTED = [(0.02, 1), (0.1, 2), (0.05, 1)]
+WANTED = [(0.02, 1), (0.03, 2), (0.01, 1)]
 """Learning rates, and how often each is run; the first is today's, which the study runs by itself."""
 
 

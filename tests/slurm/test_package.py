@@ -106,11 +106,12 @@ def test_one_command_after_the_sweep_makes_a_tree_that_the_checkers_accept_thoug
     top = out / "stand-in"
     assert len(list((top / "results/TEST/llama2_70b_lora").glob("result_*.txt"))) == 10
     code = top / "benchmarks/llama2_70b_lora/implementations/implementation"
-    assert list(code.glob("config_TEST*.sh"))
+    assert list(code.glob(f"config_*_{home.name}-*.sh")), "the exported config"
     assert (code / "run.sub").is_file()
     race = race_of(home)
     assert race is not None
     seeds = Counter(run.seed for trial in race.trials.values() for run in trial.metrics.runs)
     assert (len(seeds), max(seeds.values())) == (10, 1), "no run was made twice"
-    shown = Counter(n for n in home.slurm_jobs() if ".confirm-" in n)
-    assert all(count == 1 for count in shown.values())
+    names = Counter(home.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").split())
+    jobs = {name: count for name, count in names.items() if name.startswith(f"{home.name}.confirm-")}
+    assert set(jobs.values()) == {1}, jobs
