@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.mlperf.package import described_by_logs, template
+from lora_tune.review.stopping import replicates
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.records import StudyRecords
 from tests.slurm.house import House
@@ -110,8 +111,8 @@ def test_one_command_after_the_sweep_makes_a_tree_that_the_checkers_accept_thoug
     assert (code / "run.sub").is_file()
     race = race_of(home)
     assert race is not None
-    seeds = Counter(run.seed for trial in race.trials.values() for run in trial.metrics.runs)
-    assert (len(seeds), max(seeds.values())) == (10, 1), "no run was made twice"
+    (runs,) = replicates(race).values()
+    assert len({run.seed for run in runs}) == len(runs) == 10, "no run was made twice"
     names = Counter(home.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").split())
     jobs = {name: count for name, count in names.items() if name.startswith(f"{home.name}.confirm-")}
     assert set(jobs.values()) == {1}, jobs
