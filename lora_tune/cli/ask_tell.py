@@ -183,13 +183,13 @@ def ask(
     Raises InputError where nothing is to be run now (the budget is spent, all slots are taken, no point of the space),
     SweepBusyError while another driver is at work.
     """
-    wanted = enqueueing(plan.study, values or {}, commit=commit) if values is not None or commit else None
+    proposed = enqueueing(plan.study, values or {}, commit=commit) if values is not None or commit else None
     with _driving(plan, storage) as (driving, gate, store):
         driving.tick()
-        if wanted is None and (offer := _taken(plan, driving.sweep, None)):
+        if proposed is None and (offer := _taken(plan, driving.sweep, None)):
             driving.tick()
             return offer
-        request = None if wanted is None else _requested(store, plan.study, wanted)
+        request = None if proposed is None else _requested(store, plan.study, proposed)
         gate.open(request)
         reason = driving.tick()
         offer = _taken(plan, driving.sweep, request)
@@ -199,16 +199,16 @@ def ask(
         return offer
 
 
-def _requested(store: stores.Store, study: Study, wanted: Request) -> int:
+def _requested(store: stores.Store, study: Study, proposed: Request) -> int:
     """The number of a request; of one that waits already with the same words, its number."""
     requests = stores.Requests(store, study.name)
     sweep = store.load(study.name)
     answered = {t.request for t in sweep.trials.values()} if sweep is not None else set()
     for known in requests.all():
         waits = known.number not in answered and (known.accepted or known.answered_at is None)
-        if known.kind == wanted.kind and waits and known.what == dict(wanted.what):
+        if known.kind == proposed.kind and waits and known.what == dict(proposed.what):
             return known.number
-    return requests.ask(wanted).number
+    return requests.ask(proposed).number
 
 
 def _nothing(plan: DrivePlan, driving: Driver, reason: str, request: int | None) -> str:

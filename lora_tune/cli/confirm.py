@@ -76,7 +76,7 @@ SUFFIX = ".confirm"
 class Options:
     """The command line and the sweep that it speaks of. study: for replicates, nothing of which is stopped early.
 
-    per_job: seeds that one job can run. again: the line that goes on with them.
+    per_job: seeds that one job can run. resume: the line that goes on with them.
     """
 
     review: Review
@@ -86,7 +86,7 @@ class Options:
     field: tuple[Trial, ...]
     settings: ComparisonRules
     per_job: int
-    again: str
+    resume: str
 
 
 _RACE = ("top", "seeds", "confidence", "parallel", "budget_node_hours", "launcher")
@@ -109,26 +109,26 @@ def run(
     """What ``confirm`` does; see cli/commands.py for its options."""
     review = load_review(study_name, more["output"], more["storage"])
     study = replicate_study(review.study, more["parallel"], more["budget_node_hours"], more["launcher"])
-    again = command_line("confirm", review.study.name, *typed(*_RACE))
-    options = _options(review, study, more["storage"], top=top, seeds=seeds, confidence=confidence, again=again)
+    resume = command_line("confirm", review.study.name, *typed(*_RACE))
+    options = _options(review, study, more["storage"], top=top, seeds=seeds, confidence=confidence, resume=resume)
     if dry_run:
         _dry_run(options)
         return
     sys.exit(_confirm(options, make_view(quiet, as_json), verbose=not as_json))
 
 
-def confirm_recommended(review: Review, storage: str | None, again: str, *, verbose: bool) -> int:
+def confirm_recommended(review: Review, storage: str | None, resume: str, *, verbose: bool) -> int:
     """Run what the sweep recommends until there are as many runs as a submission has; the exit code.
 
-    again: the line that goes on where it was interrupted. verbose: in words; else as JSON.
+    resume: the line that goes on where it was interrupted. verbose: in words; else as JSON.
     """
     study = replicate_study(review.study, None, None, None)
-    options = _options(review, study, storage, top=1, seeds=None, confidence=CONFIDENCE, again=again)
+    options = _options(review, study, storage, top=1, seeds=None, confidence=CONFIDENCE, resume=resume)
     return _confirm(options, make_view(False, not verbose), verbose=verbose)
 
 
 def _options(
-    review: Review, study: Study, storage: str | None, *, top: int, seeds: int | None, confidence: float, again: str
+    review: Review, study: Study, storage: str | None, *, top: int, seeds: int | None, confidence: float, resume: str
 ) -> Options:
     """study: of the replicates."""
     benchmark = review.study.benchmark
@@ -141,7 +141,7 @@ def _options(
     settings = race_settings(study, len(field), seeds, per_job=per_job, confidence=confidence, noise=noise)
     return Options(
         review=review, study=study, paths=SweepPaths(review.paths.root / "confirm"), storage=storage, field=field,
-        settings=settings, per_job=per_job, again=again,
+        settings=settings, per_job=per_job, resume=resume,
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
             outcome = run_interruptibly(driving)
             if outcome.interrupted:
                 watcher.close()
-                after_interrupt(driving, options.again)
+                after_interrupt(driving, options.resume)
         watcher.close()
         if outcome.interrupted:
             return errors.EXIT_INTERRUPTED
@@ -220,7 +220,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
         if verdict is None:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
-        with writing_results(options.again):
+        with writing_results(options.resume):
             return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), verbose=verbose)
     finally:
         watcher.close()

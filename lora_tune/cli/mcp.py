@@ -151,9 +151,9 @@ class AgentTools:
             return {key: offer[key] for key in ("token", "trial", "parameters", "seed", "argv", "cwd")}
         if values is None and trial is None:
             raise InputError("give values, or again = the number of a trial; start lets the search propose by itself")
-        wish = enqueueing(plan.study, values or {}, again=trial, commit=commit or None, by=BY)
+        request = enqueueing(plan.study, values or {}, clone=trial, commit=commit or None, by=BY)
         with self._store(plan) as store:
-            number = stores.Requests(store, plan.study.name).ask(wish).number
+            number = stores.Requests(store, plan.study.name).ask(request).number
         return {"request": number, "driver": self._drive(plan, number), "next": "status(wait=60)"}
 
     def tell(

@@ -107,10 +107,10 @@ def _of_sweep(review: Review, code: Path | None, configs: Sequence[Path], rulese
         with tempfile.TemporaryDirectory(prefix=".config-", dir=results) as scratch:
             export.export_trial(study, trial, workload, Path(scratch) / "config", recommended)
             shutil.move(Path(scratch) / "config", exported)
-    own = sorted(path for path in exported.glob("config_*") if path.suffix not in (".json", ".toml"))
+    copies = sorted(path for path in exported.glob("config_*") if path.suffix not in (".json", ".toml"))
     benchmark = study.benchmark
     ruleset = ruleset or (study.ruleset(benchmark.name) if benchmark else study.objective.ruleset)
-    return Source(results, code, (*own, *configs), ruleset)
+    return Source(results, code, (*copies, *configs), ruleset)
 
 
 def _package(
@@ -274,18 +274,18 @@ def _write(out: Path, files: Mapping[str, bytes]) -> None:
 
 def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str, json_: bool) -> None:
     """Print what MLPerf's checkers and our reading of its rules say; exit with 2 where a checker refuses."""
-    found = {checker: _findings(checker, package, ruleset) for checker in CHECKERS}
-    refused = [name for name, lines in found.items() if lines is None or any(f.startswith("ERROR") for f in lines)]
+    findings = {checker: _findings(checker, package, ruleset) for checker in CHECKERS}
+    refused = [name for name, lines in findings.items() if lines is None or any(f.startswith("ERROR") for f in lines)]
     folders = sorted((package / "results").glob(f"*/{benchmark}"))
     scores = [sentence for folder in folders for sentence in sentences(read_submission(folder, ruleset))]
     if json_:
         checkers = {
             name: {"accepts": name not in refused, "findings": [{"what": f, "do": remedy(f)} for f in lines or ()]}
-            for name, lines in found.items()
+            for name, lines in findings.items()
         }
         click.echo(json.dumps({"package": str(results), "checkers": checkers, "scores": scores}))
     else:
-        for checker, lines in found.items():
+        for checker, lines in findings.items():
             click.echo(f"{checker:16} {'accepts it' if checker not in refused else 'REFUSES it'}")
             for finding in lines or ():
                 click.echo(f"  {finding}\n    -> {remedy(finding)}")

@@ -115,25 +115,25 @@ def _enqueue(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> R
         raise InputError(f"--clone {clone}: there is no such trial; there are {len(sweep.trials)}, from 0")
     values = typed_values(study, options["values"])
     try:
-        return enqueueing(study, values, again=sweep.trials.get(clone), commit=options["commit"])
+        return enqueueing(study, values, clone=sweep.trials.get(clone), commit=options["commit"])
     except InputError as error:
         raise InputError(f"--enqueue: {error}") from error
 
 
 def enqueueing(
-    study: Study, values: Mapping[str, Value], *, again: Trial | None = None, commit: str | None = None, by: str = ""
+    study: Study, values: Mapping[str, Value], *, clone: Trial | None = None, commit: str | None = None, by: str = ""
 ) -> Request:
     """The request to try tuned values; the search fills in what they leave out.
 
-    again: the trial whose values, and commit, hold where these say nothing. commit: whose script is run. by: the door
+    clone: the trial whose values, and commit, hold where these say nothing. commit: whose script is run. by: the door
     through which it came. Raises InputError for what is no point of the space, and for no commit.
     """
-    tuned = {**(again.tuned if again else {}), **values}
+    tuned = {**(clone.tuned if clone else {}), **values}
     if problem := refusal_of_values(study, tuned):
         raise InputError(problem)
-    name = commit or (again.parameters.get(COMMIT) if again else None)
+    name = commit or (clone.parameters.get(COMMIT) if clone else None)
     code = resolve(study, str(name)).of_request if name else {}
-    what = {"values": tuned, "clone_of": again.number if again else None, **code}
+    what = {"values": tuned, "clone_of": clone.number if clone else None, **code}
     return Request(kind="enqueue", what=what, who=current_user() + by, asked_at=time.time())
 
 
