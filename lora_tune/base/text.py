@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -52,6 +53,13 @@ def counted(count: float, noun: str = "samples") -> str:
     """
     shown = f"{count:.0f}" if float(count).is_integer() and abs(count) < 1e15 else f"{count:g}"
     return f"{shown} {noun.removesuffix('s') if count == 1 else noun}"
+
+
+def trials_text(numbers: Sequence[int], most: int = 6) -> str:
+    """Trial numbers for a sentence: ``trials 3, 7, 9 and 4 more``."""
+    shown = ", ".join(map(str, numbers[:most]))
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return f"trial{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def about(count: float) -> str:

@@ -123,6 +123,7 @@ def as_json(
         if totals.nearest is None
         else {**_trial(study, sweep, totals.nearest.trial, now), "missing": totals.nearest.missing},
         "running": [_trial(study, sweep, t, now) for t in sweep.trials.values() if t.state is not TrialState.FINISHED],
+        "machine": totals.machine or None,
         "trouble": totals.warning or None,
         "failures": [
             {"class": f.kind, "attempts": f.attempts, "trials": f.trials, "line": f.line, "remedy": f.remedy}
@@ -258,6 +259,8 @@ def _head(study: Study, sweep: StudyRecords, summary: Overview, condition: Text)
     saved = f"; about {spent_text(study, summary.saved)} saved by stopping early" if summary.saved else ""
     spent = f"{spent_text(study, summary.node_hours)}{budget}{price(study, summary.node_hours)}"
     grid.add_row(spent_name(study), Text(f"{spent}{overhead}{saved}"))
+    if summary.machine:
+        grid.add_row("machine", Text(summary.machine))
     if summary.stopping:
         grid.add_row("stopping", Text(account_text(summary.stopping)))
     grid.add_row("time", duration(summary.seconds))

@@ -50,7 +50,7 @@ from lora_tune.launchers.base import launcher_kind
 from lora_tune.launchers.slurm.client import inherited_variables
 from lora_tune.review.importance import scaling, table
 from lora_tune.review.stopping import promise_text
-from lora_tune.review.summary import parameters_text, recommended_text, score_text, trial_name
+from lora_tune.review.summary import machine_text, parameters_text, recommended_text, score_text, trial_name
 from lora_tune.search.no_effect import no_effect
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import best_run, nearest, nearest_text, recommend
@@ -246,6 +246,8 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
         lines.append(
             f"best run {objective.scalar(best.objective)}{other}, trial {best.number}: {parameters_text(best)}"
         )
+    if machine := machine_text(study, sweep):
+        lines.append(f"machine  {machine}")
     if rows := scaling(study, sweep):
         lines.append(table(study, rows))
     return "\n".join(lines)

@@ -11,16 +11,15 @@ from functools import cache
 from importlib.resources import files
 from statistics import median
 
-from lora_tune.base.text import counted, duration
+from lora_tune.base.text import counted, duration, trials_text
 from lora_tune.config.spent import spent_name, spent_text
 from lora_tune.config.study import Study
 from lora_tune.logs.run import TrainPoint
-from lora_tune.review.advice_convergence import CONVERGENCE_RULES, Advice, learning_rate, listed, overfits, reached
+from lora_tune.review.advice_convergence import CONVERGENCE_RULES, Advice, learning_rate, overfits, reached
 from lora_tune.review.importance import FailingValue, explained, failing_values
-from lora_tune.review.summary import batch_text
+from lora_tune.review.summary import batch_text, machine_text, not_at_pace
 from lora_tune.search.noise import noise_of
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.pace import clock_text
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 # What MLPerf's rules imply for a sweep of one of its benchmarks: what is taken back, and what is paid for nothing.
@@ -84,7 +83,8 @@ def _failing(study: Study, value: FailingValue) -> Advice:
     return Advice(
         seen=value.sentence(study),
         do=f"leave that out of space.{value.name}, or look at one of these trials: explain --trial {value.trials[0]}",
-        evidence=f"{listed(value.trials)}; by luck alone so far apart with a chance of {max(value.chance, 1e-4):.2g}",
+        evidence=f"{trials_text(value.trials)}; by luck alone so far apart with a chance of "
+        f"{max(value.chance, 1e-4):.2g}",
         trials=value.trials,
     )
 
@@ -244,19 +244,14 @@ def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
 
 def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
     """Trials for which the machine was slower, or faster, than at the reference pace."""
-    slow = {t.number: t.metrics.slower for t in sweep.trials.values() if t.metrics.slower is not None}
-    if not slow:
+    if not (slow := not_at_pace(sweep)):
         return None
-    most = max(slow, key=lambda n: abs(math.log(slow[n])))
-    alike = [t.number for t in sweep.trials.values() if t.finished_at is not None and t.number not in slow]
-    nodes, others = ({node for n in numbers for node in _nodes(sweep, n)} for numbers in (slow, alike))
-    where = f"; all of them on {', '.join(sorted(nodes))}, where no other ran" if nodes and not nodes & others else ""
     return Advice(
         seen="the machine was slower for some trials than for others",
         do="nothing for the ranking, which compares all at one pace; look at what else ran there, and measure again on "
         "a quiet machine (lora-tune confirm) where the time by the clock counts",
-        evidence=f"{listed(tuple(sorted(slow)))}; trial {most}: {clock_text(study, sweep.trials[most])}{where}",
-        trials=tuple(sorted(slow)),
+        evidence=machine_text(study, sweep),
+        trials=tuple(slow),
     )
 
 
@@ -271,15 +266,10 @@ def suspended(study: Study, sweep: StudyRecords) -> Advice | None:
         seen="jobs were suspended while they ran",
         do="nothing for the results, which leave it out; where it costs too much, ask for a partition or QOS whose "
         "jobs are not suspended",
-        evidence=f"{listed(tuple(sorted(paused)))} stood still for {duration(sum(paused.values()))}, trial {most} for "
-        f"{duration(paused[most])}",
+        evidence=f"{trials_text(tuple(sorted(paused)))} stood still for {duration(sum(paused.values()))}, "
+        f"trial {most} for {duration(paused[most])}",
         trials=tuple(sorted(paused)),
     )
-
-
-def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
-    attempts = sweep.attempts_of(trial)
-    return attempts[-1].nodes if attempts else ()
 
 
 def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
@@ -326,7 +316,7 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
         seen="more trials bring nothing",
         do="stop here and confirm the best with more seeds, or change the space",
         evidence=f"the last {spent_text(study, stale)} of {spent_text(study, sum(hours))} {spent_name(study)} "
-        f"({listed(since)}) gained less than {GAIN:.0%}",
+        f"({trials_text(since)}) gained less than {GAIN:.0%}",
         trials=since,
     )
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from lora_tune.base.text import trials_text
 from lora_tune.config.study import Study
 from lora_tune.controller.evidence import max_samples
 from lora_tune.logs.run import Eval, TrainPoint
@@ -46,13 +47,6 @@ def learning_rate(trial: Trial) -> float | None:
         if isinstance(value, int | float):
             return float(value)
     return None
-
-
-def listed(trials: Sequence[int], most: int = 6) -> str:
-    """Trial numbers for a sentence: ``trials 3, 7, 9 and 4 more``."""
-    numbers = ", ".join(str(n) for n in trials[:most])
-    more = f" and {len(trials) - most} more" if len(trials) > most else ""
-    return f"trial{'s' if len(trials) > 1 else ''} {numbers}{more}"
 
 
 FALLS = 0.25
@@ -112,7 +106,7 @@ def rate_too_low(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="the loss does not fall: the learning rate is too low",
         do=f"raise the lower end of the learning rate to about {end:.2g}",
-        evidence=f"{listed(numbers)} at {highest:.3g} or below hardly moved towards it{against}",
+        evidence=f"{trials_text(numbers)} at {highest:.3g} or below hardly moved towards it{against}",
         trials=numbers,
     )
 
@@ -129,7 +123,7 @@ def rate_too_high(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="the loss does not fall: the learning rate is too high",
         do=f"lower the upper end of the learning rate to about {end:.2g}, or warm up longer",
-        evidence=f"{listed(numbers)} at {lowest:.3g} or above hardly moved towards it{against}",
+        evidence=f"{trials_text(numbers)} at {lowest:.3g} or above hardly moved towards it{against}",
         trials=numbers,
     )
 
@@ -169,7 +163,7 @@ def oscillates(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="the eval loss oscillates",
         do="lower the learning rate or raise the global batch size there",
-        evidence=f"{listed(numbers)}: {median(s for _, s in restless):.0%} of the steps between evals go up "
+        evidence=f"{trials_text(numbers)}: {median(s for _, s in restless):.0%} of the steps between evals go up "
         f"(3 to 6% in the public runs){at}",
         trials=numbers,
     )
@@ -185,7 +179,7 @@ def plateau(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="the eval loss stays on a plateau above the target",
         do="more steps of the same will not help: try another learning rate or a longer schedule from the start",
-        evidence=f"the last third of {listed(numbers)} made less than {FLAT:.0%} of the fall; the lowest is "
+        evidence=f"the last third of {trials_text(numbers)} made less than {FLAT:.0%} of the fall; the lowest is "
         f"{lowest:.4g}, target {study.target:g}",
         trials=numbers,
     )
@@ -210,7 +204,7 @@ def too_short(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="trials end before they get there",
         do=f"allow more steps: about {max(f for _, f in short) - 1:.0%} more would have been enough",
-        evidence=f"{listed(numbers)} still fell at the end; the forecast crossing lies {span} times as far",
+        evidence=f"{trials_text(numbers)} still fell at the end; the forecast crossing lies {span} times as far",
         trials=numbers,
     )
 
@@ -250,7 +244,7 @@ def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
     return Advice(
         seen="the best trials lie at " + " and ".join(f"the {side.name} end of {n}" for n, side in crowded.items()),
         do="widen " + ", ".join(f"space.{name} beyond {side.end:g}" for name, side in crowded.items()),
-        evidence=f"the best {len(best)} of {len(reached(sweep))}, {listed(numbers)}: {', '.join(ranges)}",
+        evidence=f"the best {len(best)} of {len(reached(sweep))}, {trials_text(numbers)}: {', '.join(ranges)}",
         trials=numbers,
     )
 
@@ -316,8 +310,8 @@ def overfits(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[Tra
         seen="train loss falls while eval loss rises: the adapter learns the training set by heart",
         do=("raise weight decay or dropout, " if study.division == "open" else "")
         + "lower the learning rate, or stop earlier",
-        evidence=f"{listed(numbers)}: at the end the eval loss is {median(r for _, r, _ in overfitted):.3g} above its "
-        f"lowest and the train loss {median(f for _, _, f in overfitted):.3g} lower than before",
+        evidence=f"{trials_text(numbers)}: at the end the eval loss is {median(r for _, r, _ in overfitted):.3g} above "
+        f"its lowest and the train loss {median(f for _, _, f in overfitted):.3g} lower than before",
         trials=numbers,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, median
 
-from lora_tune.base.text import duration, visible
+from lora_tune.base.text import duration, trials_text, visible
 from lora_tune.config.study import Study
 from lora_tune.controller.conclusion import estimate_text
 from lora_tune.controller.evidence import max_samples
@@ -117,8 +117,8 @@ class Overview:
     node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
     trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
     stopping: what the stopping rule promises and has cost; None where no curves are compared.
-    nearest: the trial that came nearest to the target while none has reached it. warning: why the results mislead, a
-    sentence; "" where they do not.
+    nearest: the trial that came nearest to the target while none has reached it. machine: see
+    :func:`machine_text`. warning: why the results mislead, a sentence; "" where they do not.
     """
 
     trials: int
@@ -134,6 +134,7 @@ class Overview:
     failures: tuple[FailureClass, ...]
     stopping: StoppingAccount | None = None
     nearest: Nearest | None = None
+    machine: str = ""
     warning: str = ""
 
 
@@ -159,6 +160,7 @@ def overview_without_recommendation(study: Study, sweep: StudyRecords, now: floa
         failures=failure_classes(sweep, now),
         stopping=stopping_account(study, sweep, now),
         nearest=nearest(study, sweep),
+        machine=machine_text(study, sweep),
         warning=idle.sentence if (idle := no_effect(study, sweep)) else "",
     )
 
@@ -290,6 +292,27 @@ def score_text(study: Study, trial: Trial) -> str:
     part where that was slower, and whether the time is an estimate; "" where there is nothing."""
     machine = "" if trial.metrics.clock_objective is None else clock_text(study, trial)
     return "; ".join(filter(None, (_normalised(study, trial), machine, estimate_text(trial.metrics))))
+
+
+def not_at_pace(sweep: StudyRecords) -> dict[int, float]:
+    """How many times as long the machine took for each trial that it did not run at the reference pace."""
+    return {n: t.metrics.slower for n, t in sorted(sweep.trials.items()) if t.metrics.slower is not None}
+
+
+def machine_text(study: Study, sweep: StudyRecords) -> str:
+    """For which trials the machine was another, by how much at most, and on which nodes; "" where it was for none."""
+    if not (slow := not_at_pace(sweep)):
+        return ""
+    most = max(slow, key=lambda n: abs(math.log(slow[n])))
+    rest = [t.number for t in sweep.trials.values() if t.finished_at is not None and t.number not in slow]
+    nodes, others = ({node for n in numbers for node in _nodes(sweep, n)} for numbers in (slow, rest))
+    where = f"; all of them on {', '.join(sorted(nodes))}, where no other ran" if nodes and not nodes & others else ""
+    return f"{trials_text(tuple(slow))}; trial {most}: {clock_text(study, sweep.trials[most])}{where}"
+
+
+def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
+    attempts = sweep.attempts_of(trial)
+    return attempts[-1].nodes if attempts else ()
 
 
 def _normalised(study: Study, trial: Trial) -> str:

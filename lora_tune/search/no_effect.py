@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lora_tune.base.text import trials_text
 from lora_tune.config.study import Study
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial
@@ -57,12 +58,12 @@ class NoEffect:
         """What was seen and what to do, for people."""
         if self.unread:
             return f"{self.unread}; its trials differ by chance alone; nothing is recommended"
-        numbers = ", ".join(map(str, self.trials[:6])) + (", ..." if len(self.trials) > 6 else "")
         result = "; nothing is recommended" if self.misleads else ""
+        verb, them = ("have", "them") if len(self.names) > 1 else ("has", "it")
         return (
-            f"{', '.join(self.names)} {'have' if len(self.names) > 1 else 'has'} no effect: trials {numbers} differ in "
-            f"{'them' if len(self.names) > 1 else 'it'} and their evals are the same to the last digit{result}; see "
-            "whether the script uses its command and variables, which sweep --dry-run shows, then begin anew"
+            f"{', '.join(self.names)} {verb} no effect: {trials_text(self.trials)} differ in {them} and their evals "
+            f"are the same to the last digit{result}; see whether the script uses its command and variables, which "
+            "sweep --dry-run shows, then begin anew"
         )
 
 

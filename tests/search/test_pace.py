@@ -21,6 +21,7 @@ from lora_tune.controller.policy import Stop
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.review.page import trial_rows
+from lora_tune.review.summary import overview
 from lora_tune.search.pace import at_reference_pace, clock_text, references, seconds_at, slowdown
 from lora_tune.search.recorded import attributes
 from lora_tune.search.session import Session
@@ -331,6 +332,9 @@ def test_explain_and_status_name_the_clock_beside_the_pace() -> None:
     assert "machine" not in dict(trial_story(STUDY, sweep, sweep.trials[0]))
     here = swept(rates(8, lambda n: 2.5 if n > 2 else 1.0))
     assert "as at the pace of trials 0, 1 and 2: " in clock_text(STUDY, here.trials[4])
+    assert overview(STUDY, sweep, 1000.0).machine == (
+        f"trials 1, 3, 5, 7; trial 1: {words}; all of them on n1, where no other ran"
+    )
     table = trial_rows(STUDY, sweep, 1000.0)
     (clock,) = (c for c in table.columns if c.head == "By the clock")
     assert [cell.sort for cell in clock.cells[:2]] == [50.0, 150.0]
