@@ -447,7 +447,7 @@ def explain(**options: Any) -> None:
     """What a sweep taught: which knobs matter, advice with its evidence, and what would be tried next.
 
     With --trial N: why it was proposed, why it ended as it did, and how far it was.
-    Exit codes: 0 told; 2 your input; 3 the machine.
+    Exit codes: 0 printed; 2 your input; 3 the machine.
     """
     from lora_tune.cli.explain import run
 
@@ -466,7 +466,7 @@ def verdict(**options: Any) -> None:
 
     The baseline is the configuration that the sweep began with. A configuration's first run is what it was chosen by,
     and no evidence; run it again, and the baseline, too: steer --enqueue --clone TRIAL. Look as often as you like.
-    Exit codes: 0 told; 2 your input; 3 the machine.
+    Exit codes: 0 printed; 2 your input; 3 the machine.
     """
     from lora_tune.cli.verdict import run
 
