@@ -53,7 +53,7 @@ def test_the_first_proposal_of_a_wide_range_lies_where_others_ended() -> None:
     wide = study(
         ("low = 2e-4, high = 1e-3", "low = 1e-5, high = 1e-2"),
         ("[search]\n", '[search]\nsampler = "grey_box"\n'),
-        ('enqueue = [{ LR = 4e-4, WARMUP_STEPS = 16, layout = "tp1 pp1 cp1 minibs2 mbs2" }]', ""),
+        ('enqueue = [{ LR = 4e-4, WARMUP_STEPS = 16, layout = "tp1 pp1 cp1 gbs16 mbs2" }]', ""),
     )
     asked = Session(wide).ask()
     assert not isinstance(asked, str)
