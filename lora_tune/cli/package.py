@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import click
 
@@ -39,6 +39,8 @@ from lora_tune.workloads.base import SourcesConfigs
 
 CHECKERS = ("package_checker", "repo_checker")
 """Programs of mlperf_logging that must accept a package, as they ship."""
+WRITTEN_BY_CHECKERS = "scaling.json"
+"""What ``package_checker`` leaves beside the results."""
 CHECKER_SECONDS = 600
 SKIPPED = {".git", ".venv", "__pycache__", "sweeps"}
 """Folders of an implementation that are no part of what was run."""
@@ -260,9 +262,12 @@ def _write(out: Path, files: Mapping[str, bytes]) -> None:
     Raises InputError where something else is at ``out``.
     """
     if out.exists():
-        if out.is_dir() and _code(out) == files:
-            return  # written by one that was killed before the checkers had looked at it
-        raise InputError(f"{out}: exists, and holds something else; name another --out, or remove it")
+        there = _code(out) if out.is_dir() else {}
+        there = {name: data for name, data in there.items() if PurePosixPath(name).name != WRITTEN_BY_CHECKERS}
+        if there == files:
+            return  # of an earlier run, which may have been killed before or while the checkers looked at it
+        other = min(name for name in {*there, *files} if there.get(name) != files.get(name))
+        raise InputError(f"{out}: exists, and {other} is another there; name another --out, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         for name, data in files.items():

@@ -81,10 +81,12 @@ def test_mlperfs_checkers_accept_the_package_of_ten_good_runs(place: Path) -> No
         assert copy.read_text() == (place / "results" / f"result_{i}.txt").read_text()
     code = top / "benchmarks" / "llama2_70b_lora" / "implementations" / "code"
     assert {p.name for p in code.iterdir()} == {"run.sub", "config_DGXH100.sh", "REPRODUCE.md"}
+    assert package(place).output == done.output, "what the checkers wrote beside the results is no other package"
     (place / "code" / "run.sub").write_text("#!/bin/bash\n# changed since\n")
     again = package(place)
     assert again.exit_code == 2
-    assert "out: exists, and holds something else; name another --out" in again.output
+    changed = "lora_tune/benchmarks/llama2_70b_lora/implementations/code/run.sub"
+    assert f"out: exists, and {changed} is another there; name another --out" in again.output
 
 
 def test_a_package_that_was_killed_on_the_way_is_made_by_the_same_command(
