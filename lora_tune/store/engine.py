@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,10 @@ import sqlalchemy as sa
 
 from lora_tune.base.errors import DatabaseChangedError, KeyTakenError, NoSweepError, StoreError
 from lora_tune.base.files import NETWORK, file_system, mountinfo
+
+# A Ctrl-C while SQLAlchemy closes a connection ends the command as any other does. Its pool logs a traceback of it,
+# which Python prints where nobody has set up logging.
+logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
 
 # Whether the SQLite file under a path is still the one that was opened.
 #

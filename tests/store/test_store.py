@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,29 @@ import pytest
 from lora_tune.base.errors import StoreError
 from lora_tune.store import Store, full_url, safe_url, sqlite_url
 from tests.contracts.store import StoreContract
+
+INTERRUPTED = """
+import sqlalchemy as sa
+from sqlalchemy.engine.default import DefaultDialect
+from lora_tune.store.engine import writing_engine
+
+def interrupted(dialect, connection):
+    raise KeyboardInterrupt
+
+DefaultDialect.do_close = interrupted
+engine = writing_engine(sa.make_url("sqlite:///x.db"))
+try:
+    with engine.connect():
+        pass
+    engine.dispose()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_while_a_connection_is_closed_prints_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 class TestSqlite(StoreContract):
