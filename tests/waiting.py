@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,3 +20,16 @@ def wait_for(condition: Callable[[], Found], seconds: float = 20.0, what: str = 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or condition}")
         time.sleep(0.02)
+
+
+def wait_until_hung_up(client: socket.socket, piece: bytes) -> None:
+    """Send ``piece`` again and again until the server takes no more."""
+
+    def refused() -> bool:
+        try:
+            client.sendall(piece)
+        except OSError:
+            return True
+        return False
+
+    wait_for(refused, what="the server hangs up")

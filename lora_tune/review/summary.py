@@ -305,14 +305,9 @@ def machine_text(study: Study, sweep: StudyRecords) -> str:
         return ""
     most = max(slow, key=lambda n: abs(math.log(slow[n])))
     rest = [t.number for t in sweep.trials.values() if t.finished_at is not None and t.number not in slow]
-    nodes, others = ({node for n in numbers for node in _nodes(sweep, n)} for numbers in (slow, rest))
+    nodes, others = ({node for n in numbers for node in sweep.nodes_of(n)} for numbers in (slow, rest))
     where = f"; all of them on {', '.join(sorted(nodes))}, where no other ran" if nodes and not nodes & others else ""
     return f"{trials_text(tuple(slow))}; trial {most}: {clock_text(study, sweep.trials[most])}{where}"
-
-
-def _nodes(sweep: StudyRecords, trial: int) -> tuple[str, ...]:
-    attempts = sweep.attempts_of(trial)
-    return attempts[-1].nodes if attempts else ()
 
 
 def _normalised(study: Study, trial: Trial) -> str:

@@ -171,7 +171,7 @@ class MachinePace:
 
     def on_nodes(self, sweep: StudyRecords, trial: Trial) -> float:
         """The same by what the last runs on its nodes have shown; 1 where nothing is known."""
-        machine = _state(self.states.get(_nodes(sweep, trial), ()), math.inf, LEAST)
+        machine = _state(self.states.get(sweep.nodes_of(trial.number), ()), math.inf, LEAST)
         return math.exp(machine) if machine is not None and abs(machine) > LEAST else 1.0
 
 
@@ -272,7 +272,7 @@ def _moved(objective: Objective | None, value: float | None, ratio: float | None
 
 def _reference_text(sweep: StudyRecords, trial: Trial, beside: Sequence[_Ran]) -> str:
     """Whose pace it is: of nodes, where the trial ran on none of them, else of trials."""
-    used, nodes = set(_nodes(sweep, trial)), sorted({node for run in beside for node in run.nodes})
+    used, nodes = set(sweep.nodes_of(trial.number)), sorted({node for run in beside for node in run.nodes})
     if nodes and not used & set(nodes):
         return _listed(nodes)
     numbers = sorted(run.number for run in beside)
@@ -292,7 +292,7 @@ def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
         if points := _ended(sweep, trial, by_speed=by_speed):
             seconds = math.inf if by_speed else max(points)[1]
             interval = 0.0 if by_speed else _interval(sweep.last_evals(trial.number))
-            run = _Ran(trial.number, _nodes(sweep, trial), _began(sweep, trial), points, seconds)
+            run = _Ran(trial.number, sweep.nodes_of(trial.number), _began(sweep, trial), points, seconds)
             ran[_work(study, trial)].append((interval, run))
     groups = {work: _by_interval(runs) for work, runs in ran.items()}
     scatter, each = USUAL_SCATTER, [group for alike in groups.values() for group in alike]
@@ -465,11 +465,6 @@ def _running(study: Study, trial: Trial, run: RunLog) -> Points:
     if trial.probe or not objective_of(study).judges_evals:
         return [(1.0, 1 / speed)] if speed else ()
     return timed([*run.evals, *run.train])
-
-
-def _nodes(sweep: StudyRecords, trial: Trial) -> Nodes:
-    attempts = sweep.attempts_of(trial.number)
-    return tuple(sorted(attempts[-1].nodes)) if attempts else ()
 
 
 def _began(sweep: StudyRecords, trial: Trial) -> float:

@@ -237,6 +237,11 @@ class StudyRecords:
             attempts.append(attempt)
         return attempts
 
+    def nodes_of(self, trial: int) -> tuple[str, ...]:
+        """The nodes of a trial's newest attempt, in the order of their names; none where no cluster names any."""
+        attempts = self.attempts_of(trial)
+        return tuple(sorted(attempts[-1].nodes)) if attempts else ()
+
     def last_evals(self, trial: int) -> tuple[Eval, ...]:
         """The evals of the trial's newest attempt that has any."""
         for attempt in reversed(self.attempts_of(trial)):

@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIServer
 import pytest
 
 from lora_tune.cli.web_server import listen
-from tests.waiting import wait_for
+from tests.waiting import wait_until_hung_up
 
 
 def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -47,15 +47,7 @@ def test_who_drips_headers_is_hung_up_on(server: WSGIServer) -> None:
     """Each byte would begin a limit of single reads anew."""
     with closing(connect(server)) as client:
         client.sendall(b"GET / HTTP/1.0\r\n")
-
-        def refused() -> bool:
-            try:
-                client.sendall(b"X-More: 1\r\n")
-            except OSError:
-                return True
-            return False
-
-        wait_for(refused, what="the server hangs up")
+        wait_until_hung_up(client, b"X-More: 1\r\n")
 
 
 def test_others_are_served_meanwhile_and_after_it(server: WSGIServer, capfd: pytest.CaptureFixture[str]) -> None:
@@ -70,15 +62,7 @@ def test_others_are_served_meanwhile_and_after_it(server: WSGIServer, capfd: pyt
 def test_who_drips_a_body_is_hung_up_on(server: WSGIServer) -> None:
     with closing(connect(server)) as client:
         client.sendall(b"POST / HTTP/1.0\r\nContent-Length: 1000\r\n\r\n")
-
-        def refused() -> bool:
-            try:
-                client.sendall(b"x")
-            except OSError:
-                return True
-            return False
-
-        wait_for(refused, what="the server hangs up")
+        wait_until_hung_up(client, b"x")
         client.settimeout(5)
         with contextlib.suppress(ConnectionError):
             assert client.recv(100) == b"", "nothing was done with half a body"

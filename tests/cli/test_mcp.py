@@ -39,7 +39,7 @@ from tests.cli import mcp_client
 from tests.cli.test_ask_tell import STUDY
 from tests.conftest import REPOSITORY
 from tests.own_scripts.rows import SCRIPTS
-from tests.waiting import wait_for
+from tests.waiting import wait_for, wait_until_hung_up
 
 SHORT = 8000
 """Characters of one answer: some two thousand tokens."""
@@ -207,15 +207,7 @@ def test_by_http_who_drips_a_request_is_hung_up_on(begun: bytes, monkeypatch: py
     wait_for(lambda: server.started, what="it listens")
     with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=20) as client:
         client.sendall(begun)
-
-        def refused() -> bool:
-            try:
-                client.sendall(b"x")
-            except OSError:
-                return True
-            return False
-
-        wait_for(refused, what="the server hangs up")
+        wait_until_hung_up(client, b"x")
     server.should_exit = True
     thread.join(20)
 
