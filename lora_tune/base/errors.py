@@ -3,7 +3,6 @@
     LoraTuneError
     +-- InputError          exit 2   the user's input: a study file, an option, an exported value
     |   +-- StudyError               a study file, named with the key that is wrong
-    |   +-- RemarkChangedError       a note that somebody else has changed meanwhile
     +-- SetupError   exit 3   the machine: a tool, file, folder, database or cluster is missing
     |   +-- SweepBusyError           another driver owns this sweep, or its folder
     |   +-- ForeignFolderError       the folder holds another sweep than the database says
@@ -55,10 +54,6 @@ class StudyError(InputError):
         self.file = file
         self.key = key
         self.problem = problem
-
-
-class RemarkChangedError(InputError):
-    """Somebody else has written where this one writes."""
 
 
 class SetupError(LoraTuneError):

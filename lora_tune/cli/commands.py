@@ -302,10 +302,10 @@ def report(**options: Any) -> None:
 @output_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
-@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may read, and write notes")
+@click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may read")
 @guarded
 def dashboard(**options: Any) -> None:
-    """Review the sweep in optuna-dashboard, also while it runs: trials with notes and files, figures. Ctrl-C ends.
+    """Review the sweep in optuna-dashboard, also while it runs; it only shows. Ctrl-C ends.
 
     Exit codes: 0 ended in order; 2 your input; 3 the machine.
     """

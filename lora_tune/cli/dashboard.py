@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, quote
 
 import click
@@ -21,32 +19,65 @@ import click
 from lora_tune import store as stores
 from lora_tune.base.errors import InputError, StoreError
 from lora_tune.base.host import is_loopback
-from lora_tune.cli.options import (
-    Review,
-    absolute_command_line,
-    load_review,
-    load_sweep,
-    watch_store,
-)
-from lora_tune.cli.web_server import Application, dashboard_token, listen, refusal, same, visitor, well_formed
-from lora_tune.review.notes import is_note, with_notes, with_style
-from lora_tune.store import open_store
-from lora_tune.store.port import Remark
+from lora_tune.cli.options import Review, load_review, load_sweep
+from lora_tune.cli.web_server import Application, dashboard_token, listen, refusal, same, well_formed
+from lora_tune.config.study import Study
+from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import StudyRecords
+
+if TYPE_CHECKING:
+    from optuna.study._frozen import FrozenStudy
+    from optuna.trial import FrozenTrial
 
 TOKEN_FILE = "dashboard.token"
 """In the sweep's folder, for its owner alone."""
 
 
-def application(review: Review, storage: str | None) -> Application:
-    """optuna-dashboard over this sweep as a WSGI application that shows, and keeps notes.
+class OneStudy:
+    """The storage ``inner`` as optuna-dashboard reads it, of the study under review alone.
 
-    Raises StoreError.
+    Optuna gives a stopped trial its last eval loss as its value: among seconds that would look like a record. Its best
+    trial is the luckiest; here it is the one that more seeds have not passed over.
     """
+
+    def __init__(self, inner: Any, study: Study, load: Callable[[StudyRecords | None], StudyRecords]) -> None:
+        """load: reads what is new since the sweep that it is given."""
+        self._inner, self._study, self._load = inner, study, load
+        self._sweep: StudyRecords | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        return [study for study in self._inner.get_all_studies() if study.study_name == self._study.name]
+
+    def get_all_trials(self, *arguments: Any, **options: Any) -> list[FrozenTrial]:
+        return [_shown(trial) for trial in self._inner.get_all_trials(*arguments, **options)]
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """Raises ValueError where no trial has a result."""
+        self._sweep = self._load(self._sweep)
+        if (best := best_run(self._study, self._sweep)) is None:
+            raise ValueError("no trial has a result")
+        trial_id = self._inner.get_trial_id_from_study_id_trial_number(study_id, best.number)
+        return _shown(self._inner.get_trial(trial_id))
+
+
+def _shown(trial: FrozenTrial) -> FrozenTrial:
+    """A copy with values for what has a result alone, and evals where the log has them, at parts of an epoch, too."""
+    from lora_tune.search.recorded import curve_of
+
+    shown = copy.copy(trial)
+    if trial.state.name != "COMPLETE":
+        shown.values = None
+    shown.intermediate_values = cast("dict[int, float]", curve_of(trial))  # a page takes 0.25 as a step
+    return shown
+
+
+def application(review: Review, storage: str | None) -> Application:
+    """optuna-dashboard over the sweep's tables as a WSGI application. Raises StoreError."""
     import optuna
     import optuna_dashboard
-
-    from lora_tune.review.dashboard_storage import DashboardStorage, Snapshot, SweepFiles
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = stores.full_url(storage or stores.sqlite_url(review.paths.database))
@@ -54,18 +85,16 @@ def application(review: Review, storage: str | None) -> Application:
     def load(known: StudyRecords | None) -> StudyRecords:
         return load_sweep(review.study.name, review.paths, storage, known)
 
-    line = absolute_command_line("steer", study=review.study.name, folder=review.paths.root, storage=storage)
-    snapshot = Snapshot(review.study, review.paths.root, load)
     try:
         inner = optuna.storages.get_storage(optuna.storages.RDBStorage(url, skip_table_creation=True))
-        dressed = DashboardStorage(inner, snapshot, line)
+        number = inner.get_study_id_from_name(review.study.name)
     except KeyError as error:
         raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
     except Exception as error:  # Optuna and the database driver each have a tree of their own
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
-    shown = optuna_dashboard.wsgi(dressed, artifact_store=SweepFiles(snapshot))
-    noted = with_notes(with_style(shown), dressed, _Desk(review, storage), visitor)
-    return well_formed(_of_one_study(noted, dressed.get_study_id_from_name(review.study.name)))
+    optuna.storages.BaseStorage.register(OneStudy)
+    shown = optuna_dashboard.wsgi(cast("optuna.storages.BaseStorage", OneStudy(inner, review.study, load)))
+    return well_formed(_of_one_study(shown, number))
 
 
 _STUDY = re.compile(r"/(?:api/studies|csv|artifacts|dashboard/studies)/([0-9]+)(?:/|$)")
@@ -83,25 +112,8 @@ def _of_one_study(application: Application, number: int) -> Application:
     return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Desk:
-    """The remarks of one sweep: read as one who watches, written by a connection of its own."""
-
-    review: Review
-    storage: str | None
-
-    def latest(self) -> Mapping[int, Remark]:
-        with closing(watch_store(self.review.paths, self.storage)) as store:
-            return stores.Remarks(store, self.review.study.name).latest()
-
-    def write(self, trial: int, version: int, text: str, who: str) -> None:
-        remark = Remark(trial=trial, version=version, text=text, who=who, written_at=time.time())
-        with closing(open_store(self.review.paths, self.storage)) as store:
-            stores.Remarks(store, self.review.study.name).write(remark)
-
-
 def only_shown(application: Application, hosts: frozenset[str]) -> Application:
-    """``application`` with no way to change anything but notes, for those alone who name one of ``hosts``.
+    """``application`` with no way to change anything, for those alone who name one of ``hosts``.
 
     The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
     An empty ``hosts`` admits every name.
@@ -112,9 +124,8 @@ def only_shown(application: Application, hosts: frozenset[str]) -> Application:
         if hosts and host not in hosts:
             return refusal(start_response, f"this dashboard answers to {', '.join(sorted(hosts))} only")
         method = environ["REQUEST_METHOD"]
-        path = environ["PATH_INFO"]
-        if method not in ("GET", "HEAD") and not is_note(path, method):
-            reason = "this dashboard is read-only but for notes; to stop, pause or enqueue trials use lora-tune steer"
+        if method not in ("GET", "HEAD"):
+            reason = "this dashboard is read-only; to stop, pause or enqueue trials use lora-tune steer"
             return refusal(start_response, reason)
         return application(environ, start_response)
 

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import json
 import platform
+import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -35,7 +36,6 @@ from lora_tune.controller.steering import describe
 from lora_tune.review import chart, importance
 from lora_tune.review.advice import advise
 from lora_tune.review.importance import scaling
-from lora_tune.review.notes import tags
 from lora_tune.review.page import (
     hours,
     page_figures,
@@ -67,6 +67,9 @@ from lora_tune.store.records import StudyRecords, Trial
 
 ARMS_SHOWN = 30
 """Verdicts on one page: a search that repeats itself may have hundreds."""
+
+_TAG = re.compile(r"(?<!\S)#([^\W\d][\w-]*)")
+"""A tag in what somebody wrote beside a trial, in the dashboard of an earlier release."""
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
@@ -149,7 +152,10 @@ def _feedback(feedback: Feedback) -> dict[str, list[tuple[object, ...]]]:
         "requests": [
             (_moment(r.asked_at), r.who, describe(r), r.answer or "not answered yet") for r in feedback.requests
         ],
-        "remarks": [(r.trial, " ".join(tags(r.text)), r.text, r.who, _moment(r.written_at)) for r in feedback.remarks],
+        "remarks": [
+            (r.trial, " ".join(dict.fromkeys(_TAG.findall(r.text))), r.text, r.who, _moment(r.written_at))
+            for r in feedback.remarks
+        ],
     }
 
 

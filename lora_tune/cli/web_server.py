@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hmac
 import io
 import json
 import os
-import pwd
 import re
 import secrets
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +21,6 @@ from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from lora_tune.base.errors import SetupError
-from lora_tune.base.host import is_loopback
 
 MOST_BYTES = 1 << 20
 """Of what a client sends after its headers; pages allow less."""
@@ -101,10 +97,6 @@ class _Handler(WSGIRequestHandler):
         """As the library's; a version of HTTP that nobody knows is the client's mistake, and no fault of ours."""
         super().send_error(400 if code == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED else code, message, explain)
 
-    def get_environ(self) -> dict[str, Any]:
-        """As wsgiref's, with the client's port: by it the kernel knows whose connection it is."""
-        return {**super().get_environ(), "REMOTE_PORT": str(self.client_address[1])}
-
     def finish(self) -> None:
         self._patience.cancel()
         super().finish()
@@ -135,7 +127,7 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-# Who knocks: tokens of our small web servers, and what is known of who is at the other end of a connection.
+# Who knocks: tokens of our small web servers.
 
 
 SHORTEST_TOKEN = 16
@@ -193,38 +185,6 @@ def with_bearer(application: Application, token: str) -> Application:
     return answer
 
 
-def visitor(environ: Mapping[str, Any]) -> str:
-    """Who is at the other end, by what the kernel knows: ``ada@host`` of this machine's users, else the address.
-
-    What a client says of itself counts for nothing. Who runs the server stands behind it: it acts in that name.
-    """
-    owner = f"{getpass.getuser()}@{os.uname().nodename}"
-    address, port = str(environ.get("REMOTE_ADDR", "")), str(environ.get("REMOTE_PORT", ""))
-    if not address:
-        return owner
-    user = _user_of(address, int(port)) if is_loopback(address) and port.isdigit() else None
-    who = address if user is None else f"{user}@{os.uname().nodename}"
-    return who if who == owner else f"{who} by the dashboard of {owner}"
-
-
-def _user_of(address: str, port: int) -> str | None:
-    """The user whose socket has this local address (proc(5), net/tcp); None where the kernel does not say."""
-    table, family = ("tcp6", socket.AF_INET6) if ":" in address else ("tcp", socket.AF_INET)
-    parts = struct.unpack(f">{4 if family == socket.AF_INET6 else 1}I", socket.inet_pton(family, address))
-    address_hex = "".join(f"{socket.htonl(part):08X}" for part in parts) + f":{port:04X}"
-    try:
-        rows = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return None
-    uids = [fields[7] for row in rows if len(fields := row.split()) > 7 and fields[1] == address_hex]
-    if len(uids) != 1:
-        return None
-    try:
-        return pwd.getpwuid(int(uids[0])).pw_name
-    except KeyError:
-        return f"uid {uids[0]}"
-
-
 # Requests that no page of ours sends are answered before the page hears of them: with 4xx and a sentence.
 
 
@@ -234,7 +194,6 @@ MOST_FIELDS = 1000
 _TOO_LONG = re.compile(r"[-+]?[0-9]{19,}")
 """A number that no database holds."""
 
-_LENGTH = re.compile(r"[0-9]{0,9}")
 _FIELDS = {"after": re.compile(r"[0-9]{1,18}"), "trial_ids": re.compile(r"(?: *[0-9]{1,18} *(?:,|$))*")}
 """What optuna-dashboard takes for numbers without a look."""
 
@@ -257,8 +216,6 @@ def well_formed(application: Application) -> Application:
 
 def problem_of(environ: Mapping[str, Any]) -> str:
     """What is wrong with a request, a sentence; "" where nothing is."""
-    if not _LENGTH.fullmatch(environ.get("CONTENT_LENGTH") or ""):
-        return "Content-Length is no number of bytes"
     try:
         path = environ["PATH_INFO"].encode("latin-1").decode()
         fields = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=MOST_FIELDS)

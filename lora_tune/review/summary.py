@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist, median
 
 from lora_tune.base.text import duration, trials_text, visible
@@ -140,18 +140,13 @@ class Overview:
 
 def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
     """Everything at a glance; ``now`` in epoch seconds counts what runs."""
-    return replace(overview_without_recommendation(study, sweep, now), recommended=recommend(study, sweep))
-
-
-def overview_without_recommendation(study: Study, sweep: StudyRecords, now: float) -> Overview:
-    """:func:`overview` but for what is recommended, which a model of all trials must be made for."""
     verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
     return Overview(
         trials=len(sweep.trials),
         open=sum(t.state is not TrialState.FINISHED for t in sweep.trials.values()),
         planned=study.budget.trials if len(sweep.trials) <= (study.budget.trials or 0) else None,
         verdicts={v: verdicts[v] for v in Verdict if verdicts[v]},
-        recommended=None,
+        recommended=recommend(study, sweep),
         best=best_run(study, sweep),
         node_hours=sweep.node_hours(now),
         overhead_hours=sweep.overhead_hours,

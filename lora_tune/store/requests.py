@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from lora_tune.base.errors import KeyTakenError, RemarkChangedError, StoreError
+from lora_tune.base.errors import KeyTakenError, StoreError
 from lora_tune.store import records as rows
 from lora_tune.store import schema
 from lora_tune.store.database import Store
@@ -79,11 +79,11 @@ class Requests:
         return {"sweep": self._sweep, "number": request.number, "record": record}
 
 
-# What people write beside a sweep and its trials: theirs alone, never read by the driver, kept in every version.
+# What people wrote beside a sweep and its trials in the dashboard of an earlier release, for the report.
 
 
 class Remarks:
-    """The remarks of one sweep. Anybody may add one; nothing is overwritten."""
+    """The remarks of one sweep, in every version."""
 
     def __init__(self, store: Store, sweep: str) -> None:
         self._store, self._sweep = store, sweep
@@ -99,21 +99,6 @@ class Remarks:
         with self._store._reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [Remark(**{k: v for k, v in row.items() if k != "sweep"}) for row in rows]
-
-    def write(self, remark: Remark) -> None:
-        """Add a version. Raises RemarkChangedError where somebody was quicker, StoreError."""
-        values = {name: getattr(remark, name) for name in ("trial", "version", "text", "who", "written_at")}
-        now = self.latest().get(remark.trial)
-        changed = (
-            f"somebody has written here meanwhile (version {now.version if now else 0}); copy your text and reload"
-        )
-        if remark.version != (now.version if now else 0) + 1:
-            raise RemarkChangedError(changed)
-        try:
-            with self._store._writing() as connection:
-                connection.execute(sa.insert(schema.remarks).values(sweep=self._sweep, **values))
-        except KeyTakenError as error:
-            raise RemarkChangedError(changed) from error
 
 
 MERGED = "merged"

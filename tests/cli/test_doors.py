@@ -10,10 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import pytest
 
 from lora_tune.base.errors import InputError, SetupError
 from lora_tune.cli.metrics import Metrics
-from lora_tune.cli.web_server import dashboard_token, listen, visitor
+from lora_tune.cli.web_server import dashboard_token
 from tests.cli.test_dashboard import reviewed
 from tests.reachable import reachable
 from tests.waiting import wait_for
@@ -96,36 +94,6 @@ class TestMetrics:
         monkeypatch.setenv("LORA_TUNE_METRICS_TOKEN", "short")
         with pytest.raises(InputError, match="less than 16"):
             Metrics().serve("0")
-
-
-@pytest.fixture
-def visited() -> Iterator[str]:
-    """A page that says who asks for it."""
-
-    def page(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        body = json.dumps(visitor(environ)).encode()
-        start_response("200 OK", [("Content-Length", str(len(body)))])
-        return [body]
-
-    server = listen(page, "127.0.0.1", 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-
-
-ASK = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
-
-
-@needs_root
-def test_who_steers_is_named_by_the_connection_and_not_as_the_owner(visited: str) -> None:
-    own = json.loads(urllib.request.urlopen(visited, timeout=10).read())
-    assert own == f"root@{os.uname().nodename}"
-    assert as_nobody(ASK, visited) == f"nobody@{os.uname().nodename} by the dashboard of {own}"
-
-
-def test_another_machine_is_named_by_its_address() -> None:
-    assert visitor({"REMOTE_ADDR": "192.0.2.7", "REMOTE_PORT": "5"}).startswith("192.0.2.7 by the dashboard of ")
 
 
 WALK = """

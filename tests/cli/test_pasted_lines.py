@@ -14,11 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from lora_tune.__main__ import main
-from lora_tune.cli.dashboard import application
-from lora_tune.cli.options import load_review
 from tests.builders import ACTIVE_ENVIRONMENT
 from tests.cli.test_api import STUDY
-from tests.cli.test_dashboard import noted
 from tests.conftest import REPOSITORY
 from tests.own_scripts.rows import SCRIPTS
 
@@ -78,17 +75,6 @@ def test_a_report_that_is_written_elsewhere_names_the_sweep_all_the_same(
     assert CliRunner().invoke(main, words).exit_code == 0
     (export,) = lines((tmp_path / "page.html").read_text(encoding="utf-8"), "export")
     pasted(export, tmp_path, monkeypatch)
-
-
-def test_the_lines_of_the_dashboard_run_from_another_folder(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(swept)
-    shown = application(load_review("mine.toml", Path("the sweep"), None), None)
-    monkeypatch.chdir(tmp_path)
-    note = noted(shown, 0)["note"]["body"]
-    (clone,) = lines(note, "steer")
-    assert "LR=0.03" in pasted(filled(clone), tmp_path, monkeypatch)
 
 
 def test_what_a_sweep_prints_at_its_end_runs_where_it_was_printed(swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune.base.errors import RemarkChangedError
 from lora_tune.store import Store, sqlite_url
-from lora_tune.store.port import Remark, Request
-from lora_tune.store.requests import Remarks, Requests
+from lora_tune.store.port import Request
+from lora_tune.store.requests import Requests
 
 
 @pytest.fixture
@@ -21,22 +20,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def remark(text: str) -> Remark:
-    return Remark(trial=0, version=1, text=text, who="ada@login1", written_at=0.0)
-
-
 def wish() -> Request:
     return Request(kind="pause", what={}, who="ada@login1", asked_at=0.0)
-
-
-def test_a_remark_that_came_between_look_and_write_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    remarks = Remarks(store, "s")
-    remarks.write(remark("first"))
-    with monkeypatch.context() as before:
-        before.setattr(Remarks, "latest", lambda _: {})
-        with pytest.raises(RemarkChangedError, match="somebody has written here meanwhile"):
-            remarks.write(remark("second"))
-    assert remarks.latest()[0].text == "first"
 
 
 def test_a_request_whose_number_was_taken_meanwhile_gets_the_next(
