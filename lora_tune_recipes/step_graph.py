@@ -63,6 +63,8 @@ def compile_layers(model: torch.nn.Module, base: Any) -> None:
     for module in model.modules():
         if type(module).__name__ in kinds:
             module.compile(dynamic=False)
+    # What the first layer reads is frozen, what the others read is not: they would be two programs of each shape.
+    base.get_input_embeddings().register_forward_hook(lambda *call: call[-1].requires_grad_(torch.is_grad_enabled()))
 
 
 class StepGraph(Generic[Inputs]):

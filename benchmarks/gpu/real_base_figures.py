@@ -6,7 +6,10 @@ FOLDER is what ``benchmarks.gpu.real_base`` made. Each part prints one JSON line
     passes   a pack of 8 trials of 8 x 512 tokens: milliseconds a pass eager, recorded, recorded and compiled; memory,
              warm-up, largest difference of a loss from the eager ones; the same of one trial, and of 16
     single   trials an hour to a verdict, one at a time: a process each, a warm worker; eager, recorded, compiled
-    trials   the same of a pack that is fed: recorded and compiled, for the first time and again, and eager
+    start    seconds from a process's start to its imports, base, text, measured speed and a pack of 16 recorded, and
+             its passes: eager, compiled with the compiler's cache as it is, and with the cache that this has left
+    trials   trials an hour to a verdict of a pack that is fed, counted from the program's start, half the time compiled
+             and half eager; every trial's end, so that the same trials can be compared
     paces    seconds a step of one shape as ten packs measure it, each in a process of its own
     priors   losses of 768 packed runs over learning rate, rank, alpha, batch and targets, two seeds (--out)
 """
@@ -18,6 +21,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -123,8 +127,56 @@ def passes(folder: Path, seconds: float) -> None:
             torch.cuda.empty_cache()
 
 
-def fed_pack(common: dict[str, object], slots: int, count: int, seconds: float) -> dict[str, object]:
-    """``count`` trials through one pack, ``slots`` at a time: ended, reached, seconds from the program's start."""
+def start(folder: Path, seconds: float) -> None:
+    """The ``start`` part."""
+    until, eager = time.monotonic() + seconds, None
+    for mode in ("eager", "recorded and compiled", "recorded and compiled"):
+        if time.monotonic() > until:
+            note("start", left_out=mode)
+            continue
+        call = f"from benchmarks.gpu import real_base_figures as f; f.start_of({str(folder)!r}, {mode!r}"
+        child = subprocess.run(
+            [sys.executable, "-c", f"{call}, {time.monotonic()})"], stdout=subprocess.PIPE, text=True, timeout=300
+        )
+        if child.returncode:
+            note("start", failed=mode)
+            continue
+        record = json.loads(child.stdout.splitlines()[-1])
+        losses = np.array(record.pop("losses") + record.pop("scores"))
+        eager = losses if eager is None else eager
+        note("start", mode=mode, **record, apart=round(float(np.abs(losses - eager).max()), 5))
+
+
+def start_of(folder: str, mode: str, began: float) -> None:
+    """Print what a process that started at ``began`` (monotonic) has done until a pack of 16 trains."""
+    from torch._dynamo.utils import counters
+
+    from benchmarks.gpu.packed import settings_of
+    from lora_tune_recipes.packed.base import PackedBase
+    from lora_tune_recipes.packed.slot import Slot
+    from lora_tune_recipes.packed.speed import Speeds
+
+    at: dict[str, float] = {}
+
+    def reached(stage: str) -> None:
+        at[stage] = round(time.monotonic() - began, 1)
+
+    reached("imports")
+    common = {**common_of(Path(folder)), **TRIAL, **MODES[mode]}
+    settings = settings_of(**common)
+    base = PackedBase(settings)
+    reached("base")
+    slot = Slot(settings, base.texts(settings))
+    reached("text")
+    Speeds(base).of(slot)
+    reached("speed")
+    record = a_pack(base, common, 16, 30)
+    programs = {"programs": counters["stats"]["unique_graphs"], **counters["aot_autograd"]}
+    print(json.dumps({"at": at, **record, "programs": programs}))
+
+
+def fed_pack(common: dict[str, object], slots: int, seconds: float) -> dict[str, object]:
+    """Trials through one pack for so long, ``slots`` at a time. ends: number of each trial, seconds from the start."""
     from benchmarks.gpu.packed import variables
     from lora_tune.base.paths import AttemptPaths
     from lora_tune.launchers.pack_folder import PackFolder
@@ -134,51 +186,40 @@ def fed_pack(common: dict[str, object], slots: int, count: int, seconds: float) 
     with tempfile.TemporaryDirectory() as root:
         folder = PackFolder(Path(root) / "pack")
         folder.make()
-        open_places: list[Path] = []
-        ended: dict[Path, float] = {}
+        places: list[Path] = []
+        ends: dict[int, float] = {}
         command = [sys.executable, "-m", "lora_tune_recipes.packed_lora", str(folder.paths.folder), "--idle", "5"]
-        number, began = 0, time.monotonic()
+        began = time.monotonic()
         child = subprocess.Popen(command)
-        while len(ended) < count and time.monotonic() - began < seconds and child.poll() is None:
-            while len(open_places) < slots and number < count:
-                place = Path(root) / f"{number}"
+        while time.monotonic() - began < seconds and child.poll() is None:
+            while len(places) - len(ends) < slots:
+                place = Path(root) / f"{len(places)}"
                 place.mkdir()
-                slot = JobSlot(argv=(), knobs=variables(common, number))
-                folder.ask(Job(name=f"t-{number}-0", folder=place, argv=(), log=AttemptPaths(place).log, slot=slot))
-                open_places.append(place)
-                number += 1
-            for place in [place for place in open_places if AttemptPaths(place).ended.exists()]:
-                open_places.remove(place)
-                ended[place] = time.monotonic() - began
+                slot = JobSlot(argv=(), knobs=variables(common, len(places)))
+                folder.ask(Job(name=f"{place.name}-0", folder=place, argv=(), log=AttemptPaths(place).log, slot=slot))
+                places.append(place)
+            for number, place in enumerate(places):
+                if number not in ends and AttemptPaths(place).ended.exists():
+                    ends[number] = round(time.monotonic() - began, 1)
             time.sleep(0.05)
         lasted = time.monotonic() - began
         child.terminate()
         child.wait()
-        logs = [AttemptPaths(place).log.read_text() for place in ended]
-        steps = [json.loads(log.rsplit(":::MLLOG ", 1)[1])["metadata"]["samples_count"] for log in logs]
-        times = sorted(ended.values())
-        # Between a quarter and three quarters of the ends: without start-up, compiling, and the emptying at the end.
-        quarter = len(times) // 4
-        middle = times[quarter : 3 * quarter + 1]
-        steady = 3600 * (len(middle) - 1) / (middle[-1] - middle[0]) if len(middle) > 1 else 0.0
+        logs = [AttemptPaths(place).log for place in places]
+        texts = [log.read_text() if log.exists() else "" for log in logs]
+        samples = [max((int(n) for n in re.findall(r'"samples_count": (\d+)', text)), default=0) for text in texts]
         return {
-            "slots": slots, "ended": len(ended), "reached": sum('"status": "success"' in log for log in logs),
-            "samples_each": round(statistics.mean(steps)) if steps else None,
-            "seconds": round(lasted, 1), "first_s": round(times[0], 1) if times else None,
-            "an_hour": round(3600 * len(ended) / lasted), "an_hour_steady": round(steady),
+            "slots": slots, "ended": len(ends), "reached": sum('"status": "success"' in text for text in texts),
+            "samples": sum(samples), "seconds": round(lasted, 1), "an_hour": round(3600 * len(ends) / lasted),
+            "ends": sorted(ends.items(), key=lambda end: end[1]),
         }  # fmt: skip
 
 
 def trials(folder: Path, seconds: float) -> None:
     """The ``trials`` part."""
-    common, until = {**common_of(folder), **TRIAL}, time.monotonic() + seconds
-    compiled = "recorded and compiled"
-    for mode, slots, count in ((compiled, 16, 96), (compiled, 16, 160), ("eager", 16, 48), (compiled, 8, 96)):
-        way = f"pack, {mode}, {slots} slots"
-        if (left := until - time.monotonic()) > 0:
-            note("trials", way=way, **fed_pack({**common, **MODES[mode]}, slots, count, min(120.0, left)))
-        else:
-            note("trials", left_out=way)
+    common = {**common_of(folder), **TRIAL}
+    for mode in ("recorded and compiled", "eager"):
+        note("trials", way=f"pack, {mode}", **fed_pack({**common, **MODES[mode]}, 16, seconds / 2))
 
 
 def single(folder: Path, seconds: float) -> None:
@@ -251,7 +292,7 @@ def main() -> None:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("parts", nargs="+", choices=("passes", "single", "trials", "paces", "priors"))
+    parser.add_argument("parts", nargs="+", choices=("passes", "single", "start", "trials", "paces", "priors"))
     parser.add_argument("--seconds", type=float, default=240.0, help="of each part (default %(default)s)")
     parser.add_argument("--out", type=Path, help=".npz of the priors part")
     options = parser.parse_args()
@@ -259,6 +300,7 @@ def main() -> None:
     made: dict[str, Callable[[], None]] = {
         "passes": lambda: passes(options.folder, options.seconds),
         "single": lambda: single(options.folder, options.seconds),
+        "start": lambda: start(options.folder, options.seconds),
         "trials": lambda: trials(options.folder, options.seconds),
         "paces": lambda: paces(options.folder, options.seconds),
         "priors": lambda: priors(options.folder, options.seconds, options.out),

@@ -54,11 +54,35 @@ class SlotDropout(NamedTuple):
 def drop(x: torch.Tensor, rates: Any, seeds: Any) -> torch.Tensor:
     """``x`` [k, n, width] with its elements zeroed at each slot's rate, and the others scaled to keep the mean."""
     if isinstance(seeds, torch.Tensor):
-        from lora_tune_recipes.packed.triton_dropout import Dropped
-
-        dropped: torch.Tensor = Dropped.apply(x.contiguous(), rates, seeds)
+        dropped: torch.Tensor = drop_on_gpu(x, rates, seeds)
         return dropped
     return x * _kept(x, rates, seeds)
+
+
+# An operator of its own, not an autograd.Function: a program with one of those is made anew by every process, as torch
+# does not look for it in the compiler's cache.
+@torch.library.custom_op("lora_tune::drop", mutates_args=(), device_types="cuda")
+def drop_on_gpu(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    """As :func:`drop`; its backward pass draws the same numbers again."""
+    from lora_tune_recipes.packed.triton_dropout import launch
+
+    return launch(x, rates, seeds)
+
+
+@drop_on_gpu.register_fake
+def _(x: torch.Tensor, _rates: torch.Tensor, _seeds: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # noqa: ARG001 - torch names it
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _drop_again(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return drop_on_gpu(gradient, *ctx.saved_tensors), None, None
+
+
+drop_on_gpu.register_autograd(_drop_again, setup_context=_keep)
 
 
 @torch.no_grad()

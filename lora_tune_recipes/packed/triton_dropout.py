@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -27,22 +25,10 @@ def _kernel(x, y, rates, seeds, size, block: tl.constexpr):  # type: ignore[no-u
         tl.store(y + slot * size + at, kept, mask=inside)
 
 
-def _drop(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+def launch(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    """``x`` [k, n, width] with each slot's elements dropped."""
+    x = x.contiguous()
     y = torch.empty_like(x)
     size = x[0].numel()
     _kernel[(triton.cdiv(size, 4 * BLOCK), len(x))](x, y, rates, seeds, size, BLOCK)
     return y
-
-
-class Dropped(torch.autograd.Function):
-    """``x`` [k, n, width], contiguous, with each slot's elements dropped; backward draws the same numbers again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rates, seeds)
-        return _drop(x, rates, seeds)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        rates, seeds = ctx.saved_tensors
-        return _drop(gradients[0].contiguous(), rates, seeds), None, None
