@@ -175,15 +175,17 @@ def _lease(store: stores.Store, name: str) -> Lease:
 
 
 def ask(
-    plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None = None, commit: str | None = None
-) -> Offer:
+    plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None = None, commit: str | None = None,
+    clone: Trial | None = None,
+) -> Offer:  # fmt: skip
     """The next trial to run, for the caller alone. values: what to try; the search fills in what they leave out.
-    commit: whose script is run.
+    commit: whose script is run. clone: the trial that is run again, but for these.
 
     Raises InputError where nothing is to be run now (the budget is spent, all slots are taken, no point of the space),
     SweepBusyError while another driver is at work.
     """
-    proposed = enqueueing(plan.study, values or {}, commit=commit) if values is not None or commit else None
+    named = values is not None or commit or clone
+    proposed = enqueueing(plan.study, values or {}, commit=commit, clone=clone) if named else None
     with _driving(plan, storage) as (driving, gate, store):
         driving.tick()
         if proposed is None and (offer := _taken(plan, driving.sweep, None)):

@@ -14,8 +14,10 @@ from lora_tune.cli.options import (
     named_study_option,
     output_option,
     replaced_option,
+    runs,
     storage_option,
     study_option,
+    sweep_options,
 )
 
 
@@ -32,7 +34,7 @@ from lora_tune.cli.options import (
 )
 @click.option("--no-help", is_flag=True, help="do not run the command with --help to learn its options")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@guarded
+@runs("init")
 def init(**options: Any) -> None:
     """Write a study for the COMMAND that runs your script today, such as: python train.py --lr 3e-4.
 
@@ -40,9 +42,6 @@ def init(**options: Any) -> None:
     in a run of `COMMAND --help` (at most 60 s). Every guess is commented in the file. Nothing is trained.
     Exit codes: 0 written; 2 your input; 3 the machine.
     """
-    from lora_tune.cli.init import run
-
-    run(**options)
 
 
 quiet_option = click.option("--quiet", is_flag=True, help="print nothing but the result")
@@ -76,15 +75,12 @@ json_events_option = click.option("--json", "as_json", is_flag=True, help="print
 )
 @quiet_option
 @json_events_option
-@guarded
+@runs("sweep")
 def sweep(**options: Any) -> None:
     """Tune a study, or go on with it: trials run, stalled ones are stopped, the best is exported.
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
-    from lora_tune.cli.sweep import run
-
-    run(**options)
 
 
 @click.command()
@@ -110,43 +106,33 @@ def sweep(**options: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="print who would race and the first job; submit nothing")
 @quiet_option
 @json_events_option
-@guarded
+@runs("confirm")
 def confirm(**options: Any) -> None:
     """Run more seeds of a sweep's leading configurations until one is shown to be better, and score it.
 
     Exit codes: 0 done; 2 your input; 3 the machine; 4 nothing reached the target; 130 interrupted.
     """
-    from lora_tune.cli.confirm import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--watch", is_flag=True, help="refresh until the sweep ends or Ctrl-C")
 @click.option(
     "--every", "period", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="seconds, with --watch"
 )
 @click.option("--json", "json_", is_flag=True, help="one JSON object; with --watch, one a line")
 @click.option("--all", "all_", is_flag=True, help="all trials, not only the open and the best")
-@guarded
+@runs("status")
 def status(**options: Any) -> None:
     """Where a sweep stands. Only reads, so it may run anywhere that reaches the database, any number of times.
 
     Exit codes: 0 the sweep runs, or ended with a best trial; 2 your input; 3 it is not over and nobody drives it, or
     the database does not answer; 4 the sweep ended and nothing reached the target. Made for monitoring.
     """
-    from lora_tune.cli.status import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--enqueue", is_flag=True, help="try what --set says next, or --clone with the changes of --set")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value; the search fills in others")
 @click.option("--clone", type=int, metavar="TRIAL", help="start from this trial's values")
@@ -159,57 +145,44 @@ def status(**options: Any) -> None:
 @click.option("--wall-hours", type=float, help="hours since the sweep began")
 @click.option("--trial-minutes", type=float, help="limit of one trial; a job's own limit stays as it was submitted")
 @click.option("--json", "json_", is_flag=True, help="one JSON object a request, one a line")
-@guarded
+@runs("steer")
 def steer(**options: Any) -> None:
     """Ask something of a sweep; its driver does it at its next look and says what it did. Without an option: list.
 
     Every request is kept with who asked and when, and shown by status. Exit codes: 0 noted; 2 your input; 3 the
     database does not answer.
     """
-    from lora_tune.cli.steer import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option(
     "--set", "values", multiple=True, metavar="NAME=VALUE", help="a tuned value to try; the search fills in others"
 )
 @click.option("--commit", help="run the script of this commit, in a worktree of its own; with --set")
-@guarded
+@runs("ask_tell", "run_ask")
 def ask(**options: Any) -> None:
     """Ask for the next trial and run it yourself: one JSON object with its token, parameters, seed and command.
 
     For studies with site.launcher = "outside"; say how it went with tell. Without --set the search proposes.
     Exit codes: 0 done; 2 your input, or nothing to run now; 3 the machine, or another driver is at work.
     """
-    from lora_tune.cli.ask_tell import run_ask
-
-    run_ask(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--token", required=True, help="the token that ask gave")
 @click.option("--evals", metavar="JSON", help="[[samples, loss], ...] or [[samples, loss, seconds], ...], all so far")
 @click.option("--log", "log", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="its output instead")
 @click.option("--failed", default="", metavar="WHY", help="why it has no result")
 @click.option("--running", is_flag=True, help="it goes on: ask whether it should")
-@guarded
+@runs("ask_tell", "run_tell")
 def tell(**options: Any) -> None:
     """Tell how a trial that you asked for went; prints the verdict as one JSON object. The same told twice is one.
 
     With --running, "go_on" is false where it should be stopped. Seconds count from when it was asked for.
     Exit codes: 0 done; 2 your input; 3 the machine, or another driver is at work.
     """
-    from lora_tune.cli.ask_tell import run_tell
-
-    run_tell(**options)
 
 
 @click.command()
@@ -233,22 +206,17 @@ def schema() -> None:
 @click.option(
     "--http", "where", metavar="[HOST:]PORT", help="answer by HTTP, on 127.0.0.1, to who has LORA_TUNE_MCP_TOKEN"
 )
-@guarded
+@runs("mcp")
 def mcp(**options: Any) -> None:
     """Serve a sweep's tools to a model, by the Model Context Protocol on standard input and output.
 
     Whoever speaks to it starts programs as you do: give it to agents that may. Needs pip install "lora-tune[mcp]".
     Exit codes: 0 its client is gone; 2 your input; 3 the machine.
     """
-    from lora_tune.cli.mcp import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--trial", "number", type=int, help="export this trial instead of what is recommended")
 @click.option(
     "--nearest", "nearest_run", is_flag=True, help="export the trial that came nearest, where none reached the target"
@@ -262,22 +230,17 @@ def mcp(**options: Any) -> None:
 )
 @click.option("--check", is_flag=True, help="source it in a clean bash; refuse variables that nothing reads")
 @click.option("--json", "json_", is_flag=True, help="one JSON object: the file, the line that runs it, and what it is")
-@guarded
+@runs("export")
 def export(**options: Any) -> None:
     """Write the configuration that is believed best (or --trial N) as a config that runs by hand.
 
     Its provenance says what that rests on, and names the best single run beside it.
     Exit codes: 0 written; 2 your input; 3 the machine; 4 nothing reached the target.
     """
-    from lora_tune.cli.export import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--to", "path", type=click.Path(path_type=Path), help="file to write [the sweep's report.html]")
 @click.option(
     "--svg", "svg_folder", type=click.Path(path_type=Path), help="write each figure into this folder instead, as SVG"
@@ -285,33 +248,25 @@ def export(**options: Any) -> None:
 @click.option("--png", type=click.Path(path_type=Path), help="the same as PNG, for slides")
 @click.option("--pdf", type=click.Path(path_type=Path), help="the same as PDF")
 @click.option("--json", "json_", is_flag=True, help="one JSON object: the files that were written")
-@guarded
+@runs("report")
 def report(**options: Any) -> None:
     """Write the sweep's report: one HTML file that needs no network.
 
     Exit codes: 0 written; 2 your input; 3 the machine.
     """
-    from lora_tune.cli.report import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one")
 @click.option("--no-token", is_flag=True, help="on 127.0.0.1 every user of this machine may read")
-@guarded
+@runs("dashboard")
 def dashboard(**options: Any) -> None:
     """Review the sweep in optuna-dashboard, also while it runs; it only shows. Ctrl-C ends.
 
     Exit codes: 0 ended in order; 2 your input; 3 the machine.
     """
-    from lora_tune.cli.dashboard import run
-
-    run(**options)
 
 
 @click.command()
@@ -319,22 +274,19 @@ def dashboard(**options: Any) -> None:
 @click.option("--all", "every", is_flag=True, help="also print the lines that say nothing")
 @click.option("--json", "json_", is_flag=True, help="one JSON object a log, one a line")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@guarded
+@runs("logs")
 def logs(**options: Any) -> None:
     """Show what the study's reader makes of each line of a log (files, folders, .gz, tar). Nothing is started.
 
     Exit codes: 0 evals were read; 2 your input; 3 the machine; 4 no eval was read (then a pattern is suggested).
     """
-    from lora_tune.cli.logs import run
-
-    run(**options)
 
 
 @click.command()
 @named_study_option
 @click.option("--json", "as_json", is_flag=True, help="one JSON object a log, one a line")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@guarded
+@runs("replay")
 def replay(**options: Any) -> None:
     """Play finished logs (files, folders, .gz, tar) through the study's pruning, capping, objective and diagnosis.
 
@@ -343,25 +295,19 @@ def replay(**options: Any) -> None:
     Nothing is written.
     Exit codes: 0 played; 1 a fault of this program; 2 your input; 3 the machine; 4 no log could be read.
     """
-    from lora_tune.cli.replay import run
-
-    run(**options)
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...", type=click.Path(path_type=Path))
 @click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
 @click.option("--json", "json_", is_flag=True, help="one JSON object a folder, one a line")
-@guarded
+@runs("score")
 def score(**options: Any) -> None:
     """Score result folders as MLPerf would: compliance, convergence, olympic mean, normalisation.
 
     A FOLDER holds the result_*.txt (or .txt.gz) of one submission; one without any stands for those below it that do.
     Exit codes: 0 scored (also what MLPerf would refuse, which is said); 2 a folder cannot be scored; 3 the machine.
     """
-    from lora_tune.cli.score import run
-
-    run(**options)
 
 
 @click.command()
@@ -395,7 +341,7 @@ def score(**options: Any) -> None:
 @click.option("--out", default="submission", show_default=True, type=click.Path(path_type=Path), help="folder to make")
 @click.option("--ruleset", help="round of the rules, such as 6.1 [the newest that has the logs' benchmark]")
 @click.option("--json", "json_", is_flag=True, help="one JSON object; with --study those of confirm before it")
-@guarded
+@runs("package")
 def package(**options: Any) -> None:
     """Make a submission package of the runs in RESULTS, and have MLPerf's checkers look at it.
 
@@ -407,9 +353,6 @@ def package(**options: Any) -> None:
     target; 130 interrupted.
     Power measurements are left out.
     """
-    from lora_tune.cli.package import run
-
-    run(**options)
 
 
 @click.command()
@@ -421,7 +364,7 @@ def package(**options: Any) -> None:
 @click.option("--yes", is_flag=True, help="take the columns that were shown")
 @click.option("--json", "json_", is_flag=True, help="one JSON object; columns are shown on standard error")
 @click.argument("sources", nargs=-1, required=True)
-@guarded
+@runs("ingest")
 def ingest(**options: Any) -> None:
     """Read old runs into a study as prior observations.
 
@@ -431,36 +374,26 @@ def ingest(**options: Any) -> None:
     delete lines of sweeps/NAME/priors.jsonl.
     Exit codes: 0 something was taken, shown or known already; 2 your input; 3 the machine; 4 nothing was usable.
     """
-    from lora_tune.cli.ingest import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--trial", "number", type=int, help="explain this trial only")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
-@guarded
+@runs("explain")
 def explain(**options: Any) -> None:
     """What a sweep taught: which knobs matter, advice with its evidence, and what would be tried next.
 
     With --trial N: why it was proposed, why it ended as it did, and how far it was.
     Exit codes: 0 printed; 2 your input; 3 the machine.
     """
-    from lora_tune.cli.explain import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--trial", "number", type=int, help="of the configuration that this trial is a run of alone")
 @click.option("--json", "json_", is_flag=True, help="one JSON object")
-@guarded
+@runs("verdict")
 def verdict(**options: Any) -> None:
     """Which configurations are better than the baseline: at most 5% of campaigns call any better that is not.
 
@@ -468,24 +401,16 @@ def verdict(**options: Any) -> None:
     and no evidence; run it again, and the baseline, too: steer --enqueue --clone TRIAL. Look as often as you like.
     Exit codes: 0 printed; 2 your input; 3 the machine.
     """
-    from lora_tune.cli.verdict import run
-
-    run(**options)
 
 
 @click.command()
-@study_option
-@storage_option
-@output_option
+@sweep_options
 @click.option("--probe", "with_probe", is_flag=True, help="also run one short job that checks from a node")
 @click.option("--probe-minutes", type=float, default=10.0, show_default=True, help="longest wait for that job")
 @click.option("--json", "json_", is_flag=True, help="one JSON object a finding, one a line")
-@guarded
+@runs("doctor")
 def doctor(**options: Any) -> None:
     """Check what a study needs: each finding says what, why it matters and how to fix it.
 
     Exit codes: 0 nothing stands in the way (there may be warnings); 2 your input; 3 there are problems.
     """
-    from lora_tune.cli.doctor import run
-
-    run(**options)

@@ -61,7 +61,7 @@ def run(
     study = load_study(file)
     workload = load_workload(study, file)
     paths = sweep_paths(study.name, output)
-    show = _print_json if json_ else show_findings
+    show = partial(show_findings, json_=json_)
     worst = show(_local(study, workload, paths, storage))
     if launcher_kind(study.site).slurm:
         worst = max(worst, show(_slurm(study, workload, paths)))
@@ -71,22 +71,17 @@ def run(
         sys.exit(EXIT_SETUP)
 
 
-def _print_json(findings: Iterable[Finding]) -> Level:
-    """As :func:`show_findings`, for programs."""
+def show_findings(findings: Iterable[Finding], *, json_: bool = False) -> Level:
+    """Print findings as they are made, for people or as JSON; returns the worst level."""
     worst = Level.GOOD
     for finding in findings:
         worst = max(worst, finding.level)
-        level = _LABELS[finding.level].lower()
-        click.echo(json.dumps({"level": level, "what": finding.what, "why": finding.why, "fix": finding.fix}))
-    return worst
-
-
-def show_findings(findings: Iterable[Finding]) -> Level:
-    """Print findings as they are made; returns the worst level."""
-    worst = Level.GOOD
-    for finding in findings:
-        worst = max(worst, finding.level)
-        click.echo(f"{_LABELS[finding.level]:8} {finding.what}")
+        label = _LABELS[finding.level]
+        if json_:
+            record = {"level": label.lower(), "what": finding.what, "why": finding.why, "fix": finding.fix}
+            click.echo(json.dumps(record))
+            continue
+        click.echo(f"{label:8} {finding.what}")
         if finding.why:
             click.echo(f"{'':8}   why:  {finding.why}")
         if finding.fix:

@@ -39,7 +39,6 @@ from lora_tune.review.advice import advise
 from lora_tune.review.summary import money, objective_text, overview, parameters_text, recommended_text
 from lora_tune.search.campaign import campaign
 from lora_tune.search.objectives import objective_of
-from lora_tune.search.usual_names import COMMIT
 from lora_tune.store import LEASE_SECONDS, open_store
 from lora_tune.store.leases import is_gone
 from lora_tune.store.port import Request
@@ -145,9 +144,7 @@ class AgentTools:
         plan = self._plan(study)
         trial = None if again is None else self._trial(self._review(study), again)
         if plan.study.site.launcher == ask_tell.OUTSIDE:
-            if trial is not None:
-                values, commit = {**trial.tuned, **(values or {})}, commit or str(trial.parameters.get(COMMIT, ""))
-            offer = asdict(ask_tell.ask(plan, self._storage, values, commit or None))
+            offer = asdict(ask_tell.ask(plan, self._storage, values, commit or None, trial))
             return {key: offer[key] for key in ("token", "trial", "parameters", "seed", "argv", "cwd")}
         if values is None and trial is None:
             raise InputError("give values, or again = the number of a trial; start lets the search propose by itself")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import re
 import shlex
@@ -223,6 +224,13 @@ storage_option = click.option(
     callback=_storage,
     help=f"database URL, or the variable {STORAGE_VARIABLE} [SQLite in the sweep folder]",
 )
+
+
+def sweep_options(command: Command) -> Command:
+    """Take a sweep: its study, its database and its folder."""
+    return study_option(storage_option(output_option(command)))
+
+
 metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics, on 127.0.0.1")
 
 
@@ -275,6 +283,19 @@ def guarded(command: Command) -> Command:
             sys.exit(EXIT_SETUP)
 
     return run  # type: ignore[return-value]  # same signature, by functools.wraps
+
+
+def runs(module: str, function: str = "run") -> Callable[[Command], Command]:
+    """Have a command do what ``function`` of the module of this room does, which is loaded only then; guarded."""
+
+    def of(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**options: Any) -> None:
+            getattr(importlib.import_module(f"lora_tune.cli.{module}"), function)(**options)
+
+        return guarded(run)  # type: ignore[return-value]  # same signature, by functools.wraps
+
+    return of
 
 
 def sweep_paths(name: str, output: Path | None = None) -> SweepPaths:

@@ -1,4 +1,4 @@
-"""A chart as data: axes and marks. One drawing function makes it; SVG and plotly both show it."""
+"""A chart as data, axes and marks, and its drawing as SVG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 from zlib import crc32
 
 from lora_tune.base.text import visible
@@ -23,7 +23,6 @@ class Axis:
     """One axis. label: what it shows, with its unit. log: decades.
 
     low, high: the range; None: from the marks. categories: names of the positions 0, 1, ... instead of numbers.
-    bare: neither ticks nor grid, because the marks bring scales of their own.
     """
 
     label: str
@@ -31,7 +30,6 @@ class Axis:
     low: float | None = None
     high: float | None = None
     categories: tuple[str, ...] = ()
-    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,6 @@ class Lines:
     colour: Colour
     width: float = 1.5
     faint: bool = False
-    dashed: bool = False
     steps: bool = False
     texts: Sequence[str] = ()
     """What a line says when pointed at; empty, or one a line."""
@@ -60,7 +57,6 @@ class Markers:
     name: str
     points: Sequence[tuple[float, float]]
     colour: Colour
-    hollow: bool = False
     size: float = 4.0
     texts: Sequence[str] = ()
     spans: Sequence[tuple[float, float]] = ()
@@ -90,11 +86,10 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A straight line across the chart at one value of one axis, with its name beside it."""
+    """A straight line across the chart at one value of the y axis, with its name beside it."""
 
     name: str
     value: float
-    axis: Literal["x", "y"] = "y"
     colour: Colour = "target"
 
 
@@ -149,7 +144,7 @@ def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
         return [v for edge in mark.edges for v in (edge[:1] if which == "x" else edge[1:])]
     if isinstance(mark, Bars):
         return [v for _, start, length in mark.bars for v in (start, start + length)] if which == "x" else []
-    return [mark.value] if mark.axis == which else []
+    return [mark.value] if which == "y" else []
 
 
 # The marks of a chart as SVG: lines, points, bands, bars and rules, each in the pixels of its frame.
@@ -191,7 +186,7 @@ def text_at(x: float, y: float, text: str, anchor: str, colour: str = "soft") ->
 
 
 def _lines(mark: Lines, f: PlotFrame) -> str:
-    classes = f"s-{mark.colour}" + (" faint" if mark.faint else "") + (" dash" if mark.dashed else "")
+    classes = f"s-{mark.colour}" + (" faint" if mark.faint else "")
     paths = [_path(line, f, steps=mark.steps) for line in mark.lines]
     if not mark.texts and not mark.trials:  # one element for them all
         return f'<path class="{classes}" stroke-width="{mark.width:g}" d="{"".join(paths)}"/>'
@@ -238,8 +233,7 @@ def _points(mark: Markers, f: PlotFrame) -> str:
 
 
 def dot(x: float, y: float, mark: Markers, whose: str = "", end: str = "/>") -> str:
-    paint = f's-{mark.colour} f-paper" stroke-width="1.5' if mark.hollow else f"area f-{mark.colour}"
-    return f'<circle{whose} class="{paint}" cx="{px(x)}" cy="{px(y)}" r="{mark.size:g}"{end}'
+    return f'<circle{whose} class="area f-{mark.colour}" cx="{px(x)}" cy="{px(y)}" r="{mark.size:g}"{end}'
 
 
 def _band(mark: Band, f: PlotFrame) -> str:
@@ -261,13 +255,9 @@ def _bars(mark: Bars, f: PlotFrame) -> str:
 
 
 def _rule(mark: Rule, f: PlotFrame) -> str:
-    if mark.axis == "y":
-        start, end = (f.left, f.y(mark.value)), (f.right, f.y(mark.value))
-        label = text_at(f.left + 4, f.y(mark.value) - 5, mark.name, "start", mark.colour)
-    else:
-        start, end = (f.x(mark.value), f.top), (f.x(mark.value), f.bottom)
-        label = text_at(f.x(mark.value) + 5, f.top + 13, mark.name, "start", mark.colour)
-    return line_between(f"s-{mark.colour} dash", start, end, 1.5) + label
+    y = f.y(mark.value)
+    label = text_at(f.left + 4, y - 5, mark.name, "start", mark.colour)
+    return line_between(f"s-{mark.colour} dash", (f.left, y), (f.right, y), 1.5) + label
 
 
 def line_between(classes: str, start: tuple[float, float], end: tuple[float, float], width: float = 1.0) -> str:
@@ -350,7 +340,7 @@ def _last_place(step: float) -> int:
 
 
 WIDTH = 580
-_RIGHT, _BOTTOM, _BARE_BOTTOM = 14, 46, 6
+_RIGHT, _BOTTOM = 14, 46
 _ROW_NAME, _LINE = 26, 12.0
 """Characters of a line of a row's name, and the height of such a line in pixels."""
 
@@ -422,7 +412,6 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
     y_ticks = _ticks(chart.y, extent(chart, "y"))
     longest = max((len(line) for _, text in y_ticks for line in _wrapped(text)), default=0)
     left = (34 if chart.y.label or y_ticks else 10) + longest * CHARACTER
-    below = _BOTTOM if chart.x.label or not chart.x.bare else _BARE_BOTTOM
     bottom = top + legend_height + chart.height - _BOTTOM
     x_range, y_range = extent(chart, "x"), extent(chart, "y")
     frame = PlotFrame(left, top + legend_height, WIDTH - _RIGHT, bottom, x_range, y_range, chart.x.log, chart.y.log)
@@ -431,12 +420,10 @@ def _body(chart: Chart, top: int) -> tuple[str, int]:
     box = f'<clipPath id="{clip}"><rect x="{px(frame.left)}" y="{px(frame.top)}" width="{px(frame.right - frame.left)}"'
     box += f' height="{px(frame.bottom - frame.top)}"/></clipPath>'
     marks = "".join(draw(mark, frame) for mark in chart.marks)
-    return f'{box}{legend}{axes}<g clip-path="url(#{clip})">{marks}</g>', round(bottom + below)
+    return f'{box}{legend}{axes}<g clip-path="url(#{clip})">{marks}</g>', round(bottom + _BOTTOM)
 
 
 def _ticks(axis: Axis, limits: tuple[float, float]) -> list[tuple[float, str]]:
-    if axis.bare:
-        return []
     if axis.categories:
         return [(float(i), name) for i, name in enumerate(axis.categories)]
     if axis.log:
@@ -494,8 +481,7 @@ def _legend(marks: Sequence[_Named], top: int) -> tuple[str, int]:
 
 def _key(mark: _Named, x: float, y: float) -> str:
     if isinstance(mark, Lines):
-        dash = " dash" if mark.dashed else ""
-        return line_between(f"s-{mark.colour}{dash}", (x, y), (x + 15, y), 2.5)
+        return line_between(f"s-{mark.colour}", (x, y), (x + 15, y), 2.5)
     if isinstance(mark, Markers):
         return dot(x + 8, y, mark)
     band = " band" if isinstance(mark, Band) else ""
@@ -505,8 +491,7 @@ def _key(mark: _Named, x: float, y: float) -> str:
 # Units for axes: seconds in the unit in which people would say them.
 
 
-@dataclass(frozen=True, slots=True)
-class TimeUnit:
+class TimeUnit(NamedTuple):
     """A unit of time: its name and its length in seconds."""
 
     name: str

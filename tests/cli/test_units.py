@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 
 from lora_tune.__main__ import main
 from lora_tune.base.text import counted
-from lora_tune.review import notes
 from lora_tune.review.figures import charts
 from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, STUDY, stored, study_of, sweep_of
 
@@ -50,9 +48,6 @@ def told(folder: Path, trials: int, unit: str) -> dict[str, str]:
         assert done.exit_code in (0, 4), f"{words}: {done.output}"
         printed[name] = done.output
     printed["report"] = visible_text((folder / "report.html").read_text(encoding="utf-8"))
-    for trial in sweep.trials.values():
-        printed[f"note {trial.number}"] = notes.trial_note(study, sweep, trial, {}, BEGAN)
-        printed[f"attributes {trial.number}"] = "\n".join(notes.attributes(study, sweep, trial, BEGAN))
     for name, chart in charts(study, sweep, BEGAN).items():
         said = [chart.title, chart.x.label, chart.y.label, chart.note or ""]
         said += [text for mark in chart.marks for text in getattr(mark, "texts", ())]
@@ -89,14 +84,6 @@ def test_what_a_program_reads_names_the_unit(here: Path) -> None:
     told(here, 3, "epochs")
     done = CliRunner().invoke(main, ["status", "--study", "built", "--output", str(here / "built"), "--json"])
     assert json.loads(done.output)["progress_unit"] == "epochs"
-
-
-def test_a_note_says_a_million_samples_to_the_last_one() -> None:
-    study = study_of()
-    sweep = sweep_of(study, trials=3)
-    trial = next(t for t in sweep.reached())
-    long = replace(trial, samples=1_310_721.0)
-    assert "| 1310721" in notes.trial_note(study, sweep, long, {}, BEGAN)
 
 
 @pytest.mark.parametrize(("count", "said"), [

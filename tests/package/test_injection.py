@@ -28,9 +28,8 @@ from lora_tune.config.tables import Site
 from lora_tune.controller.driver import Dependencies, Driver
 from lora_tune.controller.sweep_records import EventFile
 from lora_tune.launchers.slurm.submission import preview, submission_command
-from lora_tune.review import notes, screen
+from lora_tune.review import screen
 from lora_tune.review.screen import Quiet
-from lora_tune.review.summary import overview
 from lora_tune.search.session import Session
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import as_mapping
@@ -141,17 +140,6 @@ def test_json_is_json_of_one_line(text: str, tmp_path: Path) -> None:
     EventFile(tmp_path / "driver.log").write(NOW, "note", text=text)
     (line,) = (tmp_path / "driver.log").read_text(encoding="utf-8").split("\n")[:-1]
     assert "\x1b" not in json.loads(line)["text"]
-
-
-def test_notes_hold_no_markup(text: str) -> None:
-    study, sweep = attacked(text)
-    shown = [notes.study_note(study, sweep, overview(study, sweep, NOW))]
-    shown += [notes.trial_note(study, sweep, t, {}, NOW) for t in sweep.trials.values()]
-    for note in shown:
-        bare = note.replace("\\<", "").replace("\\[", "").replace("&lt;", "")
-        for markup in ("<script", "<img", "<a ", "](javascript", "![x]"):
-            assert markup not in bare
-        assert no_controls(note)
 
 
 def test_bash_reads_back_the_value_and_runs_nothing(text: str) -> None:
