@@ -240,24 +240,25 @@ class LogFollower:
         return _ReaderAndScanner(reader, arrivals)
 
     @property
-    def stamped(self) -> bool:
-        """Whether the log has time stamps of its own; else its lines are timed as they come."""
+    def _read(self) -> _ReaderAndScanner:
         reader = self._tail.reader
         assert isinstance(reader, _ReaderAndScanner)
-        return reader.arrivals is None
+        return reader
+
+    @property
+    def stamped(self) -> bool:
+        """Whether the log has time stamps of its own; else its lines are timed as they come."""
+        return self._read.arrivals is None
 
     @property
     def guessed_seconds(self) -> float:
         """How long nobody looked at a log without time stamps: times within are estimated. 0: none are."""
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        return reader.arrivals.guessed_seconds if reader.arrivals else 0.0
+        return self._read.arrivals.guessed_seconds if self._read.arrivals else 0.0
 
     def unmatched(self, *, ended: bool) -> str:
         """Why nothing in the log is what the study says an eval looks like; "" where that cannot be said."""
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        return reader.reader.unmatched.describe(ended=ended) if isinstance(reader.reader, LineReader) else ""
+        reader = self._read.reader
+        return reader.unmatched.describe(ended=ended) if isinstance(reader, LineReader) else ""
 
     def newly_guessed(self) -> float:
         """What was added to ``guessed_seconds`` since the last call."""
@@ -266,24 +267,23 @@ class LogFollower:
 
     def estimated_seconds(self, run: RunLog, seconds: float) -> float:
         """How many of the ``seconds`` since the start of ``run`` are estimated; 0 where the log states its times."""
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        if reader.arrivals is None or reader.states_seconds or run.run_start_ms is None:
-            return 0.0
-        begin = run.run_start_ms / 1000
-        return reader.arrivals.estimated(begin, begin + seconds)
+        return self._of_arrivals(Arrivals.estimated, run, seconds) or 0.0
 
     def read_at_once(self, run: RunLog, seconds: float) -> float | None:
         """How long nobody had looked when the first ``seconds`` of ``run`` came at one look, with the end of the log.
 
         None where they came at several looks, where more came later, or where the log states its times.
         """
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        if reader.arrivals is None or reader.states_seconds or run.run_start_ms is None:
+        return self._of_arrivals(Arrivals.at_once, run, seconds)
+
+    def _of_arrivals(
+        self, ask: Callable[[Arrivals, float, float], float | None], run: RunLog, seconds: float
+    ) -> float | None:
+        """What its arrivals say of the first ``seconds`` of ``run``; None where the log states its times."""
+        if self._read.arrivals is None or self._read.states_seconds or run.run_start_ms is None:
             return None
         begin = run.run_start_ms / 1000
-        return reader.arrivals.at_once(begin, begin + seconds)
+        return ask(self._read.arrivals, begin, begin + seconds)
 
     def poll(self, now: float, *, drain: bool = False, started: float | None = None, limit: int | None = None) -> int:
         """Read what is new; with ``drain`` everything there is, for a job that has ended. Returns how many bytes.
@@ -292,10 +292,8 @@ class LogFollower:
         is left is read with the next call, timed as it came.
         """
         self.unreadable, read = "", 0
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        if reader.arrivals:
-            reader.arrivals.look(started)
+        if self._read.arrivals:
+            self._read.arrivals.look(started)
         try:
             while new := self._tail.poll(POLL_BYTES if limit is None else limit - read):
                 self.grew_at = now
@@ -322,9 +320,7 @@ class LogFollower:
     @property
     def leaves_out_pauses(self) -> bool:
         """Whether the run's times are without its job's pauses: not where the log counts the seconds by itself."""
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        return isinstance(reader.reader, LeavesOutPauses) and not reader.states_seconds
+        return isinstance(self._read.reader, LeavesOutPauses) and not self._read.states_seconds
 
     def run(self) -> RunLog:
         """What the log says so far; with very many evals, what it said a while ago."""
@@ -336,23 +332,18 @@ class LogFollower:
         return self._run
 
     def _pass_on_pauses(self) -> None:
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        if isinstance(reader.reader, LeavesOutPauses):
-            reader.reader.pauses = self._pauses
+        if isinstance(self._read.reader, LeavesOutPauses):
+            self._read.reader.pauses = self._pauses
 
     def runs(self) -> tuple[RunLog, ...]:
         """Every run in the log, oldest first, where its format can hold several (``NEXP``)."""
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
         self._pass_on_pauses()
-        return reader.reader.runs() if isinstance(reader.reader, MllogReader) else (reader.run(),)
+        reader = self._read.reader
+        return reader.runs() if isinstance(reader, MllogReader) else (reader.run(),)
 
     def failures(self) -> FailureScanner:
         """The failure signatures seen so far."""
-        reader = self._tail.reader
-        assert isinstance(reader, _ReaderAndScanner)
-        return reader.scanner
+        return self._read.scanner
 
     def train_is_new(self) -> bool:
         """True when the train loss was reported since the last call."""

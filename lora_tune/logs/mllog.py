@@ -212,27 +212,6 @@ class MllogReader:
     # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is
     # undecoded and ``metadata`` is what follows samples_count; else both are decoded and ``samples`` is None.
 
-    def _init_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        current = self._runs.initialised(ms)
-        if current.init_start is None:
-            current.init_start = ms
-        current.mark(ms)
-        return True
-
-    def _init_stop(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        current = self._runs.current
-        if current.init_stop is None:
-            current.init_stop = ms
-        current.mark(ms)
-        return True
-
-    def _run_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        current = self._runs.started(ms)
-        if current.run_start is None:
-            current.run_start = ms
-        current.mark(ms)
-        return True
-
     def _run_stop(self, ms: int, _value: object, _samples: float | None, metadata: Metadata) -> bool:
         current = self._runs.current
         if current.run_stop is None:
@@ -252,41 +231,12 @@ class MllogReader:
         self._runs.progressed(point[0], trained=False).add_eval(*point, ms, metric_name(metadata))
         return True
 
-    def _train_loss(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
-        if (point := self._point(value, samples, metadata)) is None:
-            return False
-        self._runs.progressed(point[0], trained=True).add_train(*point, ms)
-        return True
-
-    def _reduced_train_loss(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
-        """v6.0 prints the tensor that it differentiates: the loss times CP over the micro-batches of a step."""
-        if (point := self._point(value, samples, metadata)) is None:
-            return False
-        self._runs.progressed(point[0], trained=True).add_scaled_train(*point, ms)
-        return True
-
     def _point(self, value: object, samples: float | None, metadata: Metadata) -> tuple[float, float] | None:
         """Samples and loss, None where the record lacks one of them."""
         loss = as_number(value)
         if samples is None:
             samples = self._samples(metadata)
         return None if loss is None or samples is None else (samples, loss)
-
-    def _eval_start(self, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
-        self._runs.current.add_eval_start(self._samples(metadata) if samples is None else samples, ms)
-        return True
-
-    def _eval_stop(self, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
-        self._runs.current.add_eval_stop(self._samples(metadata) if samples is None else samples, ms)
-        return True
-
-    def _block_stop(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        self._runs.current.add_eval_start(None, ms)
-        return True
-
-    def _block_start(self, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
-        self._runs.current.add_eval_stop(None, ms)
-        return True
 
     def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         """A speed, a peak of memory, a training loss, or several in one record, as v6.0 prints them after steps."""
@@ -295,10 +245,9 @@ class MllogReader:
         else:
             stats = value if isinstance(value, dict) else {}
         taken = True
-        for name, take in (("train_loss", self._train_loss), ("reduced_train_loss", self._reduced_train_loss)):
-            if name in stats:
-                taken = take(ms, stats[name], samples, metadata)
-                break
+        loss = next((name for name in _LOSSES if name in stats), "")
+        if loss:
+            taken = _TAKE[loss.encode()](self, ms, stats[loss], samples, metadata)
         peak = as_number(stats.get(PEAK))
         if peak is not None:
             self._runs.current.add_peak(peak)
@@ -309,21 +258,60 @@ class MllogReader:
         return taken
 
 
+_Take = Callable[[MllogReader, int, object, float | None, Metadata], bool]
+
+
+def _begins(name: str, run_of: Callable[[RunSequence, int], RunBuilder]) -> _Take:
+    """Takes a time of a run's beginning, of which the first printing counts."""
+
+    def take(reader: MllogReader, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
+        current = run_of(reader._runs, ms)
+        if getattr(current, name) is None:
+            setattr(current, name, ms)
+        current.mark(ms)
+        return True
+
+    return take
+
+
+def _train_loss(*, scaled: bool) -> _Take:
+    """Takes a train loss. v6.0 prints the tensor that it differentiates, ``scaled``."""
+
+    def take(reader: MllogReader, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
+        if (point := reader._point(value, samples, metadata)) is None:
+            return False
+        reader._runs.progressed(point[0], trained=True).add_train(*point, ms, scaled=scaled)
+        return True
+
+    return take
+
+
+def _block(add: Callable[[RunBuilder, float | None, int], None], *, placed: bool) -> _Take:
+    """Takes where a block ends or begins. placed: its samples are told; those of block marks changed their meaning."""
+
+    def take(reader: MllogReader, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
+        at = reader._samples(metadata) if placed and samples is None else samples
+        add(reader._runs.current, at if placed else None, ms)
+        return True
+
+    return take
+
+
 # The train loss was renamed from round to round (and once misspelt). In block marks, samples_count is cumulative
 # up to v5.0 and the block's length from v5.1 on: it is not read.
-_TAKE: dict[bytes, Callable[[MllogReader, int, object, float | None, Metadata], bool]] = {
-    b"init_start": MllogReader._init_start,
-    b"init_stop": MllogReader._init_stop,
-    b"run_start": MllogReader._run_start,
+_TAKE: dict[bytes, _Take] = {
+    b"init_start": _begins("init_start", RunSequence.initialised),
+    b"init_stop": _begins("init_stop", lambda runs, _: runs.current),
+    b"run_start": _begins("run_start", RunSequence.started),
     b"run_stop": MllogReader._run_stop,
     b"eval_accuracy": MllogReader._eval_accuracy,
-    b"eval_start": MllogReader._eval_start,
-    b"eval_stop": MllogReader._eval_stop,
-    b"block_start": MllogReader._block_start,
-    b"block_stop": MllogReader._block_stop,
-    b"train_loss": MllogReader._train_loss,
-    b"train_loss ": MllogReader._train_loss,
-    b"reduced_train_loss": MllogReader._reduced_train_loss,
+    b"eval_start": _block(RunBuilder.add_eval_start, placed=True),
+    b"eval_stop": _block(RunBuilder.add_eval_stop, placed=True),
+    b"block_start": _block(RunBuilder.add_eval_stop, placed=False),
+    b"block_stop": _block(RunBuilder.add_eval_start, placed=False),
+    b"train_loss": _train_loss(scaled=False),
+    b"train_loss ": _train_loss(scaled=False),
+    b"reduced_train_loss": _train_loss(scaled=True),
     b"tracked_stats": MllogReader._tracked_stats,
 }
 

@@ -6,6 +6,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
@@ -29,6 +30,7 @@ INSIDE_BLOCK_MS = 50
 """An eval result this soon after block_stop was computed before it: the stack counts its evals into the block."""
 
 
+@dataclass(slots=True, eq=False)
 class RunBuilder:
     """Gathers the facts of one run, in bounded memory, and makes the :class:`RunLog`. Times are epoch milliseconds.
 
@@ -36,62 +38,32 @@ class RunBuilder:
     hyperparameter counts.
     """
 
-    __slots__ = (
-        "announced",
-        "ceiling",
-        "eval_start",
-        "eval_stop",
-        "evals",
-        "init_start",
-        "init_stop",
-        "last",
-        "measured",
-        "metric",
-        "missing_evals",
-        "other_values",
-        "others",
-        "overall",
-        "paused",
-        "paused_ms",
-        "peak",
-        "restarted",
-        "resumed",
-        "resumed_line",
-        "run_start",
-        "run_stop",
-        "scaled",
-        "stated",
-        "status",
-        "train",
-    )
-
-    def __init__(self, *, ceiling: float | None = None) -> None:
-        self.ceiling = ceiling  # of evals that rise, which are kept as what they lack of it
-        self.metric: str | None = None
-        self.others: dict[str, dict[float, tuple[float, int]]] = {}
-        self.init_start: int | None = None
-        self.init_stop: int | None = None
-        self.run_start: int | None = None
-        self.restarted: int | None = None  # the latest start after which this run went on
-        self.run_stop: int | None = None
-        self.status: str | None = None
-        self.measured = -1  # the latest eval, train point or run_stop
-        self.last = -1  # the latest start or stop of anything else
-        self.evals: dict[float, tuple[float, int]] = {}
-        self.missing_evals = 0
-        self.other_values = 0
-        self.train: dict[float, tuple[float, int]] = {}
-        self.scaled: dict[float, tuple[float, int]] = {}  # train losses times CP over the micro-batches of a step
-        self.eval_start: dict[float, int] = {}
-        self.eval_stop: dict[float, int] = {}
-        self.paused: list[int] = []  # when training stopped for an eval whose number of samples is not known
-        self.resumed: list[int] = []
-        self.resumed_line = ""  # the first that says that training goes on from a checkpoint
-        self.paused_ms = 0  # taken out of the times, see ``without``
-        self.overall: float | None = None
-        self.peak: float | None = None
-        self.stated: list[tuple[int, float, bool]] = []  # time, samples/s; or time, seconds a step, True
-        self.announced: dict[bytes, object] = {}
+    ceiling: float | None = None  # of evals that rise, which are kept as what they lack of it
+    metric: str | None = None
+    others: dict[str, dict[float, tuple[float, int]]] = field(default_factory=dict)
+    init_start: int | None = None
+    init_stop: int | None = None
+    run_start: int | None = None
+    restarted: int | None = None  # the latest start after which this run went on
+    run_stop: int | None = None
+    status: str | None = None
+    measured: int = -1  # the latest eval, train point or run_stop
+    last: int = -1  # the latest start or stop of anything else
+    evals: dict[float, tuple[float, int]] = field(default_factory=dict)
+    missing_evals: int = 0
+    other_values: int = 0
+    train: dict[float, tuple[float, int]] = field(default_factory=dict)
+    scaled: dict[float, tuple[float, int]] = field(default_factory=dict)  # times CP over the micro-batches of a step
+    eval_start: dict[float, int] = field(default_factory=dict)
+    eval_stop: dict[float, int] = field(default_factory=dict)
+    paused: list[int] = field(default_factory=list)  # stops for an eval whose number of samples is not known
+    resumed: list[int] = field(default_factory=list)
+    resumed_line: str = ""  # the first that says that training goes on from a checkpoint
+    paused_ms: int = 0  # taken out of the times, see ``without``
+    overall: float | None = None
+    peak: float | None = None
+    stated: list[tuple[int, float, bool]] = field(default_factory=list)  # ms, samples/s; or ms, seconds a step, True
+    announced: dict[bytes, object] = field(default_factory=dict)
 
     def add_eval(self, samples: float, loss: float, ms: int, metric: str = "") -> None:
         """An eval; metric: its name where the log has several, of which the first to come is the one that counts."""
@@ -113,12 +85,16 @@ class RunBuilder:
         if ms > self.measured:
             self.measured = ms
 
-    def add_train(self, samples: float, loss: float, ms: int) -> None:
-        self._add_point(self.train, samples, loss, ms)
-
-    def add_scaled_train(self, samples: float, loss: float, ms: int) -> None:
-        """A train loss that the trial printed times CP over the micro-batches of a step; see ``_train_points``."""
-        self._add_point(self.scaled, samples, loss, ms)
+    def add_train(self, samples: float, loss: float, ms: int, *, scaled: bool = False) -> None:
+        """A train loss; scaled: printed times CP over the micro-batches of a step, see ``_train_points``."""
+        train = self.scaled if scaled else self.train
+        if samples not in train:
+            if len(train) == MAX_POINTS:
+                for old in [*train][::2]:
+                    del train[old]
+            train[samples] = loss, ms
+            if ms > self.measured:
+                self.measured = ms
 
     def _train_points(self, printed: Mapping[bytes, object]) -> dict[float, tuple[float, int]]:
         """The train losses, scaled ones put right: MLPerf v6.0's implementation prints what Megatron scaled in place.
@@ -140,39 +116,25 @@ class RunBuilder:
         }
         return {**points, **self.train}
 
-    def _add_point(self, train: dict[float, tuple[float, int]], samples: float, loss: float, ms: int) -> None:
-        if samples not in train:
-            if len(train) == MAX_POINTS:
-                for old in [*train][::2]:
-                    del train[old]
-            train[samples] = loss, ms
-            if ms > self.measured:
-                self.measured = ms
-
     def add_eval_start(self, samples: float | None, ms: int) -> None:
         """The end of a training block, with its number of samples where that is known."""
-        if ms > self.last:
-            self.last = ms
-        if samples is None:
-            if len(self.paused) < MAX_POINTS:
-                self.paused.append(ms)
-        elif samples not in self.eval_start and len(self.eval_start) < MAX_POINTS:
-            self.eval_start[samples] = ms
+        self._add_mark(self.paused, self.eval_start, samples, ms)
 
     def add_eval_stop(self, samples: float | None, ms: int) -> None:
         """The start of a training block, with its number of samples where that is known."""
-        if ms > self.last:
-            self.last = ms
+        self._add_mark(self.resumed, self.eval_stop, samples, ms)
+
+    def _add_mark(self, unplaced: list[int], placed: dict[float, int], samples: float | None, ms: int) -> None:
+        self.mark(ms)
         if samples is None:
-            if len(self.resumed) < MAX_POINTS:
-                self.resumed.append(ms)
-        elif samples not in self.eval_stop and len(self.eval_stop) < MAX_POINTS:
-            self.eval_stop[samples] = ms
+            if len(unplaced) < MAX_POINTS:
+                unplaced.append(ms)
+        elif samples not in placed and len(placed) < MAX_POINTS:
+            placed[samples] = ms
 
     def add_stated(self, ms: int, number: float, is_step_time: bool) -> None:
         """A block's speed as the trial prints it: samples/s, or seconds an optimizer step."""
-        if ms > self.last:
-            self.last = ms
+        self.mark(ms)
         if len(self.stated) < MAX_POINTS:
             self.stated.append((ms, number, is_step_time))
 
@@ -213,15 +175,12 @@ class RunBuilder:
         spans = [(a, b) for a, b in pauses if bisect_right(points, a + late_ms) >= bisect_left(points, b)]
         if not spans:
             return self
-        shorter = RunBuilder(ceiling=self.ceiling)
 
         def before(ms: int) -> int:
             return ms - sum(min(max(ms - a, 0), b - a) for a, b in spans)
 
-        for name in self.__slots__:
-            setattr(shorter, name, _shifted(getattr(self, name), before) if name in _TIMES else getattr(self, name))
-        shorter.paused_ms = sum(b - a for a, b in spans)
-        return shorter
+        times = {name: _shifted(getattr(self, name), before) for name in _TIMES}
+        return replace(self, **times, paused_ms=sum(b - a for a, b in spans))
 
     def run(self, dropped_lines: int = 0, printed: Mapping[bytes, object] = MappingProxyType({})) -> RunLog:
         """What was gathered so far. printed: settings that the log states beside its records."""
@@ -362,16 +321,13 @@ class RunSequence:
     one run, timed from its first start. Training that begins again with the first point is a run of its own.
     """
 
-    __slots__ = ("_ceiling", "_earlier", "current")
-
     def __init__(self) -> None:
-        self._ceiling: float | None = None
         self._earlier: list[RunBuilder] = []
         self.current = RunBuilder()
 
     def read_shortfall(self, ceiling: float) -> None:
         """Keep evals that rise as what they lack of ``ceiling``."""
-        self._ceiling = self.current.ceiling = ceiling
+        self.current.ceiling = ceiling
 
     def all(self) -> list[RunBuilder]:
         """Every run, oldest first (the last 33 at most)."""
@@ -396,7 +352,7 @@ class RunSequence:
 
     def _next(self) -> RunBuilder:
         self._earlier = [*self._earlier, self.current][-MAX_EARLIER_RUNS:]
-        self.current = RunBuilder(ceiling=self._ceiling)
+        self.current = RunBuilder(ceiling=self.current.ceiling)
         return self.current
 
     def _go_on(self, samples: float, *, trained: bool) -> None:
@@ -428,10 +384,8 @@ def _join(run: RunBuilder, later: RunBuilder) -> None:
     run.last = max(run.last, later.last)
     # Of an eval that the end cut off, the next attempt says when it began.
     run.eval_start = {samples: ms for samples, ms in run.eval_start.items() if samples in run.evals}
-    for samples, ms in later.eval_start.items():
-        run.eval_start.setdefault(samples, ms)
-    for samples, ms in later.eval_stop.items():
-        run.eval_stop.setdefault(samples, ms)
+    run.eval_start = later.eval_start | run.eval_start
+    run.eval_stop = later.eval_stop | run.eval_stop
     run.paused = [*run.paused, *later.paused][:MAX_POINTS]
     run.resumed = [*run.resumed, *later.resumed][:MAX_POINTS]
     run.stated = [*run.stated, *later.stated][:MAX_POINTS]

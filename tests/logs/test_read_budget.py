@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.launchers.base import JobState, JobStatus, Ticket
@@ -64,6 +64,7 @@ def test_a_log_of_4_gb_is_read_a_little_at_each_look(
     assert len(followed.run().evals) == 3
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(40, 400))
 def test_times_are_the_same_however_little_a_look_reads(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], limit: int
