@@ -44,7 +44,7 @@ BUGS = {
         "tests/review/test_explain.py",
     ),
     "null in a base is no statement": Bug(
-        'NULLS = ("null", "None")',
+        'NULLS = ("null", "none")',
         'NULLS = ("none",)',
         "tests/workloads/test_record.py tests/workloads/test_base_config.py",
     ),

@@ -234,13 +234,19 @@ def check_range(
             if violation.name in following:
                 violations.setdefault(violation.name, violation)
     read = benchmark.read_by_others
+
+    def of_rule(point: Mapping[str, object]) -> dict[str, object]:
+        """What a variable's rule can read of a point."""
+        return {n: v for n, v in announced(benchmark.name, point).items() if n in read} | dict.fromkeys(point)
+
     for name, ends in tuned.items():
         if name.upper() not in keys or name in violations:
             continue
-        for point in _distinct(bare, lambda p: _of_names(read, announced(benchmark.name, p)) | dict.fromkeys(p)):
+        for point in _distinct(bare, of_rule):
             tried = (v for end in ends for v in check_values(benchmark, {**point, name: end}) if v.name == name)
             if refused := next(tried, None):
-                violations[name] = _tuned(refused)
+                sentence = f"{name} is tuned, and at one of its ends: {refused.sentence}"
+                violations[name] = Violation(name, sentence)
                 break
     return list(violations.values())
 
@@ -253,10 +259,6 @@ def _distinct(
     for point in points:
         kinds.setdefault(tuple(sorted((key, repr(value)) for key, value in seen_as(point).items())), point)
     return list(kinds.values())
-
-
-def _of_names(names: Collection[str], values: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if name in names}
 
 
 def check_space(
@@ -394,10 +396,6 @@ def _short_runs(benchmark: Benchmark, points: Sequence[Mapping[str, object]]) ->
     return []
 
 
-def _tuned(violation: Violation) -> Violation:
-    return Violation(violation.name, f"{violation.name} is tuned, and at one of its ends: {violation.sentence}")
-
-
 def _violation(benchmark: Benchmark, name: str, came: object, batch: object, demanded: object, key: str) -> Violation:
     at = f" at GBS {batch}" if batch is not None and key != "global_batch_size" else ""
     source = benchmark.text.sources.get(key)
@@ -481,7 +479,8 @@ def precisions(values: Mapping[str, object], wide: str = WIDE) -> dict[str, str]
     where FP8_DPA says so, and never lower. Communication is lower than bfloat16 where parameters are gathered in the
     low precision, and where dlrmv4's sparse all-to-all is set to.
     """
-    four = _recipe(values, "FP4_RECIPE", {"mxfp4": "mxfp4"}, "nvfp4") if _on(values, "FP4") else None
+    recipe = "mxfp4" if str(values.get("FP4_RECIPE", "")).lower() == "mxfp4" else "nvfp4"
+    four = recipe if _on(values, "FP4") else None
     eight = "fp8" if _on(values, "FP8") else None
     gathered = (four or "nvfp4") if _on(values, "FP4_PARAM_GATHER") else None
     gathered = gathered or ("fp8" if _on(values, "FP8_PARAM_GATHER") and (four or eight) else None)
@@ -507,10 +506,6 @@ def disclosure_exports(
 
 def _on(values: Mapping[str, object], name: str) -> bool:
     return str(values.get(name, "")).lower() in ("1", "true", "yes", "on")
-
-
-def _recipe(values: Mapping[str, object], name: str, named: Mapping[str, str], otherwise: str) -> str:
-    return named.get(str(values.get(name, "")).lower(), otherwise)
 
 
 def _degree(value: object) -> int:

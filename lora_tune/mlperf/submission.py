@@ -159,7 +159,9 @@ def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
     texts |= {name: [] for name in unreadable}  # for the other checkers a log without records, as an empty file is
     with tempfile.TemporaryDirectory(prefix="lora-tune-score-") as scratch:
         for name, text in texts.items():
-            (Path(scratch) / name).write_text("\n".join(_short(text)) + "\n", encoding="latin-1")
+            # Without the longest records, which the RCP checker reads slowly and for nothing.
+            short = (record for record in text if len(record) <= LONGEST_RECORD)
+            (Path(scratch) / name).write_text("\n".join(short) + "\n", encoding="latin-1")
         copies = [Path(scratch) / name for name in texts]
         convergence = check_convergence(Path(scratch), copies, benchmark or "", used)
         seeds = seed_complaint(copies, used) if copies else ""
@@ -210,11 +212,6 @@ def _texts(files: Sequence[Path]) -> tuple[dict[str, list[str]], dict[str, str]]
         else:
             texts[name] = records(io.TextIOWrapper(plain, encoding="latin-1"))
     return texts, unreadable
-
-
-def _short(text: Sequence[str]) -> list[str]:
-    """The records without the longest, which the RCP checker reads slowly and for nothing."""
-    return [record for record in text if len(record) <= LONGEST_RECORD]
 
 
 def _benchmark(logs: Sequence[ParsedLog]) -> str | None:
@@ -344,10 +341,6 @@ def _files(s: Submission) -> list[str]:
     return lines
 
 
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
 def _named(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
 
@@ -374,9 +367,8 @@ def refusals(s: Submission) -> list[str]:
     """Why the package checker would not take the folder, and what to do; empty when it would."""
     reasons = []
     if s.runs is not None and len(s.files) != s.runs:
-        reasons.append(
-            f"{REFUSED} {s.benchmark} needs {s.runs} result files, {len(s.files)} {_are(len(s.files))} there"
-        )
+        there = f"{len(s.files)} {'is' if len(s.files) == 1 else 'are'} there"
+        reasons.append(f"{REFUSED} {s.benchmark} needs {s.runs} result files, {there}")
     reasons += [f"{REFUSED} the runs differ in {difference}" for difference in _differing(s)]
     for key in ("benchmark", "division"):
         if not any(isinstance(f.said[TOLD.index(f"submission_{key}")], str) for f in s.files):

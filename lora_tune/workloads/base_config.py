@@ -37,13 +37,7 @@ from lora_tune.workloads.script_needs import Sourced, source_files
 
 _MISSING = re.compile(r": line \d+: (?P<path>.*\.sh): No such file or directory$")
 _UNSET = re.compile(r"\b([A-Za-z_]\w*): (?:unbound variable|parameter (?:null or )?not set)$")
-_YAML_DEFAULT = re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")
-_PYTHON_DEFAULT = re.compile(
-    r"""(?:getenv|environ\.get)\(\s*["']([A-Z][A-Z0-9_]*)["']\s*,\s*["']?([^\s"'(),]+)["']?\s*\)"""
-)
-_SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")
 _FIELDS_NAME = re.compile(r"config_(.+?)_\d+x\d+x[^_]*(?:_(.+?))?(?:\.sh)?")
-_PACKAGED = ("setup.py", "pyproject.toml")
 _SKIPPED = frozenset({".git", "results", "logs"})
 
 
@@ -237,26 +231,6 @@ def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -
     shaped = [p for p in configs if f"_{nodes}x{gpus_per_node}x" in p.name]
     both = [p for p in matching if p in shaped]
     return [str(p.relative_to(folder)) for p in both or matching or shaped]
-
-
-def stated_defaults(folder: Path) -> dict[str, str]:
-    """What the implementation's files take where nobody sets a variable: the first literal default, by name.
-
-    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``, and these
-    before Python's ``getenv("NAME", default)``. Libraries
-    that lie in the folder as a whole, such as NeMo, say nothing of its training: their scripts are others'.
-    """
-    libraries = {p.parent for name in _PACKAGED for p in _tree(folder, name)} - {folder}
-    defaults: dict[str, str] = {}
-    files = (((".yaml", ".yml"), _YAML_DEFAULT), ((".sh", ".sub"), _SHELL_DEFAULT), ((".py",), _PYTHON_DEFAULT))
-    for suffixes, pattern in files:
-        for suffix in suffixes:
-            for path in _tree(folder, f"*{suffix}"):
-                if (suffix == ".sh" and path.name.startswith("config")) or not libraries.isdisjoint(path.parents):
-                    continue
-                for name, text in pattern.findall(path.read_text(encoding="utf-8", errors="replace")):
-                    defaults.setdefault(name, text)
-    return defaults
 
 
 @dataclass(frozen=True, slots=True)

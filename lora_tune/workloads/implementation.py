@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_tune.base.errors import InputError, SetupError
@@ -88,6 +88,15 @@ _PATTERNS = {
     ".yaml": _YAML,
     ".yml": _YAML,
 }
+_LITERALS = (
+    ((".yaml", ".yml"), re.compile(r"\boc\.env:\s*([A-Za-z_]\w*)\s*,\s*([^\s{}$,]+)\s*\}")),
+    ((".sh", ".sub"), re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^\s{}$\"']*)\}")),
+    (
+        (".py",),
+        re.compile(r"""(?:getenv|environ\.get)\(\s*["']([A-Z][A-Z0-9_]*)["']\s*,\s*["']?([^\s"'(),]+)["']?\s*\)"""),
+    ),
+)
+_PACKAGED = ("setup.py", "pyproject.toml")
 _SKIPPED_FOLDERS = frozenset({".git", "results", "logs", "api_logs", "data_index", "__pycache__"})
 _LARGEST_SOURCE = 2_000_000  # bytes; what is larger is data
 
@@ -98,8 +107,9 @@ class Implementation:
 
     common: the shared config files, relative to ``folder``, in the order in which a config sources them.
     reads: names of the variables that some file reads. defaults: those of them that some script has a value for where
-    nobody sets them. values: what the common files export, by name. exported: names that some config exports.
-    in_container: the training code is not in the folder, so it may read anything.
+    nobody sets them. literals: what files take for what nobody sets, by name (``stated_defaults``). values: what the
+    common files export, by name. exported: names that some config exports. in_container: the training code is not in
+    the folder, so it may read anything.
     """
 
     folder: Path
@@ -107,6 +117,7 @@ class Implementation:
     reads: frozenset[str]
     values: Mapping[str, str]
     defaults: frozenset[str] = frozenset()
+    literals: Mapping[str, str] = field(default_factory=dict)
     exported: frozenset[str] = frozenset()
     in_container: bool = False
 
@@ -153,14 +164,20 @@ def read_implementation(
             raise SetupError(f"{folder} holds no {name}; {_instead(folder) if name == script else _WHOSE}")
     lines = "\n".join(source_lines([folder / name for name in (*before, *common)]))
     named = () if reads is None or isinstance(reads, str) else tuple(reads)
+    texts = _texts(folder)
+    # Configs may compute with what they export: they are no training code.
+    training = {n for path, text in texts.items() if not path.name.startswith("config") for n in _names(path, text)}
+    shell = (text for path, text in texts.items() if _PATTERNS[path.suffix] is _SHELL)
+    configs = (texts.get(path, "") for path in config_files(folder))
     return Implementation(
         folder=folder,
         common=common,
-        reads=frozenset(variables_read(folder)) | frozenset(named),
+        reads=frozenset(_readers(folder, texts)) | frozenset(named),
         values=sourced(lines, "config_x.sh") if base is None else base,
-        defaults=frozenset(_defaults(folder)),
-        exported=frozenset(_exported(folder)),
-        in_container=reads == "container" or (reads is None and not TRAINED_WITH & set(_read_by_training(folder))),
+        defaults=frozenset(name for text in shell for name in _DEFAULT.findall(text)),
+        literals=stated_defaults(folder, texts),
+        exported=frozenset(name for text in configs for name in _EXPORT.findall(text)),
+        in_container=reads == "container" or (reads is None and not TRAINED_WITH & training),
     )
 
 
@@ -236,44 +253,49 @@ def _common_files(folder: Path, also: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((first[0], *(str(place / name) for name in also))))
 
 
-def variables_read(folder: Path) -> Iterator[str]:
-    """Names of the environment variables that the files under ``folder`` read.
-
-    In shell files every expansion counts, in Python every capital name looked up in
-    something called ``...env...``, in YAML every ``oc.env:NAME`` and ``${NAME:default}``. An
-    assignment does not: what configs only export has no effect.
-    """
-    yield from files_reading(folder)
-
-
 def files_reading(folder: Path) -> dict[str, list[str]]:
-    """The files under ``folder`` that read each variable, relative to it, by the variable's name."""
+    """The files under ``folder`` that read each variable, relative to it, by the variable's name.
+
+    In shell files every expansion counts, in Python every capital name looked up in something called ``...env...``, in
+    YAML every ``oc.env:NAME`` and ``${NAME:default}``. An assignment does not: what configs only export has no effect.
+    """
+    return _readers(folder, _texts(folder))
+
+
+def _readers(folder: Path, texts: Mapping[Path, str]) -> dict[str, list[str]]:
     readers: dict[str, list[str]] = {}
-    for path in _sources(folder):
-        pattern = _PATTERNS[path.suffix]
-        for name in dict.fromkeys(pattern.findall(path.read_text(encoding="utf-8", errors="replace"))):
+    for path, text in texts.items():
+        for name in dict.fromkeys(_names(path, text)):
             readers.setdefault(name, []).append(str(path.relative_to(folder)))
     return readers
 
 
-def _read_by_training(folder: Path) -> Iterator[str]:
-    """The same without configs, which may compute with what they export."""
-    for path in _sources(folder):
-        if not path.name.startswith("config"):
-            yield from _PATTERNS[path.suffix].findall(path.read_text(encoding="utf-8", errors="replace"))
+def _names(path: Path, text: str) -> list[str]:
+    """The variables that a file reads, as often as it does."""
+    return _PATTERNS[path.suffix].findall(text)
 
 
-def _exported(folder: Path) -> Iterator[str]:
-    """Names of the variables that the configs export."""
-    for path in config_files(folder):
-        yield from _EXPORT.findall(path.read_text(encoding="utf-8", errors="replace"))
+def _texts(folder: Path) -> dict[Path, str]:
+    """The folder's files of scripts, code and settings, each read once."""
+    return {path: path.read_text(encoding="utf-8", errors="replace") for path in _sources(folder)}
 
 
-def _defaults(folder: Path) -> Iterator[str]:
-    """Names of the variables that a shell file gives a value where they have none: ``${NAME:=value}``, ``${NAME-}``."""
-    for path in _sources(folder):
-        if _PATTERNS[path.suffix] is _SHELL:
-            yield from _DEFAULT.findall(path.read_text(encoding="utf-8", errors="replace"))
+def stated_defaults(folder: Path, texts: Mapping[Path, str]) -> dict[str, str]:
+    """What the implementation's files take where nobody sets a variable: the first literal default, by name.
+
+    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``, and these
+    before Python's ``getenv("NAME", default)``. Libraries that lie in the folder as a whole, such as NeMo, say nothing
+    of its training: their scripts are others'.
+    """
+    libraries = {path.parent for name in _PACKAGED for path in folder.rglob(name)} - {folder}
+    defaults: dict[str, str] = {}
+    for suffixes, pattern in _LITERALS:
+        for path, text in texts.items():
+            config = path.suffix == ".sh" and path.name.startswith("config")
+            if path.suffix in suffixes and not config and libraries.isdisjoint(path.parents):
+                for name, literal in pattern.findall(text):
+                    defaults.setdefault(name, literal)
+    return defaults
 
 
 def _sources(folder: Path) -> Iterator[Path]:

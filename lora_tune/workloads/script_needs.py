@@ -123,12 +123,7 @@ def script_warnings(script: Path, known: Collection[str]) -> list[str]:
 
     A file beside it that it starts as a program and that may not be executed counts as well.
     """
-    warnings = [
-        f"{script.name} needs {needed.name}, which nothing sets, and ends at `{needed.line[:120]}`; "
-        f"set {needed.name} in [site.environment]"
-        for needed in needed_variables(script)
-        if needed.name not in known
-    ]
+    warnings = [*_lacking(script, script.name, known).values()]
     for config in sourced_configs(script):
         warnings.append(
             f"{script.name} sources {config} itself: what that sets, no trial can; remove the line from a copy of it"
@@ -171,17 +166,22 @@ def environment_warnings(job: Job, known: Collection[str], shell: Collection[str
 
     known: variables that its jobs have. shell: those of the shell that starts the sweep.
     """
-    warnings = {}
+    warnings: dict[str, str] = {}
     for script, _ in _scripts(job):
         file = (job.cwd or job.folder) / script
-        for needed in needed_variables(file) if file.is_file() else ():
-            if needed.name not in known:
-                origin = "this shell has and a job does not" if needed.name in shell else "nothing sets"
-                warnings[needed.name] = (
-                    f"{script} needs {needed.name}, which {origin}, and ends at `{needed.line[:120]}`; "
-                    f"set {needed.name} in [site.environment]"
-                )
+        warnings |= _lacking(file, script, known, shell) if file.is_file() else {}
     return list(warnings.values())
+
+
+def _lacking(script: Path, called: str, known: Collection[str], shell: Collection[str] = ()) -> dict[str, str]:
+    """A sentence for each variable that a script, called so by its user, needs and its jobs do not have."""
+    return {
+        needed.name: f"{called} needs {needed.name}, which "
+        f"{'this shell has and a job does not' if needed.name in shell else 'nothing sets'}, and ends at "
+        f"`{needed.line[:120]}`; set {needed.name} in [site.environment]"
+        for needed in needed_variables(script)
+        if needed.name not in known
+    }
 
 
 def _scripts(job: Job) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from lora_tune.mlperf.benchmark import LORA, check_name
 from lora_tune.mlperf.gate import as_value
 from lora_tune.mlperf.rulesets import rulesets, rulesets_with
 from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start, Value
-from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, starting_point, stated_defaults
+from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, starting_point
 from lora_tune.workloads.implementation import (
     LIBRARY_PREFIXES,
     Implementation,
@@ -143,10 +143,6 @@ class TreeWorkload:
         return replace(start, values=self.base.stable)
 
     @functools.cached_property
-    def _defaults(self) -> Mapping[str, str]:
-        return stated_defaults(self.implementation.folder)
-
-    @functools.cached_property
     def beneath(self) -> Record:
         """What trials change: the base or common config, and the tree's defaults."""
         return self.record({})
@@ -158,7 +154,7 @@ class TreeWorkload:
         return record_of(
             {**stated, **site},
             tree.values,
-            self._defaults,
+            tree.literals,
             reads=() if tree.in_container else tree.reads,
             benchmark=self.settings.benchmark,
             site_nodes=space.nodes,

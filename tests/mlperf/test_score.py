@@ -182,12 +182,6 @@ def test_the_verdict_is_the_same_where_the_caller_has_switched_logging_off(tmp_p
         logging.disable(logging.NOTSET)
 
 
-def test_the_table_says_refused_where_a_sentence_does(tmp_path: Path) -> None:
-    folder = ten(tmp_path / "nine")
-    (folder / "result_9.txt").unlink()
-    assert score(folder).output.splitlines()[1].split()[-1] == "REFUSED"
-
-
 def test_a_run_that_is_there_twice_fails_the_seed_check_by_the_checkers_own_words(tmp_path: Path) -> None:
     folder = ten(tmp_path / "ten")
     (folder / "result_7.txt").write_text((folder / "result_3.txt").read_text())
@@ -209,12 +203,6 @@ def test_two_benchmarks_in_one_folder_are_named_and_have_no_score(tmp_path: Path
         "refused: the runs differ in submission_benchmark: llama31_8b (result_0.txt, result_1.txt), "
         "llama2_70b_lora (8 files)" in found["sentences"]
     )
-
-
-def test_batch_sizes_that_differ_are_named_with_their_files(tmp_path: Path) -> None:
-    folder = ten(tmp_path / "ten")
-    (folder / "result_4.txt").write_text(run_log(LORA, {"global_batch_size": 16, "seed": 4}))
-    assert "refused: the runs differ in global_batch_size: 8 (9 files), 16 (result_4.txt)" in sentences_of(folder)
 
 
 def test_files_of_another_name_are_named_as_not_read(tmp_path: Path) -> None:
@@ -379,13 +367,6 @@ def test_confirm_says_of_its_result_folder_what_score_says(tmp_path: Path) -> No
     other = result_folder(tmp_path / "other", [run_log(LORA, {"submission_benchmark": "mine", "global_batch_size": 8})])
     assert not check(other).applies
     assert "the logs name the benchmark mine" in check(other).sentences[0]
-
-
-def test_folders_below_are_found_by_name(tmp_path: Path) -> None:
-    for name in ("b/x", "a"):
-        ten(tmp_path / name)
-    assert result_folders(tmp_path) == [tmp_path / "a", tmp_path / "b" / "x"]
-    assert result_folders(tmp_path / "a") == [tmp_path / "a"]
 
 
 def test_linked_systems_are_found_and_hidden_folders_are_left_out(tmp_path: Path) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, Level, SetupError, StudyError
 from lora_tune.base.paths import SweepPaths
@@ -18,7 +14,7 @@ from lora_tune.config.study import Study
 from lora_tune.mlperf.benchmark import find_benchmark
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Value
-from lora_tune.workloads.implementation import sourced, sourced_file, variables_read
+from lora_tune.workloads.implementation import files_reading, sourced, sourced_file
 from lora_tune.workloads.mlperf import MlperfWorkload, spelled
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
@@ -101,11 +97,6 @@ class TestConfig:
         assert exported["DGXSYSTEM"] == "DGXH100_1x8x4xtp4pp1cp1"
         assert exported["WALLTIME"] == "60"
 
-    def test_common_values_that_the_trial_does_not_set_are_there(self, tmp_path: Path) -> None:
-        environment = workload().job(proposal(), tmp_path).environment
-        assert environment["FP8_AMAX_ALGO"] == "max"
-        assert environment["NCCL_MIN_CTAS"] == "32"
-
     def test_nothing_of_the_submitting_shell_is_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MAX_STEPS", "1")
         monkeypatch.setenv("HEALING_ITER", "350")
@@ -169,10 +160,6 @@ class TestEvals:
         with pytest.raises(StudyError, match="the closed division fixes the evals"):
             workload(division="closed", workload={"first_eval": 384})
 
-    def test_a_tuned_interval_wins(self, tmp_path: Path) -> None:
-        environment = workload().job(proposal({**BEST, "VAL_CHECK_INTERVAL": 192}), tmp_path).environment
-        assert environment["VAL_CHECK_INTERVAL"] == "192"
-
     @pytest.mark.parametrize("interval", [50, 384, 1152])
     def test_a_tuned_interval_alone_moves_no_other_variable_of_the_schedule(
         self, interval: int, tmp_path: Path
@@ -198,7 +185,7 @@ class TestNames:
             workload().job(proposal({**BEST, "FP8_AMAX_ALG": "max"}), tmp_path)
 
     def test_a_variable_that_configs_only_export_is_not_read(self, tmp_path: Path) -> None:
-        assert "LEFTOVER_KNOB" not in set(variables_read(STANDIN))
+        assert "LEFTOVER_KNOB" not in files_reading(STANDIN)
         with pytest.raises(InputError, match="LEFTOVER_KNOB"):
             workload().job(proposal({**BEST, "LEFTOVER_KNOB": 1}), tmp_path)
 
@@ -218,20 +205,6 @@ class TestNames:
         assert (new["FP8_ACT"], new["WARMUP_STEPS"], new["SKIP_EVAL"]) == ("1", "40", "3")
         assert not {"FP8_ACTIVATION", "WARMUP_RATIO", "SKIP_EVALS"} & set(new)
 
-    def test_llama_405b_has_other_names_for_the_layout(self, implementation: Path, tmp_path: Path) -> None:
-        conf = implementation / "conf" / "megatron_gpt_peft_tuning_config.yaml"
-        text = conf.read_text()
-        for ours, theirs in {
-            "TP": "TENSOR_MODEL_PARALLEL",
-            "CP": "CONTEXT_PARALLEL",
-            "MBS": "MICRO_BATCH_SIZE",
-        }.items():
-            text = text.replace(f"env:{ours},", f"env:{theirs},")
-        conf.write_text(text.replace("env:PP,", "env:PIPELINE_MODEL_PARALLEL,"))
-        environment = workload(implementation).job(proposal(), tmp_path / "a").environment
-        assert environment["TENSOR_MODEL_PARALLEL"] == "4"
-        assert environment["PIPELINE_MODEL_PARALLEL"] == "1"
-
     @pytest.mark.parametrize(
         ("file", "line", "read"),
         [
@@ -250,7 +223,7 @@ class TestNames:
     def test_what_counts_as_reading(self, tmp_path: Path, file: str, line: str, read: bool) -> None:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(line + "\n")
-        assert ("KNOB" in set(variables_read(tmp_path))) is read
+        assert ("KNOB" in files_reading(tmp_path)) is read
 
     def test_a_degree_of_one_needs_no_reader(self, implementation: Path) -> None:
         conf = implementation / "conf" / "megatron_gpt_peft_tuning_config.yaml"
@@ -297,24 +270,11 @@ class TestExport:
         (config,) = job.files.values()
         assert sourced(config, name)["NCCL_TUNER"] == "here"
 
-    def test_it_still_respects_the_number_of_replicates(self, bare: Path) -> None:
-        export = workload(bare).export(proposal(), ())
-        ((name, text),) = export.files.items()
-        (bare / name).write_text(text)
-        program = f"export NEXP=10; source {bare / name}; echo $WALLTIME"
-        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "555"
-
 
 class TestSurroundings:
     def test_a_missing_folder_says_where_it_was_looked_for(self, tmp_path: Path) -> None:
         with pytest.raises(SetupError, match=r"nowhere does not exist; .*LORA_TUNE_IMPLEMENTATION"):
             workload(tmp_path / "nowhere").job(proposal(), tmp_path)
-
-    def test_a_folder_without_run_sub(self, implementation: Path, tmp_path: Path) -> None:
-        (implementation / "run.sub").unlink()
-        with pytest.raises(SetupError, match=r"holds no run\.sub"):
-            workload(implementation).job(proposal(), tmp_path)
 
     def test_a_common_file_that_fails(self, implementation: Path, tmp_path: Path) -> None:
         (implementation / "config_common.sh").write_text("echo broken >&2\nfalse\n")
@@ -338,45 +298,6 @@ class TestSurroundings:
         assert exported["DGXSYSTEM"] == "DGXH100_1x8x4xtp4pp1cp1"
         assert exported["LR"] == "0.0004"
         assert job.environment["LOGDIR"] == str(place / "trial" / "results")
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=40))
-def test_any_value_survives_the_config_file(value: str, tmp_path: Path) -> None:
-    job = workload().job(proposal({**BEST, "NCCL_TUNER": value}), tmp_path)
-    ((name, text),) = job.files.items()
-    assert sourced(text, name)["NCCL_TUNER"] == value == job.environment["NCCL_TUNER"]
-
-
-@settings(max_examples=50, deadline=None)
-@given(value=st.floats(min_value=1e-8, max_value=1e3))
-def test_floats_keep_every_digit(value: float) -> None:
-    job = workload().job(proposal({**BEST, "LR": value}), Path("/trial"))
-    assert float(job.environment["LR"]) == value
-
-
-def test_public_configurations_export_what_the_table_says(public_data: Path, tmp_path: Path) -> None:
-    """The values of 251 public configs, through our file and bash, come back as they were."""
-    import csv
-
-    names = ("LR", "MAX_STEPS", "TP", "PP", "CP", "MINIBS", "MBS", "SP")
-    with (public_data / "configs.csv").open() as table:
-        rows = [r for r in csv.DictReader(table) if all(r[n] for n in names) and r["DGXNGPU"] == "8"]
-    assert len(rows) > 50
-    seen = set()
-    for row in rows:
-        values: dict[str, Value] = {n: row[n] for n in names}
-        key = (row["DGXNNODES"], *values.values())
-        if key in seen:
-            continue
-        seen.add(key)
-        parameters: dict[str, Value] = {**values, "SP": int(row["SP"] in ("1", "True")), "GBS": int(row["gbs"])}
-        job = workload(nodes=int(row["DGXNNODES"])).job(proposal(parameters), tmp_path)
-        ((name, text),) = job.files.items()
-        exported = sourced(text, name)
-        assert {n: exported[n] for n in names if n != "SP"} == {n: v for n, v in values.items() if n != "SP"}
-        assert f"x{row['MINIBS']}xtp{row['TP']}pp{row['PP']}cp{row['CP']}" in name
-    assert os.sep not in "".join(name for name in job.files)
 
 
 class TestCheck:

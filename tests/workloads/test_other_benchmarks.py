@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lora_tune.config.study import Study
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import fitting_configs, parameters_at
-from lora_tune.workloads.mlperf import MlperfWorkload, about_base, findings, other_scripts
+from lora_tune.workloads.mlperf import MlperfWorkload, findings, other_scripts
 
 CONFIG = "config_GB200_2x4x32.sh"
 RATE = {"type": "float", "low": 1e-5, "high": 1e-3, "log": True}
@@ -164,46 +163,3 @@ def test_a_changed_batch_script_and_a_config_of_another_spelling_of_the_system_a
     (tmp_path / "tree" / "config_H100_optimal.sh").write_text("export LR=1\n")
     assert fitting_configs(tmp_path / "tree", "DGXH100", 1, 8) == ["config_H100_optimal.sh"]
     assert fitting_configs(tmp_path / "tree", "H200", 1, 8) == []
-
-
-def test_a_variable_of_another_round_that_no_file_reads_is_named_with_the_one_that_is_read(tmp_path: Path) -> None:
-    """Dell's v5.1 config exports FP8_ACTIVATION, and its folder reads FP8_ACT alone."""
-    reads = f"{READS}echo $FP8_ACT $MINIBS $TP\n"
-    lora = {"benchmark": "llama2_70b_lora", "reads": reads}
-    workload, _ = made(tmp_path / "a", {"LEARNING_RATE": RATE}, config=f"{LAYOUT}export FP8_ACTIVATION=1\n", **lora)
-    (sentence,) = (s for s in about_base(workload) if "FP8_ACT" in s)
-    assert "exports FP8_ACTIVATION=1, which no file in" in sentence
-    assert sentence.endswith("FP8_ACT is what is read; export it under that name")
-    both = f"{LAYOUT}export FP8_ACTIVATION=1 FP8_ACT=1\n"
-    told = about_base(made(tmp_path / "b", {"LEARNING_RATE": RATE}, config=both, **lora)[0])
-    assert not [s for s in told if "FP8_ACT" in s], "an export for both rounds is heeded"
-
-
-class TestTheEffectiveRecord:
-    """What a trial's job is written with: what its log is held against, and what is disclosed of it."""
-
-    def test_a_trial_s_own_value_hides_the_bases_under_any_name(self, tmp_path: Path) -> None:
-        workload, start = made(
-            tmp_path / "tree", {"LEARNING_RATE": RATE}, benchmark="flux1", config="export LR=0.0009\n"
-        )
-        record = workload.written(trial(workload, start, LEARNING_RATE=5e-4))
-        assert record["LEARNING_RATE"] == 5e-4
-        assert "LR" not in record
-        assert (record["BATCHSIZE"], record["MAX_STEPS"]) == (512, 900)
-
-    def test_the_base_is_what_its_config_says(self, tmp_path: Path) -> None:
-        workload, start = made(tmp_path / "tree", {"LEARNING_RATE": RATE}, benchmark="flux1")
-        base = Proposal(number=0, attempt=0, seed=7, parameters=start.parameters)
-        assert workload.is_base(base)
-        assert workload.written(base)["LEARNING_RATE"] == 2e-4
-
-    def test_a_probe_s_steps_are_those_of_the_probe(self, tmp_path: Path) -> None:
-        reads = f"{READS}echo $MINIBS $CP $TP $SKIP_EVALS\n"
-        space = {"LEARNING_RATE": RATE, "MAX_STEPS": {"type": "int", "low": 500, "high": 900}}
-        workload, start = made(
-            tmp_path / "tree", space, benchmark="llama2_70b_lora", reads=reads, config=f"{LAYOUT}unset BATCHSIZE\n"
-        )
-        probe = replace(trial(workload, start, LEARNING_RATE=5e-4, MAX_STEPS=850), probe=True)
-        record = workload.written(probe)
-        assert (record["MAX_STEPS"], record["GBS"]) == (32, 8)
-        assert workload.job(probe, tmp_path / "a").environment["MAX_STEPS"] == "32"

@@ -105,6 +105,8 @@ def test_a_name_that_no_file_reads_is_no_value_where_another_name_is_read(tmp_pa
     assert written(workload, trial(workload)).value("FP8_ACTIVATION") == 0
     assert written(workload, trial(workload)).unread == {"FP8_ACTIVATION": 1}
     assert any("exports FP8_ACTIVATION=1, which no file in" in sentence for sentence in about_base(workload))
+    both = tree(tmp_path / "both", LORA + "export FP8_ACTIVATION=1 FP8_ACT=1\n", yaml="act: ${oc.env:FP8_ACT,0}")
+    assert not [s for s in about_base(both) if "FP8_ACT" in s], "an export for both rounds is heeded"
     on = trial(workload, LR=4e-4, FP8_ACT=1)
     assert environment(workload, on, tmp_path / "a")["FP8_ACT"] == "1"
     assert written(workload, on).value("FP8_ACT") == 1
