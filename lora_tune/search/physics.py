@@ -1,10 +1,8 @@
-"""Memory and speed of a training step from a model's shape and its layout: what is believed before any trial ran.
+"""Memory of a training step from a model's shape and its layout: what is believed before any trial ran.
 
-Bytes a GPU: weights, adapters with their optimizer's state, activations, logits. Seconds a sample: arithmetic,
-transfers between ranks, and the idle share of a pipeline. Formulas are those of Korthikanti et al. (2022, "Reducing
-Activation Recomputation in Large Transformer Models") for activations and Narayanan et al. (2021, "Efficient
-Large-Scale Language Model Training on GPU Clusters") for pipelines, with Llama's grouped keys and gated MLP. They are
-prior means, which a study's own trials correct (:mod:`lora_tune.search.grey_box.memory`). Experts are not counted.
+Bytes a GPU: weights, adapters with their optimizer's state, activations, logits. Formulas are those of Korthikanti et
+al. (2022, "Reducing Activation Recomputation in Large Transformer Models"), with Llama's gated MLP. They are prior
+means, which a study's own trials correct (:mod:`lora_tune.search.grey_box.memory`). Experts are not counted.
 """
 
 from __future__ import annotations
@@ -47,26 +45,17 @@ LORA_TARGETS, ADAPTER_WIDTHS = 2, 2.25
 """Matrices of a layer that have adapters: the joint query, key and value one, and the attention's output; rows and
 columns of one together, in widths of the model."""
 
-PEAK = {"bf16": 989e12, "fp8": 1979e12}
-"""Dense operations a second of an H100 or H200 (NVIDIA's data sheet)."""
-
-EFFICIENCY = 0.42
-"""Of that, what a training step of this shape reaches (sweeps/records/nemo_h200x2: 0.40)."""
-
-LINK = 450e9
-"""Bytes a second and direction of NVLink 4."""
-
 CAPACITIES = {"H200": 139.8, "H100": 79.1, "A100": 79.1, "B300": 268.0, "B200": 178.4, "H800": 79.1, "H20": 95.6}
 """GiB that a GPU offers, by a part of the system's name; GB200 and GB300 are found as B200 and B300."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What decides a step's memory and speed beside the layout.
+    """What decides a step's memory beside the layout.
 
     seq: tokens a sample. fp8: linear layers compute in it; fp8_params: frozen weights are kept in it alone;
     fp8_act: the MLP's input to its activation is stored in it. recomputed: share of the layers whose activations are
-    computed again. overlap: tensor-parallel transfers run beside the arithmetic. rank: of the adapters.
+    computed again. rank: of the adapters.
     """
 
     shape: Shape
@@ -75,7 +64,6 @@ class Step:
     fp8_params: bool = False
     fp8_act: bool = False
     recomputed: float = 0.0
-    overlap: bool = False
     rank: int = 16
 
 
@@ -96,7 +84,6 @@ def step_of(shape: Shape, seq: int, values: Mapping[str, Any]) -> Step:
         fp8_params=on("FP8") and on("FP8_PARAMS"),
         fp8_act=on("FP8") and (on("FP8_ACT") or on("FP8_ACTIVATION")),
         recomputed=share,
-        overlap=on("TP_COMM_OVERLAP"),
         rank=int(values.get("LORA_RANK", 16)),
     )
 
@@ -130,26 +117,12 @@ def _activation_bytes(step: Step, layout: Layout) -> float:
     return sharded / layout.tp + UNSHARDED / (layout.tp if layout.sp else 1)
 
 
-def samples_per_second(step: Step, layout: Layout, gpus: int) -> float:
-    """Training throughput of all ranks together."""
-    shape = step.shape
-    ranks = layout.tp * layout.pp * layout.cp
-    work = shape.step_flops(step.seq, step.seq) * (1 + 0.5 * step.recomputed)
-    arithmetic = work / ranks / (EFFICIENCY * PEAK["fp8" if step.fp8 else "bf16"])
-    moved = 4 * shape.layers / layout.pp * step.seq / layout.cp * shape.hidden * 2.0
-    tensor = moved * (layout.tp - 1) / layout.tp * (1.0 + 0.5 * step.recomputed) * (0.5 if step.overlap else 1.0) / LINK
-    keys = 4 * shape.layers / layout.pp * step.seq * shape.head * 2 * shape.kv_groups / layout.tp * 2.0
-    context = keys * (layout.cp - 1) / layout.cp / LINK
-    bubble = (layout.pp - 1) / (layout.vp * max(1, layout.minibs // layout.mbs))
-    return gpus / ranks / ((arithmetic + tensor + context) * (1 + bubble))
-
-
 def capacity(system: str) -> float | None:
     """GiB of one GPU of a system by its name; None where the name says nothing."""
     return next((size for name, size in CAPACITIES.items() if name in system.upper()), None)
 
 
-# Physics of a study's points: peak memory and speed by the shape, sequence and GPU that the study names.
+# Physics of a study's points: peak memory by the shape, sequence and GPU that the study names.
 
 
 FAR_OVER = 1.1
@@ -180,11 +153,6 @@ class StudyPhysics:
     def gib_of(self, parameters: Mapping[str, Value]) -> float:
         """The same of a trial's resolved parameters."""
         return gib(step_of(self.shape, self.seq, parameters), *self._laid(parameters))
-
-    def samples_per_second(self, tuned: Mapping[str, Value]) -> float:
-        """Throughput of a point of the space."""
-        values = self.space.resolve(tuned)
-        return samples_per_second(step_of(self.shape, self.seq, values), *self._laid(values))
 
     def _laid(self, values: Mapping[str, Value]) -> tuple[Layout, int]:
         degrees: dict[str, Any] = {field: int(values.get(name, 1)) for field, name in _DEGREES.items()}

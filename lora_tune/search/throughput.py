@@ -20,14 +20,13 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
-from scipy.special import ndtr
 
 from lora_tune.config.layout import Layout, parse_layout
 from lora_tune.config.parameters import Conditions
-from lora_tune.search.grey_box import memory
-from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, trend, unit
-from lora_tune.search.grey_box.gaussian import Array, Prior, condition
-from lora_tune.search.grey_box.model import SPEED_NOISE, GreyBoxScales, SearchModel, learn, speed_data
+from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
+from lora_tune.search.grey_box.gaussian import Array, positive_part
+from lora_tune.search.grey_box.memory import needs_as_much
+from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
 from lora_tune.search.physics import StudyPhysics
@@ -38,7 +37,7 @@ CANDIDATES = 600
 FASTEST = 5
 """Known points whose neighbours are candidates."""
 DOOMED = 0.995
-"""Risk of a point that needs at least the memory of one that died twice."""
+"""Risk of a point that needs at least the memory of one that died."""
 DEATH_SHARE = 0.5
 """Cost of a run that dies of memory, as a share of one that lives: it ends before it is measured."""
 
@@ -69,7 +68,7 @@ class Choice:
 class ThroughputSampler(BaseSampler):
     """Proposes points of ``distributions`` for trials that report ``samples_per_second`` and die of memory.
 
-    gpus: of one trial. physics: what is believed of a point before it ran, where that is known. conditions: which
+    gpus: of one trial. physics: of GPU memory, where that is known. conditions: which
     parameters exist only under others' values. unit: what logs count in, for people. Attributes read are those of
     :mod:`lora_tune.search.observations`; each trial gets ``why``.
     """
@@ -145,7 +144,7 @@ class ThroughputSampler(BaseSampler):
             return None, observations
         model = learn(self._coordinates, Goal(), observations, self._scales, needs=self._physics)
         self._scales = model.scales
-        return best(model, points, self._physics), observations
+        return best(model, points), observations
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -154,15 +153,16 @@ class ThroughputSampler(BaseSampler):
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-def best(model: SearchModel, points: Sequence[Values], physics: StudyPhysics | None = None) -> Choice:
-    """The point of the highest expected improvement per node-hour, under ``model`` and ``physics`` where known."""
-    mean, sd = speeds_of(model, points, physics)
+def best(model: SearchModel, points: Sequence[Values]) -> Choice:
+    """The point of the highest expected improvement per node-hour."""
+    mean, covariance, _, _ = model.predict_speed(points)
+    sd = np.sqrt(np.diag(covariance))
     risk = risk_of(model, points)
     measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
     # Before anything was measured, everything is compared with something slow.
     known = max(measured, default=float(mean.min()) - 1)
     risk = 1 - (1 - risk) * (1 - _refused(model, points))
-    gain = (1 - risk) * expected_improvement(mean, sd, known)
+    gain = (1 - risk) * positive_part(mean - known, sd)
     rate = gain / (1 - (1 - DEATH_SHARE) * risk)
     at = int(np.argmax(rate / np.array([model.coordinates.nodes(p) for p in points])))
     return Choice(
@@ -172,26 +172,6 @@ def best(model: SearchModel, points: Sequence[Values], physics: StudyPhysics | N
         risk=float(risk[at]),
         improvement=float(rate[at]),
     )
-
-
-def speeds_of(model: SearchModel, points: Sequence[Values], physics: StudyPhysics | None) -> tuple[Array, Array]:
-    """ln samples/s of points (n) and their sd (n): by physics and how the measured ones depart from it, if known."""
-    if physics is None:
-        mean, covariance, _, _ = model.predict_speed(points)
-        return mean, np.sqrt(np.diag(covariance))
-    c = model.coordinates
-    timed = [o for o in model.observations if o.samples_per_second > 0 and not o.source]
-    beside = [(o, o.samples_per_second / physics.samples_per_second(o.values)) for o in timed]
-    x = np.array([c.speed_features(p) for p in points])
-    width = x.shape[1]
-    prior = Prior(
-        mean=np.zeros(1 + width), sd=np.r_[0.3, np.full(width, 0.05)], amplitude=0.04, length=1.5, shift=0.03,
-        departure=0.03, weights=np.ones(width),
-    )  # fmt: skip
-    posterior = condition(speed_data(c, beside, SPEED_NOISE), prior)
-    mean, variance = posterior.predict_each(x, trend(x, ()))
-    expected = np.array([math.log(physics.samples_per_second(p)) for p in points])
-    return mean + expected, np.sqrt(variance)
 
 
 def _refused(model: SearchModel, points: Sequence[Values]) -> Array:
@@ -205,21 +185,11 @@ def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
     """Chance of each point (n) to die of memory: as learned; near certain where a point that died needed no more."""
     c = model.coordinates
     risk, _ = model.memory.chance(points)
-    x, dead = (
-        np.array(rows).reshape(len(rows), len(c.memory_labels))
-        for rows in (
-            [c.memory_features(v) for v in points],
-            [c.memory_features(o.values) for o in model.observations if o.infeasible and not o.refused],
-        )
-    )
-    return np.where(memory.needs_as_much(x, dead, c.memory_labels), np.maximum(risk, DOOMED), risk)
-
-
-def expected_improvement(mean: Array, sd: Array, known: float) -> Array:
-    """Expected excess over ``known`` of Gaussians (n): Jones, Schonlau and Welch (1998), equation 15."""
-    z = (mean - known) / sd
-    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    return np.asarray((mean - known) * ndtr(z) + sd * density)
+    died = [o.values for o in model.observations if o.infeasible and not o.refused]
+    if not died:
+        return risk
+    x, dead = (np.array([c.memory_features(v) for v in rows]) for rows in (points, died))
+    return np.where(needs_as_much(x, dead, c.memory_labels), np.maximum(risk, DOOMED), risk)
 
 
 def candidates(

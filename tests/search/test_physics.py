@@ -28,7 +28,6 @@ from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
 from lora_tune.search.physics import far_over_memory, physics_of
 from lora_tune.search.samplers import _time_to_target, make_sampler
-from lora_tune.search.throughput import risk_of
 
 TWO = RECORDS / "nemo_h200x2"
 PROBES = json.loads((RECORDS / "nemo_70b_probes_h200x4" / "probes.json").read_text(encoding="utf-8"))["records"]
@@ -40,11 +39,10 @@ def step(**values) -> physics.Step:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=[p["name"] for p in PROBES])
-def test_peaks_and_speeds_are_near_those_measured_on_four_gpus(probe) -> None:
+def test_peaks_are_near_those_measured_on_four_gpus(probe) -> None:
     values = probe["variables"]
     layout = Layout(tp=values["TP"], cp=values.get("CP", 1), sp=values.get("SP", 0), minibs=4)
     assert physics.gib(step(**values), layout, 4) == pytest.approx(probe["gib"], rel=0.05)
-    assert physics.samples_per_second(step(**values), layout, 4) == pytest.approx(probe["samples_per_second"], rel=0.25)
 
 
 def test_which_trials_of_the_recorded_sweep_died_follows_from_physics_alone() -> None:
@@ -70,18 +68,6 @@ def test_what_saves_memory_and_what_costs_it() -> None:
     assert physics.gib(step(FP8=1, FP8_PARAMS=1), one, 8) < physics.gib(step(FP8=1), one, 8)
 
 
-def test_what_costs_time() -> None:
-    def speed(layout: Layout, **values) -> float:
-        return physics.samples_per_second(step(**values), layout, 8)
-
-    fast = speed(Layout(tp=2, sp=1, minibs=8), FP8=1)
-    assert fast > speed(Layout(tp=2, sp=1, minibs=8))
-    assert fast > speed(Layout(tp=4, sp=1, minibs=8), FP8=1), "more of it is sent"
-    full = {"RECOMPUTE_GRANULARITY": "full", "RECOMPUTE_METHOD": "block", "RECOMPUTE_NUM_LAYERS": 80}
-    assert fast > speed(Layout(tp=2, sp=1, minibs=8), FP8=1, **full)
-    assert speed(Layout(tp=2, pp=2, minibs=16), FP8=1) > speed(Layout(tp=2, pp=2, minibs=2), FP8=1), "a pipeline idles"
-
-
 def test_trials_correct_physics() -> None:
     """A peak that was measured 20% above it moves all layouts; a death and a survival bound it."""
     gib, at = np.array([[100.0], [130.0]]), np.array([[110.0], [125.0]])
@@ -94,7 +80,6 @@ def test_trials_correct_physics() -> None:
     assert (before.probability(at) < 0.2).all()
     after = belief(gib[:1], [False], np.array([120.0]))
     assert after.probability(at)[0] < 0.1 < 0.9 < after.probability(at)[1]
-    assert after.expected_gib(at[:1])[0] == pytest.approx(132, rel=0.02)
     died = belief(gib[1:], [True], none)
     assert died.probability(at)[1] > 2 * before.probability(at)[1]
 
@@ -112,7 +97,8 @@ def test_a_peak_that_a_trial_printed_moves_the_risk_of_the_others() -> None:
 
     def risk(**changes) -> float:
         seen = replace(small, attributes={}, **changes)
-        return float(risk_of(learn_grey_box(coordinates, Goal(), [seen], needs=known), [large.values])[0])
+        chance, _ = learn_grey_box(coordinates, Goal(), [seen], needs=known).memory.chance([large.values])
+        return float(chance[0])
 
     plain, tight = risk(peak_gib=math.nan), risk(peak_gib=1.33 * known.gib(small.values))
     assert tight > plain + 0.2

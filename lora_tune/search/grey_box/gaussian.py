@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg.lapack import dpotrf, dpotrs, dtrtrs
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 Array = npt.NDArray[np.float64]
 THIS_STUDY = 0
@@ -105,6 +105,13 @@ def repeated_noise(data: Data) -> float:
         squares += float((weight * (data.y[rows] - np.average(data.y[rows], weights=weight)) ** 2).sum())
         freedom += len(rows) - 1
     return math.sqrt(squares / freedom)
+
+
+def positive_part(mean: Array, sd: Array) -> Array:
+    """E max(0, x) of x ~ N(mean, sd^2): the expected improvement of Jones, Schonlau and Welch (1998), equation 15."""
+    sd = np.maximum(sd, 1e-9)
+    z = mean / sd
+    return np.asarray(mean * ndtr(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
 
 
 def matern(a: Array, b: Array, length: float) -> Array:

@@ -133,11 +133,6 @@ class MemoryModel:
         variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
         return self._chance(offset + rows @ self.coefficients, variance)
 
-    def expected_gib(self, x: Array) -> Array:
-        """Expected peaks, GiB (n), where physics says them."""
-        offset, rows = self._line(x)
-        return np.asarray((self.limit or math.nan) * np.exp(offset + rows @ self.coefficients))
-
     def _line(self, x: Array) -> tuple[Array, Array]:
         """What the line adds to (n), and its rows (n, 1 + d)."""
         if self.limit is None:
@@ -167,11 +162,7 @@ class MemoryModel:
 
 
 def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Whether each of ``x`` (n, d) needs at least the memory of one of ``dead`` (m, d), by the beliefs' directions.
-
-    True (n) where some dead row saves at least as much in every feature whose direction is known, and equals the row
-    in the others.
-    """
+    """Whether each of ``x`` (n, d) needs at least the memory of one of ``dead`` (m, d), by the beliefs' directions."""
     return np.asarray(_as_much(x, dead, labels).any(axis=1))
 
 

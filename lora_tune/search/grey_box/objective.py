@@ -166,12 +166,9 @@ class Goal:
         reference = self.ln_reference(batch, schedule)
         if not math.isfinite(reference):
             return mean
-        from scipy.special import ndtr
+        from lora_tune.search.grey_box.gaussian import positive_part
 
-        sd = np.maximum(sd, 1e-9)
-        gap = mean - reference
-        d = gap / sd
-        return np.asarray(reference + gap * ndtr(d) + sd * np.exp(-0.5 * d * d) / math.sqrt(2 * math.pi))
+        return reference + positive_part(mean - reference, sd)
 
     def log_risk(self, mean: Array, sd: Array, total: Array, schedule: Schedule) -> Array:
         """ln of the factor that unfinished runs cost: 1 / p, p from :meth:`finish_probability`; at most ln(50)."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+
+from lora_tune.search.grey_box.gaussian import positive_part
 
 Array = npt.NDArray[np.float64]
 Changes = frozenset[int]
@@ -105,9 +107,7 @@ class Arithmetic:
             return math.inf
         row = self._row(frozenset())
         mean, sd = _mean(self._posterior, row) - self.reference, _sd(self._posterior, row)
-        from scipy.special import ndtr
-
-        return mean * float(ndtr(mean / sd)) + sd * math.exp(-0.5 * (mean / sd) ** 2) / math.sqrt(2 * math.pi)
+        return float(positive_part(np.array(mean), np.array(sd)))
 
     @cached_property
     def _reached(self) -> Counter[int]:
@@ -171,10 +171,6 @@ class Arithmetic:
                 after += part.weight / OUTCOMES * self._decide(then, reached)[1]
             weights += part.weight
         return now - after / weights
-
-    def with_run(self, run: WholeRun) -> Arithmetic:
-        """The same after one more run."""
-        return replace(self, runs=(*self.runs, run))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.text import counted
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.gaussian import positive_part
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler, Proposed, compared
 from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
@@ -94,11 +95,6 @@ class HyperparametersStage:
     def rate(self) -> float:
         """Gain a node-hour; infinite where nothing bounds the gain."""
         return math.inf if math.isinf(self.gain) else self.gain / self.node_hours
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageStep(Proposed):
-    """What to run next; rate: infinite where it is part of a stage that has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +355,7 @@ class StageKnowledge:
         start = {n: self.start[n] for n in box.space}
         points = [dict(zip(box.space, p, strict=True)) for p in product(*(_choices(d) for d in box.space.values()))]
         beside = [compared(model, values, start) for values in points if values != start]
-        gains = sorted((improvement(a.ln_saved, a.sd) for a in beside), reverse=True)
+        gains = sorted((float(positive_part(np.array(a.ln_saved), np.array(a.sd))) for a in beside), reverse=True)
         doubtful = [g for g in gains if g / probe >= self.min_gain][:MOST_LAYOUTS]
         if not doubtful:
             least = self._too_little(gains[0] if gains else 0.0, probe, "the most promising one")
@@ -389,7 +385,7 @@ class StageKnowledge:
 
     # -- what comes next
 
-    def next_step(self, rng: np.random.Generator) -> StageStep:
+    def next_step(self, rng: np.random.Generator) -> Proposed:
         """The step that is worth most a node-hour, once the switches are screened."""
         if (step := self._screen(rng)) is not None and math.isinf(step.rate):
             return step
@@ -398,7 +394,7 @@ class StageKnowledge:
         if len(self.options) > 1:
             setting = self.options[option.changes]
             why = f"switches that change arithmetic: a whole run with {self._setting_text(setting)}"
-            steps.append(StageStep(self.values(setting), "full", gain / whole, why))
+            steps.append(Proposed(self.values(setting), "full", gain / whole, why))
         steps.append(self._of_grey_box())
         if (unmeasured := self._moved_unmeasured()) is not None:
             return unmeasured
@@ -406,7 +402,7 @@ class StageKnowledge:
             return confirmation
         return max(steps, key=lambda s: s.rate)
 
-    def _screen(self, rng: np.random.Generator) -> StageStep | None:
+    def _screen(self, rng: np.random.Generator) -> Proposed | None:
         """A probe of the switches, at an infinite rate until each level was in one; None where none is worth it."""
         s, probe = self.screening, self._hours(probe=True)
         of_base = sum(r.setting == s.base and not r.whole and not r.dead for r in s.readings)
@@ -415,30 +411,30 @@ class StageKnowledge:
         count = f"probe {len([r for r in s.readings if not r.whole]) + 1}"
         if of_base == 0 or (s.screened and of_base < REPEATS):
             why = f"switches, {count}: the base again, for the scatter of probes"
-            return StageStep(self.values(s.base), PROBE, math.inf, why)
+            return Proposed(self.values(s.base), PROBE, math.inf, why)
         if not s.screened:
             setting = s.most_informative(rng)
             why = f"switches, {count} of about {s.probes_needed + REPEATS + 4}: {self._setting_text(setting)}"
-            return StageStep(self.values(setting), PROBE, math.inf, why)
+            return Proposed(self.values(setting), PROBE, math.inf, why)
         precise = bool(s.precision_of(s.leader()))
         candidates = [s.most_promising(rng)] + ([s.most_promising(rng, precise=True)] if precise else [])
         setting, gain = max(candidates, key=lambda candidate: candidate[1])
         if gain / probe < self.min_gain:
             return None
         why = f"switches, {count}: {self._setting_text(setting)} may be faster yet, by {100 * gain:.2g}% as expected"
-        return StageStep(self.values(setting), PROBE, gain / probe, why)
+        return Proposed(self.values(setting), PROBE, gain / probe, why)
 
     def _setting_text(self, setting: Setting) -> str:
         changed = [f"{self.switches[at].name}={self.switches[at].levels[setting[at]]}" for at in _on(setting)]
         return ", ".join(changed) or "no switch changed"
 
-    def _of_grey_box(self) -> StageStep:
+    def _of_grey_box(self) -> Proposed:
         proposed = self.grey_box.proposal(self.at_best, self.searched) if self.grey_box is not None else None
         if proposed is None:
-            return StageStep(self.values(self.best), "full", 0.0, "nothing else is known to be worth a run")
-        return StageStep(self.values(self.best, proposed.values), proposed.kind, proposed.rate, proposed.why)
+            return Proposed(self.values(self.best), "full", 0.0, "nothing else is known to be worth a run")
+        return Proposed(self.values(self.best, proposed.values), proposed.kind, proposed.rate, proposed.why)
 
-    def _confirmation(self) -> StageStep | None:
+    def _confirmation(self) -> Proposed | None:
         """A whole run of what is recommended; None where one has begun, and while others may yet change it."""
         if any(t.state is TrialState.RUNNING for t in self.trials):
             return None
@@ -446,9 +442,7 @@ class StageKnowledge:
         ran = [t for t in self.whole_space if t.params == values and t.user_attrs.get("kind") != PROBE]
         if any(t.state in (TrialState.RUNNING, TrialState.COMPLETE) for t in ran) or len(ran) >= REPEATS:
             return None
-        return StageStep(
-            values, "full", math.inf, "confirmation: what is recommended, as a whole run beside the base's"
-        )
+        return Proposed(values, "full", math.inf, "confirmation: what is recommended, as a whole run beside the base's")
 
     # -- what is handed over
 
@@ -476,11 +470,11 @@ class StageKnowledge:
         ran = any(math.isfinite(self.ln_seconds(t)) for t in self._combined)
         return self.values(self.best) if moved and not ran else self.best_point
 
-    def _moved_unmeasured(self) -> StageStep | None:
+    def _moved_unmeasured(self) -> Proposed | None:
         """A probe of what is believed best where its switches have not run on its layout; None where they have."""
         if self._combined or all(self.best_point[n] == self.start[n] for n in self.coordinates.speed_names):
             return None
-        return StageStep(
+        return Proposed(
             self.best_point, PROBE, math.inf, "the switches' best setting on the layout that is believed best"
         )
 
@@ -530,14 +524,6 @@ def gain_of(switches: Sequence[Switch], sd: float = EFFECTS[1]) -> float:
     x = np.linspace(0, 6, 1201)
     counts = [len(s.levels) - 1 for s in switches]
     return sd * sum(float(np.trapezoid(1 - ndtr(x) ** n, x)) for n in counts)
-
-
-def improvement(saved: float, sd: float) -> float:
-    """E max(0, N(saved, sd))."""
-    from scipy.special import ndtr
-
-    z = saved / max(sd, 1e-9)
-    return saved * float(ndtr(z)) + sd * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
 def names(values: Sequence[str] | Mapping[str, Any], most: int = 4) -> str:

@@ -23,10 +23,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.config.study import Study
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.grey_box.sampler import GreyBoxSampler
+from lora_tune.search.grey_box.sampler import GreyBoxSampler, Proposed
 from lora_tune.search.recorded import FIXED, annotate
-from lora_tune.search.stages.knowledge import MIN_GAIN, PROBE_SHARE, USUAL_START, RunCosts, StageKnowledge, StageStep
-from lora_tune.search.stages.screening import Screening, Switch
+from lora_tune.search.stages.knowledge import MIN_GAIN, PROBE_SHARE, USUAL_START, RunCosts, StageKnowledge
+from lora_tune.search.stages.screening import Switch
 
 Values = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ class StagesSampler(BaseSampler):
         )
         self._goal, self._costs, self._min_gain = goal, costs, MIN_GAIN if min_gain is None else min_gain
         self._rng, self._random = np.random.default_rng(seed), RandomSampler(seed=seed)
-        self._step: tuple[object, StageStep | None] = (None, None)
+        self._step: tuple[object, Proposed | None] = (None, None)
 
     def reseed_rng(self) -> None:
         """Fresh randomness for a worker process."""
@@ -109,7 +109,7 @@ class StagesSampler(BaseSampler):
         rate = self._next(study).rate
         return None if math.isinf(rate) else -math.expm1(-max(0.0, rate))
 
-    def _next(self, study: optuna.Study, skip: int = -1) -> StageStep:
+    def _next(self, study: optuna.Study, skip: int = -1) -> Proposed:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != skip and t.state is not TrialState.WAITING]
         key = (len(trials), sum(t.state.is_finished() for t in trials))
         if self._step[0] != key or self._step[1] is None:
@@ -130,10 +130,6 @@ class StagesSampler(BaseSampler):
         """
         trials = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.WAITING]
         return self._known(trials).recommendation()
-
-    def screening(self, study: optuna.Study) -> Screening:
-        """What is known of the switches."""
-        return self._known(study.get_trials(deepcopy=False)).screening
 
     def plan(self) -> list[str]:
         """What each stage costs and can win, before any run; why one is skipped. A line each."""

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lora_tune.search.grey_box.gaussian import positive_part
+
 Array = npt.NDArray[np.float64]
 Setting = tuple[int, ...]
 """The level of each switch; 0 is the base's own."""
@@ -66,22 +68,6 @@ class SwitchReading:
     dead: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """ln(seconds) that a level adds to the base alone: mean and sd."""
-
-    switch: Switch
-    level: int
-    mean: float
-    sd: float
-
-    @property
-    def description(self) -> str:
-        """For people: "VBOOST_VALUE=1 -2.1% +-0.2%"."""
-        value = self.switch.levels[self.level]
-        return f"{self.switch.name}={value} {100 * self.mean:+.1f}% +-{100 * self.sd:.1f}%"
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Scales:
     effect: float = EFFECTS[1]
@@ -91,11 +77,10 @@ class _Scales:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """What is known of ``switches`` after ``readings``; ``barred``: levels (switch, level) that are not to be run."""
+    """What is known of ``switches`` after ``readings``."""
 
     switches: tuple[Switch, ...]
     readings: tuple[SwitchReading, ...] = ()
-    barred: frozenset[tuple[int, int]] = frozenset()
     scales: _Scales = field(default_factory=_Scales)
 
     @property
@@ -141,7 +126,7 @@ class Screening:
         for suspects in self._suspects(self.dead):
             for pair in suspects:
                 chance[pair] = max(chance[pair], 1 / len(suspects))
-        return chance | dict.fromkeys((*self.dead, *self.barred), 1.0)
+        return chance | dict.fromkeys(self.dead, 1.0)
 
     def lives(self, setting: Setting) -> float:
         """The chance that a setting runs."""
@@ -247,15 +232,6 @@ class Screening:
         variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
         return float(mean[0] - mean[1]), math.sqrt(max(0.0, float(variance)))
 
-    def effects(self) -> list[Effect]:
-        """What each level adds to the base alone, the largest saving first; none of dead ones."""
-        living = [(at, level) for at, level in self.levels if (at, level) not in self.dead]
-        ranked = []
-        for at, level in living:
-            mean, sd = self.compared(self._with(self.base, at, level), self.base)
-            ranked.append(Effect(switch=self.switches[at], level=level, mean=mean, sd=sd))
-        return sorted(ranked, key=lambda e: e.mean)
-
     def leader(self, *, precise: bool = False) -> Setting:
         """The measured setting that is believed fastest. precise: of those with the base's arithmetic."""
         known = {self.base, *(r.setting for r in self.measured)}
@@ -272,7 +248,7 @@ class Screening:
     @property
     def probes_needed(self) -> int:
         """Readings after which every effect has been seen once: one more than there are levels that may run."""
-        return 1 + len(self.levels) - len(self.dead | self.barred)
+        return 1 + len(self.levels) - len(self.dead)
 
     @property
     def screened(self) -> bool:
@@ -308,9 +284,7 @@ class Screening:
             apart = x - best
             gain, moved_rows = -apart @ mean, x @ covariance
             moved = np.einsum("ij,ij->i", moved_rows, apart) / np.sqrt(np.einsum("ij,ij->i", moved_rows, x) + noise)
-            sd = np.maximum(np.abs(moved), 1e-9)
-            z = gain / sd
-            improvement = gain * _below(z) + sd * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+            improvement = positive_part(gain, np.abs(moved))
             allowed = [0.0 if s in tried or (precise and self.precision_of(s)) else self.lives(s) for s in settings]
             return np.asarray(improvement * np.array(allowed))
 
@@ -343,10 +317,3 @@ class Screening:
 def _changes(setting: Setting) -> list[tuple[int, int]]:
     """The levels in which a setting differs from the base."""
     return [(at, level) for at, level in enumerate(setting) if level]
-
-
-def _below(z: Array) -> Array:
-    """The normal distribution function."""
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr(z))
