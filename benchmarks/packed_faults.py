@@ -1,4 +1,4 @@
-"""Kill packs, drivers and nodes at random: ``python -m benchmarks.packed_faults [--slurm] [--fsdp] [--kills N]``.
+"""Kill packs, drivers and nodes at random: ``python -m benchmarks.packed_faults [--slurm] [--kills N]``.
 
 Sweeps the shipped tiny task in packs, or another base on its data (``--base``, and ``--gpus 1`` for GPUs), on this
 machine or (``--slurm``) on the tests' Slurm cluster. At random moments it kills (SIGKILL) the pack or
@@ -45,7 +45,6 @@ LR = {{ type = "float", low = 1e-4, high = 3e-2, log = true }}
 MAX_STEPS = {steps}
 SEQ = 64
 EVAL_SAMPLES = 8
-FSDP = {fsdp}
 [objective]
 target = 1.0
 [search]
@@ -196,9 +195,6 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=64, help="default %(default)s")
     parser.add_argument("--slots", type=int, default=8, help="default %(default)s")
     parser.add_argument("--packs", type=int, default=1, help="in one job (default %(default)s)")
-    parser.add_argument(
-        "--fsdp", action="store_true", help="the packs of a job share their base; with --packs 2 or more"
-    )
     parser.add_argument("--gpus", type=int, default=0, help="of a pack, on this machine (default %(default)s)")
     parser.add_argument("--base", type=Path, default=TINY, help="base of the trials (default: the shipped one)")
     parser.add_argument("--steps", type=int, default=60, help="of a trial (default %(default)s)")
@@ -219,7 +215,6 @@ def main() -> int:
         launcher=launcher,
         gpus=options.gpus,
         base=options.base.resolve(),
-        fsdp=int(options.fsdp),
     )
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(Path(root) / "cluster")) if options.slurm else None

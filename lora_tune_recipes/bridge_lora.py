@@ -14,7 +14,7 @@ from typing import Any
 from lora_tune_recipes.bridge.settings import read
 from lora_tune_recipes.ending import end_with
 from lora_tune_recipes.hand_over import hand_over
-from lora_tune_recipes.megatron.program import rehearse_program, run_program
+from lora_tune_recipes.megatron.program import run_program
 
 
 def main(*, cuda: bool = True) -> int:
@@ -26,17 +26,6 @@ def main(*, cuda: bool = True) -> int:
         return partial(trial.run, cuda=cuda)
 
     return run_program("bridge_lora", read, trial, cuda=cuda)
-
-
-def rehearse(*, cuda: bool = True) -> None:
-    """Go through the start of such a trial, so that the next one in this process has it behind it."""
-
-    def rehearsal() -> Callable[..., Any]:
-        from lora_tune_recipes.bridge import rehearsal
-
-        return partial(rehearsal.run, cuda=cuda)
-
-    rehearse_program(read, rehearsal)
 
 
 def started() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -15,13 +14,11 @@ from pathlib import Path
 
 from lora_tune.base.errors import SetupError
 
-REHEARSAL_SECONDS = 300.0
-"""How long a trial waits for the end of a rehearsal, which takes seconds: before ``site.stall_minutes`` give it up."""
 VARIABLE = "LORA_TUNE_WORKER"
 """Names the worker's socket in the environment of a recipe."""
 HEADER = struct.Struct("!I")
-FILES = 3
-"""Open files that may come with a request: output, errors, and what ``alone_on_gpu`` waits for."""
+FILES = 2
+"""Open files that come with a request: output and errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +77,3 @@ def receive(connection: socket.socket) -> tuple[TrialRequest, list[int]]:
         for file in files:
             os.close(file)
         raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-_rehearsals: list[int] = []
-"""In a trial that a worker runs: the pipe that is closed when a rehearsal beside it has ended."""
-
-
-def rehearsed_beside(file: int) -> None:
-    """Let ``alone_on_gpu`` wait until nobody can write to the pipe ``file``."""
-    _rehearsals.append(file)
-
-
-def alone_on_gpu() -> None:
-    """Wait for the end of the worker's rehearsal on this trial's GPU: whatever is timed after this is the trial's.
-
-    Raises SetupError where the rehearsal does not end: beside it no time would be the trial's own.
-    """
-    while _rehearsals:
-        file = _rehearsals.pop()
-        ended, _, _ = select.select([file], [], [], REHEARSAL_SECONDS)
-        os.close(file)
-        if not ended:
-            raise SetupError(
-                f"the worker's rehearsal on this GPU has not ended in {REHEARSAL_SECONDS:g} s: it hangs; start the "
-                "worker again, without --spare if this comes back"
-            )

@@ -16,7 +16,7 @@ from typing import Any
 
 from lora_tune_recipes.ending import end_with
 from lora_tune_recipes.hand_over import hand_over
-from lora_tune_recipes.megatron.program import rehearse_program, run_program
+from lora_tune_recipes.megatron.program import run_program
 from lora_tune_recipes.nemo.settings import read
 
 VARIABLES = {"NEMO_LOG_TRAIN_LOSS": "0"}
@@ -32,17 +32,6 @@ def main(*, cuda: bool = True) -> int:
         return partial(trial.run, cuda=cuda)
 
     return run_program("nemo_lora", read, trial, cuda=cuda, environment=VARIABLES)
-
-
-def rehearse(*, cuda: bool = True) -> None:
-    """Go through the start of such a trial, so that the next one in this process has it behind it."""
-
-    def rehearsal() -> Callable[..., Any]:
-        from lora_tune_recipes.nemo import rehearsal
-
-        return partial(rehearsal.run, cuda=cuda)
-
-    rehearse_program(read, rehearsal, environment=VARIABLES)
 
 
 def started() -> int:

@@ -4,8 +4,7 @@ Trials come and go while others train: ``FOLDER`` is watched for requests and fo
 Each trial reads its own knobs (``settings.Settings``), writes its own log, and ends for itself. The first one decides
 which base all of them share. The program ends when nobody has asked for anything for a while.
 
-With ``--packs N`` it starts N of itself, one a GPU, that share the folder (``packed.job``); where the first
-trial has ``FSDP=1`` they share the base, too (``packed.sharded``).
+With ``--packs N`` it starts N of itself, one a GPU, that share the folder (``packed.job``).
 
 Exit codes: 0 it was idle; 2, 3 the base cannot be used, and every trial says so; 1 a fault of the program or the GPU;
 143 it was asked to end. Trials that trained then have no end on record, and are saved: their next attempts go on.
@@ -24,7 +23,6 @@ from lora_tune.base.errors import SetupError
 from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune_recipes.ending import end_with, say_why
 from lora_tune_recipes.packed import job
-from lora_tune_recipes.packed.job import JobPack, meeting_place
 from lora_tune_recipes.peft_lora import hush
 
 IDLE_SECONDS = 20.0
@@ -39,15 +37,11 @@ def main() -> int:
     parser.add_argument("--packs", type=int, default=1, help="packs that share the folder, a process each")
     parser.add_argument("--slots", type=int, default=1, help="trials of each of them at most")
     parser.add_argument("--pack", type=int, help="which of them this process is; it starts them all when absent")
-    parser.add_argument("--together", type=Path, help="folder where packs meet that share their base")
     options = parser.parse_args()
     try:
         if options.packs > 1 and options.pack is None:
             folder = PackFolder(options.folder)
-            with meeting_place(folder, options.idle) as place:
-                further = () if place is None else ("--together", str(place))
-                command = sys.executable, *sys.orig_argv[1:], *further
-                return job.run(command, folder, options.packs, options.idle)
+            return job.run((sys.executable, *sys.orig_argv[1:]), folder, options.packs, options.idle)
         return 0 if _serve(options) else job.TERMINATED
     except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
         return say_why("packed_lora", error)
@@ -64,8 +58,7 @@ def _serve(options: argparse.Namespace) -> bool:
     folder = PackFolder(options.folder, options.pack or 0)
     # One of several ends when all are idle, which the process that started them sees.
     idle = options.idle if options.pack is None else math.inf
-    together = None if options.together is None else JobPack(options.together, options.pack, options.packs)
-    host = PackLoop(folder, idle, packs=options.packs, slots=options.slots, together=together)
+    host = PackLoop(folder, idle, packs=options.packs, slots=options.slots)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     return host.serve()
 

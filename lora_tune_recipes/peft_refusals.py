@@ -12,28 +12,15 @@ from lora_tune.config.study import Study
 NOT_IN_A_PACK = {
     "TP": ("a trial in a pack has one process", ("1", "")),
     "CP": ("a trial in a pack has one process", ("1", "")),
+    "FSDP": ("a trial in a pack has one process", ("0", "False", "false", "")),
 }
 """Variables that no pack can train: why, and the values that it can."""
-NO = ("0", "False", "false", "")
-BY_SHARED_BASES = {
-    "FSDP_STRATEGY": ("the packs of a job free what they gather", ("full_shard", "")),
-    "FSDP_WRAP": ("the packs of a job gather layer by layer", ("layer", "")),
-    "TORCH_COMPILE": ("the packs of a job make their passes in step", NO),
-    "CUDA_GRAPH": ("the packs of a job make their passes in step", ("0", "auto", "")),
-    "FSDP_SHARDS": ("all packs of a job share one base", NO),
-    "FSDP_OFFLOAD": ("a base in parts stays on the GPUs", NO),
-    "LOAD_IN_4BIT": ("bitsandbytes' weights cannot be sharded", ("",)),
-    "DORA": ("it reads whole weights", NO),
-    "MODULES_TO_SAVE": ("they are copies of whole weights", ("",)),
-}
-"""The same of packs that share one base (FSDP=1)."""
 ONE_IN_A_PACK = (
     "MODEL",
     "DTYPE",
     "LOAD_IN_4BIT",
     "ATTN",
     "RECOMPUTE_GRANULARITY",
-    "FSDP",
     "TORCH_COMPILE",
     "CUDA_GRAPH",
 )
@@ -47,14 +34,9 @@ LIBRARIES = (
 
 def refuse_in_packs(study: Study) -> None:
     """Raise StudyError for the first variable of the space that trials with ``site.slots`` cannot have."""
-    shared = not {str(value) for value in _values(study.space.get("FSDP"))} <= set(NO)
-    if shared and study.site.packs == 1:
-        problem = "1: one pack has a base of its own; allowed is 0, or several packs in a job (site.packs)"
-        raise StudyError(f"study {study.name}", "space.FSDP", problem)
-    refused = NOT_IN_A_PACK | (BY_SHARED_BASES if shared else {})
     for name, parameter in study.space.items():
         values = [str(value) for value in _values(parameter)]
-        reason, allowed = refused.get(name, ("", tuple(values)))
+        reason, allowed = NOT_IN_A_PACK.get(name, ("", tuple(values)))
         if not set(values) <= set(allowed):
             problem = f"{', '.join(values)}: {reason}; allowed with site.slots is {allowed[0] or 'nothing'}"
             raise StudyError(f"study {study.name}", f"space.{name}", problem)

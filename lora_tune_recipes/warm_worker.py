@@ -12,14 +12,13 @@ trial starts from the state just after the imports. A trial that crashes leaves 
 
 Trials of different jobs never share a GPU (``CUDA_VISIBLE_DEVICES``): the later one waits. The ranks of one job run
 together. What libraries read from the environment while they are imported is the worker's own.
-
-With ``--spare`` the worker keeps a process ready in which a trial's start has been rehearsed on its GPU (``spares``).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import importlib
 import inspect
@@ -30,34 +29,29 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from lora_tune.base.errors import LoraTuneError, SetupError
 from lora_tune.base.host import send_signal
 from lora_tune_recipes.hand_over import HEADER, TrialRequest, receive
-from lora_tune_recipes.spares import Spare, Spares, become, leave_worker, overlap
 
+PR_SET_PDEATHSIG = 1
 LAST_SECONDS = 5.0
 """After SIGUSR1: for a trial whose job was started just before."""
 
 
 @dataclass(slots=True)
 class WorkerTrial:
-    """One request: ``pid`` is 0 while it waits for its GPUs.
-
-    spare: the process that was given it, if that was there before. signalled: the last signal that was passed on.
-    """
+    """One request: ``pid`` is 0 while it waits for its GPUs."""
 
     connection: socket.socket
     outputs: list[int]
     request: TrialRequest
     pid: int = 0
-    spare: Spare | None = None
-    signalled: int = 0
 
     @property
     def job(self) -> str:
@@ -71,6 +65,20 @@ class WorkerTrial:
             os.close(self.outputs.pop())
 
 
+def gpus(environment: Mapping[str, str]) -> frozenset[str]:
+    """The GPUs that an environment allows; ``*`` stands for every one."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return frozenset("*")
+    return frozenset(part.strip() for part in visible.split(",") if part.strip())
+
+
+def overlap(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two environments allow the same GPU."""
+    a, b = gpus(one), gpus(other)
+    return bool(a & b or "*" in a | b)
+
+
 def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
     """Whether two trials must not run at one time."""
     return one.job != other.job and overlap(one.request.environment, other.request.environment)
@@ -79,13 +87,11 @@ def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
 class Worker:
     """Serves ``path`` until SIGTERM, or after SIGUSR1 until the trials that run then, and just begin, have ended.
 
-    modules: imported beforehand. spares: whether the next trial rehearses. idle: seconds without a trial after which
-    it ends, None for never.
+    modules: imported beforehand. idle: seconds without a trial after which it ends, None for never.
     """
 
-    def __init__(self, path: Path, modules: list[str], *, spares: bool = False, idle: float | None = None) -> None:
+    def __init__(self, path: Path, modules: list[str], idle: float | None = None) -> None:
         self._path = path
-        self._spares, self._rehearses = Spares(), spares
         self._idle = idle
         began = time.monotonic()
         # Before the imports: who comes meanwhile waits for their end, and imports nothing itself.
@@ -137,7 +143,6 @@ class Worker:
         finally:
             for trial in self._trials:
                 send_signal(trial.pid, signal.SIGKILL, group=True)
-            self._spares.end()
             self._path.unlink(missing_ok=True)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -168,13 +173,11 @@ class Worker:
         if numbers:
             for number in numbers:
                 send_signal(trial.pid, number, group=True)
-            trial.signalled = numbers[0]
             if trial.pid == 0:
                 self._finish(trial, 128 + numbers[0])
             return
         if trial.pid:
             send_signal(trial.pid, signal.SIGKILL, group=True)
-            trial.signalled = signal.SIGKILL
             self._selector.unregister(trial.connection)
         else:
             self._finish(trial, 128 + signal.SIGKILL)
@@ -185,35 +188,13 @@ class Worker:
             begun = any(other.pid and other.job == trial.job for other in self._trials)
             before = [other for other in self._trials[:i] if other.pid or not begun]
             if trial.pid == 0 and not any(collide(trial, other) for other in before):
-                self._start(trial)
+                self._fork(trial)
 
-    def _start(self, trial: WorkerTrial) -> None:
-        """Let a spare become the trial, or a new process; and fork the spare of the one that follows."""
-        spare = self._spares.take(trial.request)
-        rehearsal = [self._spares.fork(trial.request, self._files())] if self._rehearses else []
-        files = [*trial.outputs, *rehearsal]
-        if spare is not None and spare.take(trial.request, files):
-            trial.pid, trial.spare = spare.pid, spare
-        else:
-            if spare is not None:
-                spare.end()
-            self._fork(trial, files)
-        for file in rehearsal:
-            os.close(file)
-
-    def _start_again(self, trial: WorkerTrial, spare: Spare) -> None:
-        """The spare died before it began: fork the trial, and let none beside it rehearse while it is timed."""
-        spare.connection.close()
-        trial.spare = None
-        if other := self._spares.take(trial.request):
-            other.end()
-        self._fork(trial, list(trial.outputs))
-
-    def _fork(self, trial: WorkerTrial, files: list[int]) -> None:
+    def _fork(self, trial: WorkerTrial) -> None:
         trial.pid = os.fork()
         if trial.pid == 0:
-            leave_worker({*self._files(), *self._spares.files()} - {*files})
-            become(trial.request, files)
+            leave_worker({*self._files()} - {*trial.outputs})
+            become(trial.request, trial.outputs)
         # Both sides set the group, so that it is there whoever runs first.
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(trial.pid, trial.pid)
@@ -231,11 +212,7 @@ class Worker:
                 code = os.waitstatus_to_exitcode(status)
                 # What the trial started (readers of data) must not outlive it on its GPU.
                 send_signal(trial.pid, signal.SIGKILL, group=True)
-                if trial.spare is not None and not trial.signalled and not trial.spare.began():
-                    self._start_again(trial, trial.spare)
-                else:
-                    self._finish(trial, code if code >= 0 else 128 - code)
-        self._spares.reap()
+                self._finish(trial, code if code >= 0 else 128 - code)
 
     def _finish(self, trial: WorkerTrial, code: int) -> None:
         self._trials.remove(trial)
@@ -247,8 +224,38 @@ class Worker:
         except OSError:
             print(f"warm worker: the job of pid {trial.pid} is gone; its trial ended with {code}", flush=True)
         trial.connection.close()
-        if trial.spare is not None:
-            trial.spare.connection.close()
+
+
+def leave_worker(close: Iterable[int]) -> None:
+    """In a forked process: a group of its own that dies with the worker, without the worker's signals and files."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    for file in close:
+        os.close(file)
+
+
+def become(request: TrialRequest, outputs: list[int]) -> NoReturn:
+    """Take on the job's environment, folder and output, run the recipe, and end."""
+    for target, file in zip((1, 2), outputs, strict=False):
+        os.dup2(file, target)
+        os.close(file)
+    code = 1
+    try:
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.chdir(request.cwd)
+        code = int(importlib.import_module(request.module).main())
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 - nothing may escape into the worker's own code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @contextlib.contextmanager
@@ -291,16 +298,11 @@ def main() -> int:
     """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to make")
-    parser.add_argument(
-        "--spare",
-        action="store_true",
-        help="keep a process that has rehearsed a trial's start; it holds some of the GPU's memory beside each trial",
-    )
     parser.add_argument("--idle", type=float, help="seconds without a trial after which it ends [never]")
     parser.add_argument("modules", nargs="+", help="modules to import beforehand")
     options = parser.parse_args()
     try:
-        Worker(options.socket, options.modules, spares=options.spare, idle=options.idle).serve()
+        Worker(options.socket, options.modules, options.idle).serve()
     except LoraTuneError as error:
         print(f"warm_worker: {error}", file=sys.stderr)
         return error.exit_code

@@ -30,7 +30,6 @@ LONGEST = (
     "slurm/test_base.py",
     "launchers/test_slurm.py",
     "launchers/test_packed_sweep.py",
-    "recipes/test_sharded_packs.py",
     "chaos/test_chaos.py",
     "recipes_e2e/test_torchrun_peft.py",
     "launchers/test_simulated_sweep.py",

@@ -146,8 +146,7 @@ start_worker() { # $@: modules to import. Every trial is forked from it
 
 start_worker_of() { # $1: recipe, peft, nemo or bridge. $2: its PYTHONPATH. $3: module to import. Many may run side by side
     mkdir -p "$LT/workers"
-    # shellcheck disable=SC2086
-    PYTHONPATH=$2 setsid python3 -m lora_tune_recipes.warm_worker ${WORKER_OPTIONS-} --socket "$LT/workers/$1.sock" "$3" \
+    PYTHONPATH=$2 setsid python3 -m lora_tune_recipes.warm_worker --socket "$LT/workers/$1.sock" "$3" \
         >"$LT/workers/$1.log" 2>&1 </dev/null &
     echo $! >"$LT/workers/$1.pid"
 }

@@ -19,7 +19,6 @@ from lora_tune_recipes.bridge.data import Batch, BridgeData, evaluation_batches
 from lora_tune_recipes.bridge.healing import heal
 from lora_tune_recipes.bridge.settings import BridgeSettings
 from lora_tune_recipes.bridge.step import LOSS, evaluate
-from lora_tune_recipes.hand_over import alone_on_gpu
 from lora_tune_recipes.megatron.adapters import cores
 from lora_tune_recipes.megatron.blocks import Blocks
 from lora_tune_recipes.megatron.loss import over_ranks
@@ -48,7 +47,6 @@ class BridgeRun(Callback):
         )
         self._eval_batches = evaluation_batches(self._settings, self._data.validation)
         warm_up.run(context.model, context.optimizer, self._settings)
-        alone_on_gpu()
         torch.distributed.barrier()
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)

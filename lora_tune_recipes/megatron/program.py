@@ -45,7 +45,8 @@ def run_program(
     # before. A trial has nothing to save, and its GPUs are wanted.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        _set_defaults(environment)
+        for variable, value in {**QUIET, **(environment or {})}.items():
+            os.environ.setdefault(variable, value)
         processes = read_processes(os.environ)
         settings = read(os.environ, processes.world)
         import torch
@@ -56,24 +57,3 @@ def run_program(
     except Exception as error:  # noqa: BLE001 - the last line must say what failed, whatever it was
         return say_why(name, error, str(processes.rank))
     return 0
-
-
-def rehearse_program(
-    read: Callable[[Mapping[str, str], int], Knobs],
-    rehearsal: Callable[[], Callable[[Knobs, Processes], None]],
-    *,
-    environment: Mapping[str, str] | None = None,
-) -> None:
-    """Go through the part of a trial's start that passes to the next trial in this process (``spares``).
-
-    The arguments are those of ``run_program``. Raises what it comes upon: a trial will say it in its own words.
-    """
-    _set_defaults(environment)
-    processes = read_processes(os.environ)
-    settings = read(os.environ, processes.world)
-    rehearsal()(settings, processes)
-
-
-def _set_defaults(environment: Mapping[str, str] | None) -> None:
-    for variable, value in {**QUIET, **(environment or {})}.items():
-        os.environ.setdefault(variable, value)

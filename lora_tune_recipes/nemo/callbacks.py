@@ -10,7 +10,6 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from mlperf_logging.mllog import constants
 
-from lora_tune_recipes.hand_over import alone_on_gpu
 from lora_tune_recipes.megatron import hf, recompute
 from lora_tune_recipes.megatron.adapters import cores
 from lora_tune_recipes.megatron.blocks import Blocks
@@ -80,7 +79,6 @@ class NemoRun(pl.Callback):
             return
         self._started = True
         warm_up.run(trainer, self._settings)
-        alone_on_gpu()
         torch.distributed.barrier()
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -33,19 +32,10 @@ from lora_tune_recipes.step_graph import CAUSAL, Inputs, StepGraph, compile_laye
 
 
 def check_packable(settings: Settings) -> None:
-    """Raise InputError for a trial that no pack with a base of its own can train."""
-    check_process(settings)
-    if settings.fsdp:
-        raise InputError("FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)")
-
-
-def check_process(settings: Settings) -> None:
     """Raise InputError for a trial that wants more than one process, or passes of one row."""
-    for name in ("tp", "cp"):
-        if getattr(settings, name) > 1:
-            raise InputError(
-                f"{name.upper()}={getattr(settings, name)}: a trial in a pack has one process; allowed is 1"
-            )
+    for name, one in (("tp", 1), ("cp", 1), ("fsdp", 0)):
+        if (value := int(getattr(settings, name))) > one:
+            raise InputError(f"{name.upper()}={value}: a trial in a pack has one process; allowed is {one}")
     if settings.packing and settings.attn == "flash_attention_2":
         raise InputError(
             "PACKING=1: in a pack not with ATTN=flash_attention_2, which wants passes of one row; use sdpa"
@@ -63,30 +53,22 @@ def refuse_own_dropout(model: Any, settings: Settings) -> None:
         )
 
 
-class Meeting(NamedTuple):
-    """What packs agreed on. passes: another one made some meanwhile. ending: all of them are to end now."""
-
-    passes: bool
-    ending: bool
-
-
 class PackedBase:
     """The model of ``settings.model`` on this process's device, frozen.
 
     Every linear layer and the input embeddings can take adapters; any module that holds no others can be trained whole.
 
-    recovers: other passes can follow one that has failed. records: passes can be recorded here. Raises InputError
-    where the model cannot be used.
+    records: passes can be recorded here. Raises InputError where the model cannot be used.
     """
-
-    recovers = True
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
         self.settings = settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.device_name = torch.cuda.get_device_name() if self.device.type == "cuda" else ""
-        self.model = self._placed(lambda: load_base(settings).requires_grad_(False))
+        self.model = load_base(settings).requires_grad_(False).to(self.device)
+        if self.device.type == "cuda":
+            fuse_norms(self.model)
         refuse_own_dropout(self.model, settings)
         if settings.recompute:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -106,13 +88,6 @@ class PackedBase:
             torch._dynamo.config.recompile_limit = 128
             compile_layers(self.model, self.model)
             self._chunk = torch.compile(chunk_losses, dynamic=False)
-
-    def _placed(self, load: Callable[[], Any]) -> Any:
-        """The frozen model on this process's device."""
-        model = load().to(self.device)
-        if self.device.type == "cuda":
-            fuse_norms(model)
-        return model
 
     @property
     def layers(self) -> int:
@@ -137,14 +112,6 @@ class PackedBase:
     def check(self, settings: Settings) -> None:
         """Raise InputError for a trial that does not go with this base, or that no pack can train."""
         check_packable(settings)
-        self._check_shared(settings)
-        asked = {"TORCH_COMPILE": settings.torch_compile, "CUDA_GRAPH": settings.cuda_graph == "1"}
-        why = self.why_not_recorded(settings)
-        for name, wants in asked.items():
-            if wants and why:
-                raise InputError(f"{name}=1: a pack does that with passes that it records, and {why}; allowed is 0")
-
-    def _check_shared(self, settings: Settings) -> None:
         for variable, name in OF_BASE.items():
             if getattr(settings, name) != getattr(self.settings, name):
                 raise InputError(
@@ -153,18 +120,11 @@ class PackedBase:
                     "or take site.slots out"
                 )
         check_positions(self.model.config, settings)
-
-    def turn(self, *, training: bool) -> AbstractContextManager[None]:
-        """In it a pass goes through this base. training: a backward pass belongs to it."""
-        return contextlib.nullcontext()
-
-    def measuring(self) -> AbstractContextManager[None]:
-        """In it a trial is measured alone: nobody else's pass goes through this base."""
-        return contextlib.nullcontext()
-
-    def meet(self, *, ending: bool) -> Meeting:
-        """After each round of this pack: what the packs over this base agree on. ending: this one is to end."""
-        return Meeting(passes=False, ending=ending)
+        asked = {"TORCH_COMPILE": settings.torch_compile, "CUDA_GRAPH": settings.cuda_graph == "1"}
+        why = self.why_not_recorded(settings)
+        for name, wants in asked.items():
+            if wants and why:
+                raise InputError(f"{name}=1: a pack does that with passes that it records, and {why}; allowed is 0")
 
     def texts(self, settings: Settings) -> Texts:
         """The data of a trial, read once. Raises InputError where it cannot be used."""
@@ -225,14 +185,14 @@ class PackedBase:
         return self._head is None or own or self._head_name.endswith(adapters.modules_to_save)
 
     @contextlib.contextmanager
-    def through(self, parts: Sequence[Part], *, training: bool, compiled: bool = False) -> Iterator[None]:
-        """A pass through the adapters of ``parts``; to ``training`` belongs its backward pass, which may recompute.
+    def through(self, parts: Sequence[Part], *, compiled: bool = False) -> Iterator[None]:
+        """A pass through the adapters of ``parts``, with its backward pass, which may recompute.
 
         compiled: by compiled layers, where the base has such; else kernel by kernel.
         """
         eager = self.settings.torch_compile and not compiled
         stance = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
-        with self.turn(training=training), stance:
+        with stance:
             for layer in self._packed.values():
                 layer.shares = tuple(part.share(layer.name, layer.number) for part in parts)
             try:
@@ -273,7 +233,7 @@ class PackedBase:
     def works(self) -> bool:
         """Whether the base by itself still computes: after a fault of the device it does not."""
         try:
-            with self.through((), training=False):
+            with self.through(()):
                 self.model(input_ids=self._probe(), use_cache=False).logits.sum().item()
         except RuntimeError:
             return False

@@ -41,14 +41,12 @@ class LogClock:
 class Progress:
     """Where a trial is between two steps. step: optimizer steps made.
 
-    evaluates: its log has begun an evaluation that is not made. company: trials that train side by side at most,
-    itself counted, since more could not; 0 where nothing is known.
+    evaluates: its log has begun an evaluation that is not made.
     """
 
     step: int
     clock: LogClock
     evaluates: bool
-    company: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +85,7 @@ def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Check
             return None
         lines = attempt.log.read_text(encoding="utf-8").splitlines(keepends=True)
         clock = LogClock(**{**saved["clock"], "block": tuple(saved["clock"]["block"])})
-        progress = Progress(
-            step=saved["step"], clock=clock, evaluates=saved.get("evaluates", False), company=saved.get("company", 0)
-        )
+        progress = Progress(step=saved["step"], clock=clock, evaluates=saved.get("evaluates", False))
         rows = Rows(*saved["rows"])
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)

@@ -1,8 +1,7 @@
 """The packs of one job: a process each, one a GPU. They share the job's folder, and live and end together.
 
 A pack that ends by itself has failed, and its GPU would lie idle as long as the job lives: so the others are asked to
-end, too. They save their trials, which go on with the rest in the next job. Packs that share one base (``FSDP=1``)
-find each other in a folder on their node.
+end, too. They save their trials, which go on with the rest in the next job.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from lora_tune.base.errors import InputError
-from lora_tune.base.files import read_json, write_json
 from lora_tune.launchers.pack_folder import PackFolder
-from lora_tune_recipes.knobs import Knobs
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 PAUSE = 0.2
@@ -103,65 +97,5 @@ OF_BASE = {
     "TORCH_COMPILE": "torch_compile",
 }
 """Variables that all trials of a pack have in common, and their names in ``Settings``."""
-OF_SHARDS = ("THREADS", "FSDP", "FSDP_STRATEGY", "FSDP_WRAP", "FSDP_SHARDS", "FSDP_OFFLOAD")
-"""Variables that say how the base lies over the packs."""
 LEAST_GAIN = 1.05
 """Below this, two trials side by side are not worth their memory: a pack trains one after another."""
-
-
-class JobPack(NamedTuple):
-    """Pack ``rank`` of ``world`` that meet in ``folder``."""
-
-    folder: Path
-    rank: int
-    world: int
-
-    @property
-    def store(self) -> Path:
-        """Where they exchange their addresses."""
-        return self.folder / "store"
-
-    @property
-    def base_knobs(self) -> dict[str, str]:
-        """The variables of their base."""
-        return {name: str(value) for name, value in (read_json(_knobs_in(self.folder)).content or {}).items()}
-
-
-@contextlib.contextmanager
-def meeting_place(pack: PackFolder, idle: float) -> Iterator[Path | None]:
-    """A folder for the packs of this job where the first trial asks for one base; None where it asks for none.
-
-    Waits at most ``idle`` seconds for that trial.
-    """
-    base = _shared_base(pack, idle)
-    if base is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="packs-") as folder:
-        write_json(_knobs_in(Path(folder)), base)
-        yield Path(folder)
-
-
-def _shared_base(pack: PackFolder, idle: float) -> dict[str, str] | None:
-    end = time.monotonic() + idle
-    while (request := next(pack.open_requests(), None)) is None:
-        if time.monotonic() > end:
-            return None
-        time.sleep(PAUSE)
-    return _base_of(request.knobs) if _sharded(request.knobs) else None
-
-
-def _sharded(knobs: Mapping[str, str]) -> bool:
-    try:
-        return Knobs(knobs).switch("FSDP", default=False)
-    except InputError:  # the pack that takes the trial says so
-        return False
-
-
-def _base_of(knobs: Mapping[str, str]) -> dict[str, str]:
-    """Of a trial's knobs those of the base: another one's length or rate must not decide whether it can be loaded."""
-    return {name: knobs[name] for name in (*OF_BASE, *OF_SHARDS) if name in knobs} | {"SEQ": "2"}
-
-
-def _knobs_in(folder: Path) -> Path:
-    return folder / "base.json"

@@ -7,10 +7,8 @@ import time
 from lora_tune.launchers.pack_folder import PackFolder, PackRequest
 from lora_tune_recipes import settings as knobs
 from lora_tune_recipes.packed import checkpoint
-from lora_tune_recipes.packed.base import Meeting, PackedBase
-from lora_tune_recipes.packed.job import JobPack
-from lora_tune_recipes.packed.scheduler import Scheduler, Shares, blamed, save_all
-from lora_tune_recipes.packed.sharded import PassLost, ShardedBase
+from lora_tune_recipes.packed.base import PackedBase
+from lora_tune_recipes.packed.scheduler import Scheduler, Shares, save_all
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.packed.trial import STOPPED, ClaimedTrial
 
@@ -23,17 +21,12 @@ class PackLoop:
     """Serves the requests in ``folder`` until none came for ``idle`` seconds.
 
     packs: how many share the folder, and the node. slots: trials that this one has at most where others share it.
-    together: how they share their base, too.
     """
 
-    def __init__(
-        self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1, together: JobPack | None = None
-    ) -> None:
+    def __init__(self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1) -> None:
         self._folder, self._idle, self._packs, self._slots = folder, idle, packs, slots
-        self._together = together
         self._base: PackedBase | None = None
-        self._unusable: Exception | None = None
-        self._ending = self._others_train = False
+        self._ending = False
         self._shares = Shares(folder, packs)
         self._scheduler = Scheduler(self._shares)
         self._looked_at = self._busy_at = time.monotonic()
@@ -48,20 +41,18 @@ class PackLoop:
         Raises what the arithmetic raises; each trial's log says what it was.
         """
         try:
-            self._begin_together()
-            over = False
-            while not over:
+            # The job of several packs ends when no trial is without an end: it must not wait for one that has none.
+            while not (self._ending or (self._packs > 1 and self._scheduler.unrecorded)):
                 self._look()
                 self._shares.tell(self._scheduler.tenants)
                 self._scheduler.admit()
                 if self._scheduler.tenants:
                     self._scheduler.round()
                     self._busy_at = time.monotonic()
-                elif not self._scheduler.waiting and self._folder.ends(time.monotonic() - self._busy_at, self._idle):
-                    return True
-                over = self._meet()
-        except PassLost as lost:
-            self._give_up(lost)
+                elif not self._scheduler.waiting:
+                    if self._folder.ends(time.monotonic() - self._busy_at, self._idle):
+                        return True
+                    time.sleep(PAUSE)
         except Exception as error:
             # Whoever reads a trial's log must find there why it ended; a machine's fault is tried again.
             for tenant in (*self._scheduler.tenants, *self._scheduler.waiting):
@@ -71,39 +62,9 @@ class PackLoop:
             save_all(self._scheduler.pack, self._scheduler.tenants, self._scheduler.waiting)
         return False
 
-    def _begin_together(self) -> None:
-        """Make the base that the packs of the job share, all at the same time."""
-        if self._together is not None:
-            try:
-                self._use(ShardedBase(knobs.read(self._together.base_knobs), self._together))
-            except Exception as error:  # noqa: BLE001 - every trial is told, whatever it was
-                self._unusable = error
-
-    def _use(self, base: PackedBase) -> None:
-        self._base = base
-        self._scheduler.use(base)
-
-    def _meet(self) -> bool:
-        """After a round: join in what other packs over this base still do; whether this pack is to end now."""
-        # The job of several packs ends when no trial is without an end: it must not wait for one that has none.
-        ending = self._ending or (self._packs > 1 and self._scheduler.unrecorded)
-        met = Meeting(passes=False, ending=ending) if self._base is None else self._base.meet(ending=ending)
-        self._others_train = met.passes
-        if not (met.passes or self._scheduler.tenants or self._scheduler.waiting):
-            time.sleep(PAUSE)
-        return met.ending
-
-    def _give_up(self, lost: PassLost) -> None:
-        """No pass can follow: what is over ends, and so does the trial that is to blame, where that is one alone."""
-        self._scheduler.end_over()
-        guilty = blamed(lost, self._scheduler.tenants, self._scheduler.measured)
-        if guilty is not None:
-            self._scheduler.let_go(guilty)
-            guilty.fail(lost.__cause__ or lost)
-
     def _look(self) -> None:
         """Take in new trials, and end those that are to be stopped."""
-        if (self._scheduler.tenants or self._others_train) and time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if self._scheduler.tenants and time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
         self._ending |= self._folder.gone  # nobody can ask for a trial or stop one: those that train go on elsewhere
@@ -138,11 +99,9 @@ class PackLoop:
     def _house(self, tenant: ClaimedTrial) -> None:
         """Read a trial's knobs and data; it waits for room then."""
         settings = knobs.read(tenant.request.knobs)
-        if self._unusable is not None:
-            raise self._unusable
         if self._base is None:
-            self._use(PackedBase(settings))
-        assert self._base is not None
+            self._base = PackedBase(settings)
+            self._scheduler.use(self._base)
         self._base.check(settings)
         # Refuses modules that the model lacks, and what fits nowhere.
         self._scheduler.admission.check(self._scheduler.pack.weights(settings))

@@ -281,7 +281,7 @@ class Pack:
         )
         settings = groups[0].slots[0].settings
         whole = self.base.makes_logits(settings.adapters)
-        with self.base.through(parts, training=True, compiled=compiled), warnings.catch_warnings():
+        with self.base.through(parts, compiled=compiled), warnings.catch_warnings():
             losses = self.base.losses(batch, whole_logits=whole, packing=settings.packing)
             means = [
                 losses[part.rows].view(part.slots, -1).sum(1) / own.sizes
@@ -356,5 +356,5 @@ class Pack:
         rows = slice(0, len(batch.read))
         part = Part(rows, len(index), group.pairs(index), scales, group.copies_of(index))
         whole = self.base.makes_logits(group.slots[0].settings.adapters)
-        with self.base.through([part], training=False, compiled=compiled):
+        with self.base.through([part], compiled=compiled):
             return self.base.losses(batch, whole_logits=whole)

@@ -19,7 +19,6 @@ from lora_tune.launchers.pack_folder import PackFolder
 from lora_tune_recipes.packed import checkpoint
 from lora_tune_recipes.packed.base import PackedBase
 from lora_tune_recipes.packed.pack import Pack, numbers
-from lora_tune_recipes.packed.sharded import PassLost
 from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.packed.speed import Speeds
 from lora_tune_recipes.packed.trial import ClaimedTrial
@@ -126,39 +125,16 @@ def to_blame(pack: Pack, training: Sequence[ClaimedTrial]) -> list[ClaimedTrial]
     return guilty if len(guilty) < len(training) or alone else []
 
 
-def blamed(lost: PassLost, training: Sequence[ClaimedTrial], measured: ClaimedTrial | None) -> ClaimedTrial | None:
-    """What the next pack of these trials is to know of a pass that this one lost; the trial that alone is to blame.
-
-    measured: the trial whose speed was measured just then. Where memory was short, a quarter fewer train side by side
-    next time; after any other error one by one, until the one that it is about is alone with it.
-    """
-    print(f"a pass failed half way, and no other can follow: {lost}", flush=True)
-    if not lost.own:
-        return None
-    if len(training) == 1 and measured is None:
-        return training[0]
-    if not training:
-        return measured
-    cause = lost.__cause__
-    fewer = len(training)
-    if measured is None:
-        fewer = fewer - max(1, fewer // 4) if short_of_memory(cause) else 1
-    for tenant in training:
-        tenant.company = fewer
-    return None
-
-
 class Scheduler:
     """Where trials train over one base, once there is one. shares: told who had the time.
 
-    tenants: those that train. waiting: those that wait for room. measured: whose speed is being measured.
-    unrecorded: a trial has ended whose end nobody could write down.
+    tenants: those that train. waiting: those that wait for room. unrecorded: a trial has ended whose end nobody could
+    write down.
     """
 
     def __init__(self, shares: Shares) -> None:
         self.tenants: list[ClaimedTrial] = []
         self.waiting: list[ClaimedTrial] = []
-        self.measured: ClaimedTrial | None = None
         self.unrecorded = False
         self._shares = shares
         self.pack: Pack
@@ -176,17 +152,13 @@ class Scheduler:
             with self.contained(tenant):
                 if not self._enters(tenant):
                     break
-        self.measured = None
 
     def _enters(self, tenant: ClaimedTrial) -> bool:
         """Give the trial a slot; False where there is none now. Raises what the trial itself is to blame for."""
         present = [other.bytes for other in self.tenants]
-        if 0 < min((t.company for t in (*self.tenants, tenant) if t.company), default=0) <= len(present):
-            return False  # more of them could not train side by side
         try:
             self.pack.make_room(tenant.slot.settings)
-            self.measured = tenant
-            speed, self.measured = self._speeds.of(tenant.slot), None
+            speed = self._speeds.of(tenant.slot)
             if self.tenants and not (speed.packs and all(t.packs for t in self.tenants)):
                 return False  # company would only cost memory
             if not self.admission.fits(present, speed.bytes):

@@ -61,8 +61,7 @@ class Speeds:
         shape, drops = Pack(self._base).shape(settings), settings.adapters.dropout > 0
         key = shape, settings.minibs, drops, len(slot.texts.validation)
         if key not in self._known:
-            with self._base.measuring():
-                self._known[key] = self._measure(settings, slot.texts)
+            self._known[key] = self._measure(settings, slot.texts)
         return self._known[key]
 
     def _measure(self, settings: Settings, texts: Texts) -> TrialSpeed:
@@ -89,8 +88,6 @@ class Speeds:
         return speed
 
     def _pair_gain(self, pack: Pack, second: Slot, step_seconds: float) -> float:
-        if not self._base.recovers:  # two may not fit where one does
-            return UNMEASURED
         pack.join(second)
         try:
             return 2 * step_seconds / self._step_seconds(pack, second.settings.accumulation)

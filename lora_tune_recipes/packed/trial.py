@@ -165,12 +165,12 @@ class ClaimedTrial:
     """A claimed trial and its records.
 
     share: seconds of the node that the trial has had. bytes: what it takes of the memory. packs: whether it gains by
-    company. left_at: where it left off when memory was short. company: see Progress.
+    company. left_at: where it left off when memory was short.
     """
 
     def __init__(self, request: PackRequest) -> None:
         self.request, self.name = request, request.name
-        self.share, self.bytes, self.packs, self.company = 0.0, 0, True, 0
+        self.share, self.bytes, self.packs = 0.0, 0, True
         self.left_at: Rows | None = None
         self.slot: Slot
         self.trial: PackedTrial
@@ -199,7 +199,7 @@ class ClaimedTrial:
         """Its knobs and data are good: begin its log, or go on where an earlier attempt ``left`` off."""
         self.slot = slot
         if left is not None:
-            self.left_at, self.company = left.rows, left.progress.company
+            self.left_at = left.rows
         whose = {ATTEMPT_VARIABLE: self.request.token, SWEEP_VARIABLE: self.request.sweep}
         self.trial = PackedTrial(slot, self._log, device, whose, left)
 
@@ -207,7 +207,7 @@ class ClaimedTrial:
         """Write down where it is, for the attempt that goes on from there."""
         self._log.flush()
         trial = self.trial
-        left = Progress(step=self.slot.step, clock=trial.clock(), evaluates=trial.evaluates, company=self.company)
+        left = Progress(step=self.slot.step, clock=trial.clock(), evaluates=trial.evaluates)
         checkpoint.save(self.request, device, rows, left)
 
     def begin(self, speed: TrialSpeed) -> None:

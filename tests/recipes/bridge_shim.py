@@ -7,7 +7,6 @@ warm worker can serve it; ``python -m tests.recipes.bridge_shim`` does so at onc
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from typing import Any
@@ -18,9 +17,6 @@ from tests.recipes import cpu_shim  # noqa: F401 - first: Megatron looks for CUD
 
 from lora_tune_recipes.bridge import imports  # isort: skip
 from lora_tune_recipes.ending import end_with  # isort: skip
-
-
-rehearsals: list[str] = []
 
 
 def install() -> None:
@@ -69,23 +65,7 @@ def main() -> int:
     torch.set_num_threads(1)
     imports.prepare()
     install_states()
-    print("rehearsed:", *rehearsals, flush=True)
     return bridge_lora.main(cuda=False)
-
-
-def rehearse() -> None:
-    """The recipe's rehearsal under the shim, where ``REHEARSE`` is set: most tests need none."""
-    if not os.environ.get("REHEARSE"):
-        return
-    from lora_tune_recipes import bridge_lora
-
-    torch.set_num_threads(1)
-    imports.prepare()
-    install_states()
-    bridge_lora.rehearse(cuda=False)
-    from torch._inductor import config
-
-    rehearsals.append(f"{os.environ['REHEARSE']}, compiling in {config.compile_threads}")
 
 
 install()

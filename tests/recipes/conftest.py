@@ -17,7 +17,7 @@ from tests.recipes.served import WITHOUT_TE, Served, Trial, interpreter, served
 def nemo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Runs NeMo trials."""
     python, folder = interpreter("nemo"), tmp_path_factory.mktemp("nemo")
-    with served(python, "tests.recipes.cpu_shim", "lora_tune_recipes.nemo.trial", folder, ["--spare"]) as trials:
+    with served(python, "tests.recipes.cpu_shim", "lora_tune_recipes.nemo.trial", folder) as trials:
         yield trials
 
 
@@ -43,5 +43,5 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Runs Megatron-Bridge trials."""
     python, folder = interpreter("bridge"), tmp_path_factory.mktemp("bridge")
     recipe, trial = "tests.recipes.bridge_shim", "lora_tune_recipes.bridge.trial"
-    with served(python, recipe, trial, folder, ["--spare"], **WITHOUT_TE) as trials:
+    with served(python, recipe, trial, folder, **WITHOUT_TE) as trials:
         yield trials

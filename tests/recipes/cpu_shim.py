@@ -47,9 +47,6 @@ class _Stream:
         return lambda *a, **k: None
 
 
-rehearsals: list[str] = []
-
-
 def install() -> None:
     """Answer CUDA's calls from here on, in this process."""
     if torch.cuda.is_available():
@@ -94,22 +91,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     install_states(int(os.environ.get("SEED") or "1"))
-    print("rehearsed:", *rehearsals, flush=True)
     return nemo_lora.main(cuda=False)
-
-
-def rehearse() -> None:
-    """The recipe's rehearsal under the shim, where ``REHEARSE`` is set: most tests need none."""
-    if not os.environ.get("REHEARSE"):
-        return
-    from lora_tune_recipes import nemo_lora
-
-    torch.set_num_threads(1)
-    install_states(int(os.environ.get("SEED") or "1"))
-    nemo_lora.rehearse(cuda=False)
-    from torch._inductor import config
-
-    rehearsals.append(f"{os.environ['REHEARSE']}, compiling in {config.compile_threads}")
 
 
 install()

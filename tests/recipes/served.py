@@ -112,10 +112,10 @@ def interpreter(name: str) -> str:
 
 
 @contextlib.contextmanager
-def warm_worker(python: str, socket: Path, modules: Sequence[str], options: Sequence[str] = ()) -> Iterator[None]:
-    """A worker at ``socket`` that has imported ``modules``, until the block ends. options: its own."""
+def warm_worker(python: str, socket: Path, modules: Sequence[str]) -> Iterator[None]:
+    """A worker at ``socket`` that has imported ``modules``, until the block ends."""
     worker = subprocess.Popen(
-        [python, "-m", "lora_tune_recipes.warm_worker", *options, "--socket", str(socket), *modules],
+        [python, "-m", "lora_tune_recipes.warm_worker", "--socket", str(socket), *modules],
         env={**os.environ, **PER_PROCESS},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -131,23 +131,11 @@ def warm_worker(python: str, socket: Path, modules: Sequence[str], options: Sequ
 
 
 @contextlib.contextmanager
-def served(
-    python: str, recipe: str, trial: str, folder: Path, options: Sequence[str] = (), **fixed: object
-) -> Iterator[Served]:
+def served(python: str, recipe: str, trial: str, folder: Path, **fixed: object) -> Iterator[Served]:
     """Runs ``recipe``'s trials in a worker in ``folder`` that has imported it and ``trial``, until the block ends."""
     socket = folder / "worker.sock"
-    with warm_worker(python, socket, [recipe, trial], options):
+    with warm_worker(python, socket, [recipe, trial]):
         yield Served(recipe, socket, folder, fixed)
-
-
-def forked_and_rehearsed(trials: Served, ranks: int = 1, **knobs: object) -> tuple[Trial, Trial]:
-    """One trial in a process forked after the imports, and in one that rehearsed another's seed, batch and length."""
-    forked = trials(ranks, **knobs)
-    trials(ranks, **{**knobs, "REHEARSE": "before", "SEED": 5, "SEQ": 32, "MINIBS": 2, "VAL_CHECK_INTERVAL": 4})
-    rehearsed = trials(ranks, **knobs)
-    assert "rehearsed:\n" in forked.output, forked.output[-2000:]
-    assert "rehearsed: before, compiling in 1\n" in rehearsed.output, rehearsed.output[-2000:]
-    return forked, rehearsed
 
 
 def per_sequence_mean(folder: Path, model: Any = None, *, samples: int = 0) -> float:

@@ -24,7 +24,6 @@ from tests.recipes.served import (
     Served,
     Trial,
     assert_complies,
-    forked_and_rehearsed,
     full_length_log,
     per_sequence_mean,
     unequal_sequences,
@@ -150,14 +149,6 @@ def test_warm_up_leaves_no_trace_and_a_seed_repeats(bridge: Served) -> None:
     assert warm.losses
     assert warm.losses == bridge(WARMUP=0, **dropout).losses
     assert warm.losses != bridge(SEED=2, **dropout).losses
-
-
-def test_a_rehearsed_start_changes_no_loss(bridge: Served) -> None:
-    """To the last bit, with dropout, on the ranks of a pipeline that each rehearsed alone."""
-    forked, rehearsed = forked_and_rehearsed(bridge, ranks=2, PP=2, LORA_DROPOUT=0.1, MAX_STEPS=4)
-    assert rehearsed.losses
-    assert rehearsed.losses == forked.losses
-    assert [e.loss for e in rehearsed.run.train] == [e.loss for e in forked.run.train]
 
 
 def test_the_run_stops_at_its_target_and_says_what_it_was(bridge: Served, alone: tuple[Trial, Path]) -> None:

@@ -306,7 +306,7 @@ def test_a_trial_that_reaches_its_target_ends_and_says_so(sweep: Sweep) -> None:
         ({"DATADIR": "/"}, "allowed is one file train"),
         ({"SEQ": 1024}, "SEQ=1024: allowed is at most the model's 512 positions"),
         ({"TP": 2}, "a trial in a pack has one process"),
-        ({"FSDP": 1}, "FSDP=1: this pack has a base of its own; allowed is 0, or several packs a job (site.packs)"),
+        ({"FSDP": 1}, "FSDP=1: a trial in a pack has one process; allowed is 0"),
         ({"MODULES_TO_SAVE": "head"}, "MODULES_TO_SAVE: this model has no module head; allowed are"),
         ({"LOAD_IN_4BIT": "nf4"}, "LOAD_IN_4BIT=nf4: this pack has nothing"),
         ({"DTYPE": "bfloat16"}, "DTYPE=bfloat16: this pack has auto"),

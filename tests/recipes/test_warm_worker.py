@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune_recipes.hand_over import VARIABLE
-from lora_tune_recipes.spares import gpus
+from lora_tune_recipes.warm_worker import gpus
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,10 +48,10 @@ class Client:
 
 
 @contextlib.contextmanager
-def started(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def started(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A worker at ``path``, which outlives its trials."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "lora_tune_recipes.warm_worker", *options, "--socket", str(path), TRIAL],
+        [sys.executable, "-m", "lora_tune_recipes.warm_worker", "--socket", str(path), TRIAL],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,23 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from lora_tune_recipes.hand_over import alone_on_gpu
-
 seen: list[str] = []
-rehearsed: list[int] = []
-kept: list[list[int]] = []
 gpus_while_imported = os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def rehearse() -> None:
-    """What ``REHEARSAL`` says: nothing, ``raise``, or ``until`` a file appears."""
-    what, _, argument = os.environ.get("REHEARSAL", "").partition(" ")
-    if what == "raise":
-        raise RuntimeError(argument)
-    while what == "until" and not Path(argument).exists():
-        time.sleep(0.01)
-    kept.extend([] for _ in range(50_000))
-    rehearsed.append(os.getpid())
 
 
 def main() -> int:
@@ -35,12 +20,6 @@ def main() -> int:
     if what == "print":
         print(argument, Path.cwd(), len(seen), os.getppid(), flush=True)
         return 0
-    if what == "rehearsed":
-        print(rehearsed == [os.getpid()], os.environ.get("KNOB"), Path.cwd(), flush=True)
-    if what == "alone":  # begins at once, and is timed when nobody rehearses beside it
-        print("begun", os.getpid(), flush=True)
-        alone_on_gpu()
-        print("timed", rehearsed == [os.getpid()], flush=True)
     if what == "gpus":
         print(repr(gpus_while_imported), repr(os.environ.get("CUDA_VISIBLE_DEVICES")), flush=True)
     if what == "log":  # as an MLLOG line asks for its file

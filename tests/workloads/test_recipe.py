@@ -180,28 +180,6 @@ def test_what_no_pack_can_train_is_refused_with_the_study(space: dict[str, Any],
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        (
-            {"FSDP_OFFLOAD": True},
-            "space.FSDP_OFFLOAD: True: a base in parts stays on the GPUs; allowed with site.slots",
-        ),
-        ({"FSDP_WRAP": "none"}, "space.FSDP_WRAP: none: the packs of a job gather layer by layer"),
-        ({"LOAD_IN_4BIT": "nf4"}, "space.LOAD_IN_4BIT: nf4: bitsandbytes' weights cannot be sharded"),
-        ({"DORA": {**CHOICE, "choices": [0, 1]}}, "space.DORA: 0, 1: it reads whole weights; allowed with site.slots"),
-        ({"FSDP": {**CHOICE, "choices": [0, 1]}}, "space.FSDP: 0, 1: the trials of a pack share it"),
-    ],
-)
-def test_what_packs_that_share_a_base_cannot_train_is_refused_with_the_study(
-    space: dict[str, Any], message: str
-) -> None:
-    assert load(peft_study({"FSDP": 1, "DORA": 0, "FSDP_WRAP": "layer"}, slots=4, packs=2), "study.toml")
-    with pytest.raises(StudyError) as refused:
-        load(peft_study({"FSDP": 1, **space}, slots=4, packs=2), "study.toml")
-    assert message in str(refused.value)
-
-
 def test_what_a_pack_can_train_is_not_refused() -> None:
     dora = {"DORA": {**CHOICE, "choices": [0, 1]}, "LORA_TARGETS": "embed_tokens,q_proj"}
     space = {
