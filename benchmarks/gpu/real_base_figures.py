@@ -142,7 +142,7 @@ def start(folder: Path, seconds: float) -> None:
             note("start", failed=mode)
             continue
         record = json.loads(child.stdout.splitlines()[-1])
-        losses = np.array(record.pop("losses") + record.pop("scores"))
+        losses = np.array([*record.pop("losses"), record.pop("scores")])
         eager = losses if eager is None else eager
         note("start", mode=mode, **record, apart=round(float(np.abs(losses - eager).max()), 5))
 
@@ -171,6 +171,7 @@ def start_of(folder: str, mode: str, began: float) -> None:
     Speeds(base).of(slot)
     reached("speed")
     record = a_pack(base, common, 16, 30)
+    reached("passes")
     programs = {"programs": counters["stats"]["unique_graphs"], **counters["aot_autograd"]}
     print(json.dumps({"at": at, **record, "programs": programs}))
 

@@ -115,7 +115,7 @@ def test_every_trial_is_in_one_pass_of_its_own_kind() -> None:
         ({"LR": []}, "grid: LR: allowed is a value or a list of at least one"),
         ({"TARGET": 1.6}, "grid: TARGET: has no place here"),
         ({"TP": 2}, "grid: TP: has no place here"),
-        ({"FSDP": 1}, "FSDP=1: this pack has a base of its own; allowed is 0"),
+        ({"FSDP": 1}, "FSDP=1: a trial in a pack has one process; allowed is 0"),
         ({"LR": [1, "x"]}, "LR='x': allowed is"),
     ],
 )

@@ -168,7 +168,7 @@ CHOICE = {"type": "categorical"}
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"FSDP": 1}, "space.FSDP: 1: one pack has a base of its own; allowed is 0, or several packs in a job"),
+        ({"FSDP": 1}, "space.FSDP: 1: a trial in a pack has one process; allowed with site.slots is 0"),
         ({"TP": {"type": "int", "low": 1, "high": 2}}, "space.TP: 1, 2: a trial in a pack has one process"),
         ({"ATTN": {**CHOICE, "choices": ["sdpa", "eager"]}}, "space.ATTN: sdpa, eager: the trials of a pack share it"),
     ],
