@@ -1,6 +1,6 @@
 """A study whose space holds a configuration that was there before it: ranges grow and steps shrink to its values.
 
-Switches that trials do not read stay where they are: the space keeps them, with one value each.
+What trials do not read stays where it is: the space keeps it, with one value.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
+from lora_tune.config.layout import parse_layout
 from lora_tune.config.parameters import (
     SWITCHES,
     CategoricalParameter,
     FloatParameter,
     IntParameter,
+    LayoutParameter,
     Parameter,
     Value,
 )
@@ -27,18 +29,25 @@ from lora_tune.config.study import Study
 def holding(space: Space, tuned: Mapping[str, Value], unread: Collection[str] = ()) -> Space:
     """The space with every number of ``tuned``, a point of its names, within its range and on its steps.
 
-    What lies outside a range widens it; what lies between two steps makes them the largest that reach it. A switch's
-    own value is one of its choices. unread: switches that keep one value.
+    What lies outside a range widens it; what lies between two steps makes them the largest that reach it. Another
+    choice or layout is one more of them. unread: parameters that keep one value.
     """
     parameters = {n: _holding(p, tuned[n]) if n in tuned else p for n, p in space.parameters.items()}
+    for name, parameter in parameters.items():
+        if isinstance(parameter, LayoutParameter) and name in tuned:
+            layout = parse_layout(str(tuned[name]))
+            if layout not in space.layouts(name).layouts:
+                parameters[name] = parameter.with_layout(layout)
     return replace(space, parameters={n: _alone(p) if n in unread else p for n, p in parameters.items()})
 
 
 def _alone(parameter: Parameter) -> Parameter:
-    """A choice of its first value."""
-    if not isinstance(parameter, CategoricalParameter):
-        return parameter
-    return parameter.model_copy(update={"choices": parameter.choices[:1]})
+    """The same with its first or lowest value alone."""
+    if isinstance(parameter, FloatParameter | IntParameter):
+        return parameter.model_copy(update={"high": parameter.low})
+    if isinstance(parameter, CategoricalParameter):
+        return parameter.model_copy(update={"choices": parameter.choices[:1]})
+    return parameter
 
 
 def _holding(parameter: Parameter, value: Value) -> Parameter:
@@ -52,6 +61,8 @@ def _holding(parameter: Parameter, value: Value) -> Parameter:
         return parameter.model_copy(update={"low": min(parameter.low, real), "high": max(parameter.high, real)})
     if isinstance(parameter, CategoricalParameter) and parameter.role in SWITCHES:
         return parameter.model_copy(update={"choices": (value, *(c for c in parameter.choices if c != value))})
+    if isinstance(parameter, CategoricalParameter) and value not in parameter.choices:
+        return parameter.model_copy(update={"choices": (*parameter.choices, value)})
     return parameter
 
 
@@ -74,7 +85,7 @@ class _Holding(Study):
 def study_holding(study: Study, tuned: Mapping[str, Value] | None, unread: Collection[str] = ()) -> Study:
     """The same study, hash and all, with a space that holds the point ``tuned``; None: the study itself.
 
-    unread: switches that keep one value there.
+    unread: parameters that keep one value there.
     """
     point = tuned or {}
     if holding(study.search_space, point, unread) == study.search_space:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_serializer, model_validator
 
-from lora_tune.config.layout import LayoutAxes, parse_layout
+from lora_tune.config.layout import Layout, LayoutAxes, LayoutTable, parse_layout
 from lora_tune.config.problems import numbers_are_numbers
 
 # Plain arithmetic from a study file, evaluated without executing code.
@@ -235,6 +235,18 @@ class LayoutParameter(LayoutAxes):
     """One categorical over the valid parallel layouts of the trial's GPUs."""
 
     type: Literal["layout"]
+    _one_more: Layout | None = PrivateAttr(None)
+
+    def with_layout(self, layout: Layout) -> LayoutParameter:
+        """The same with one layout more, whatever the axes and their rules say: it is known to run."""
+        copy = self.model_copy()
+        copy._one_more = layout
+        return copy
+
+    def enumerate(self, site_gpus: int, gpus_per_node: int = 0) -> LayoutTable:
+        """As of the axes, with the layout that is there besides them."""
+        table, more = super().enumerate(site_gpus, gpus_per_node), self._one_more
+        return table if more is None else LayoutTable(tuple(sorted({*table.layouts, more})), table.removed)
 
 
 class DerivedParameter(Conditional):

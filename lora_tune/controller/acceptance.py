@@ -316,10 +316,11 @@ LARGEST_LOSS = 1e6
 STATED_BY_CONFIG = frozenset(
     {
         "opt_base_learning_rate", "global_batch_size", "opt_learning_rate_training_steps", "max_steps", "lora_rank",
-        "lora_alpha",
+        "lora_alpha", "healing_iter",
     }
 )  # fmt: skip
-"""MLLOG keys under which programs state a parameter as it was given. Under others they state derived values."""
+"""MLLOG keys, and printed settings, under which programs state a parameter as it was given. Under others they state
+derived values."""
 
 
 def why_untrue(
@@ -490,8 +491,8 @@ def _other_values(study: Study, trial: Trial, written: Mapping[str, Value], run:
     """The log announces other hyperparameters than the job was written with."""
     benchmark = study.benchmark.name if study.benchmark else ""
     for name in trial.parameters:
-        key = key_of(benchmark, name)
-        values = {n: value for n, value in written.items() if key_of(benchmark, n) == key}
+        key = key_of(benchmark, name) or name.lower()
+        values = {n: value for n, value in written.items() if (key_of(benchmark, n) or n.lower()) == key}
         if key not in STATED_BY_CONFIG or key not in run.hyperparameters or not values:
             continue
         logged_value = run.hyperparameters[key]

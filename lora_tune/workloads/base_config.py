@@ -18,7 +18,7 @@ from typing import Any
 from lora_tune.base.errors import SetupError
 from lora_tune.base.text import HIDDEN, names_secret, redact
 from lora_tune.config.holding import holding
-from lora_tune.config.layout import layout_of
+from lora_tune.config.layout import Layout, layout_of
 from lora_tune.config.parameters import (
     SWITCHES,
     CategoricalParameter,
@@ -287,8 +287,11 @@ SIZES = frozenset({*LAYOUT, "VP", "MINIBS", "GBS", "NODES"})
 """Whose ranges say what fits and what the rules allow: a config outside them widens none."""
 
 
-def starting_point(name: str, config: Record, space: Space) -> Start:
-    """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none."""
+def starting_point(name: str, config: Record, space: Space, unread: Collection[str] = ()) -> Start:
+    """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none.
+
+    unread: parameters that nothing reads: a config lies where every trial does, whatever it says of them.
+    """
     single = (n for n, p in space.parameters.items() if not isinstance(p, LayoutParameter))
     searched = {usual_name(n, config.benchmark) for n in single}
     try:
@@ -301,10 +304,11 @@ def starting_point(name: str, config: Record, space: Space) -> Start:
     # A warm-up may be stated as a share of the steps.
     apart = {*EVALS, "WARMUP_STEPS", *({"NODES"} if space.varies_nodes else ()), *_following(searched, whole)}
     common = {n: v for n, v in parameters.items() if n not in apart}
+    corner = space.corner()
     try:
         absent = space.conditions.absent(parameters)
         tuned = {
-            n: _coordinate(n, p, space, parameters)
+            n: corner[n] if n in unread else _coordinate(n, p, space, parameters)
             for n, p in space.parameters.items()
             if _searched(p) and n not in absent
         }
@@ -370,18 +374,14 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
         for layout in space.layouts(name).layouts:
             if all(equal(v, parameters.get(n, NEUTRAL.get(n))) for n, v in parameter.values(layout).items()):
                 return str(layout)
-        degrees = " ".join(f"{n}={parameters[n]}" for n in (*LAYOUT, "MINIBS", "GBS") if n in parameters)
-        raise OutsideError(f"space.{name} does not offer its layout {degrees}")
+        return _own_layout(name, parameter, space, parameters)
     value = parameters.get(name)
     if isinstance(parameter, CategoricalParameter) and parameter.role in SWITCHES:  # its own value is a choice more
         return next((c for c in parameter.choices if equal(c, value)), parameter.choices[0] if value is None else value)
     if value is None:
         raise OutsideError(f"neither it nor a file of the implementation states {name}")
     if isinstance(parameter, CategoricalParameter):
-        choice = next((c for c in parameter.choices if equal(c, value)), None)
-        if choice is None:
-            raise OutsideError(f"{name}={value} is none of {', '.join(map(str, parameter.choices))}")
-        return choice
+        return next((c for c in parameter.choices if equal(c, value)), value)
     assert isinstance(parameter, FloatParameter | IntParameter)
     number = Record(stated={name: value}).number(name)
     widens = usual_name(name) not in SIZES
@@ -393,6 +393,22 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
     if (number - parameter.low) % (1 if widens else parameter.step):
         raise OutsideError(f"{name}={value} is not a step of {parameter.step} from {parameter.low}")
     return int(number)
+
+
+def _own_layout(name: str, parameter: LayoutParameter, space: Space, parameters: Mapping[str, Value]) -> str:
+    """The layout of a config as one more of the space's. Raises OutsideError where it is none of the space's GPUs.
+
+    What the space's layouts leave alone is the config's own in every trial, and no part of it.
+    """
+    degrees = {n.lower(): int(parameters.get(n, NEUTRAL.get(n, 1))) for n in (*LAYOUT, "VP", "EP", "MINIBS")}
+    degrees |= {n: v for n, v in {"sp": 0, "vp": 1, "ep": 1}.items() if getattr(parameter, n) == (v,)}
+    layout = Layout(**degrees, nodes=int(parameters.get("NODES", 0)) if parameter.nodes else 0)
+    gpus = space.gpu_count(parameters)
+    whole = layout.gbs(gpus)
+    if gpus % (layout.tp * layout.pp * layout.cp) or not whole or parameters.get("GBS", whole) != whole:
+        stated = " ".join(f"{n}={parameters[n]}" for n in (*LAYOUT, "MINIBS", "GBS") if n in parameters)
+        raise OutsideError(f"space.{name} does not offer its layout {stated}, which is none of {gpus} GPUs")
+    return str(layout)
 
 
 def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mapping[str, Value]) -> None:

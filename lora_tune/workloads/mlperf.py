@@ -12,7 +12,7 @@ from lora_tune.base.errors import Finding, LoraTuneError, SetupError, free_space
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.holding import holding
 from lora_tune.config.layout import LAYOUT_VALUES, layout_of
-from lora_tune.config.parameters import FloatParameter, IntParameter
+from lora_tune.config.parameters import SWITCHES, FloatParameter, IntParameter
 from lora_tune.config.space import Space
 from lora_tune.config.study import goal_of
 from lora_tune.mlperf.benchmark import LORA, benchmark_names
@@ -81,10 +81,9 @@ def _not_swept(workload: RunSubWorkload) -> list[str]:
     unread = workload.unread_switches()
     if not unread:
         return []
-    return [
-        f"no file in {workload.implementation.folder} reads {', '.join(unread)}: these switches are not swept, and "
-        "stay as they are"
-    ]
+    tree = workload.implementation
+    remedy = '; workload.reads = "container" sweeps them all the same' if tree.in_container else ""
+    return [f"no file in {tree.folder} reads {', '.join(unread)}: these are not swept, and stay as they are{remedy}"]
 
 
 def other_scripts(workload: RunSubWorkload) -> list[str]:
@@ -247,7 +246,13 @@ def _widening(space: Space, start: Start) -> list[str]:
     wider, sentences = holding(space, start.tuned or {}).parameters, []
     for name, parameter in space.parameters.items():
         grown, base_value = wider[name], f"{start.name} sets {name}={start.parameters.get(name)}"
-        if grown == parameter or not isinstance(parameter, IntParameter | FloatParameter):
+        if grown == parameter or getattr(parameter, "role", None) in SWITCHES:
+            continue
+        if not isinstance(parameter, IntParameter | FloatParameter):
+            sentences.append(
+                f"{start.name} is at {(start.tuned or {})[name]}, which space.{name} does not offer: it is one choice "
+                "more, so that the search learns from trial 0"
+            )
             continue
         assert isinstance(grown, IntParameter | FloatParameter)
         if (grown.low, grown.high) != (parameter.low, parameter.high):
@@ -440,15 +445,15 @@ def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
         )
     try:
         job = workload.job(some_proposal(workload.study), trial)
+        unread = workload.unread_switches()
         if not implementation.in_container:
-            unread = workload.unread_switches()
             yield good(f"it reads all of {', '.join(n for n in workload.study.space if n not in unread)}")
-            if unread:
-                yield warning(
-                    f"no file in it reads {', '.join(unread)}",
-                    "these switches are not swept, and stay as they are",
-                    "nothing to do; or remove them from [space]",
-                )
+        if unread:
+            yield warning(
+                f"no file in it reads {', '.join(unread)}",
+                "these are not swept, and stay as they are",
+                "nothing to do; or remove them from [space]",
+            )
         nodes = requested_nodes(implementation.folder / Path(job.argv[-1]).name)
         if nodes and workload.study.site.nodelist is None:
             yield problem(

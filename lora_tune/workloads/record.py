@@ -41,6 +41,9 @@ NEUTRAL: Mapping[str, Value] = {"TP": 1, "PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP
 
 LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
 
+SOME_ROUNDS = frozenset({"WARMUP_STEPS", "MIN_LR", "HEALING_ITER"})
+"""Of the training, what only the trees of some rounds and vendors know: elsewhere a study goes without."""
+
 NULLS = ("null", "none")
 """How a config writes YAML's null, in whatever case."""
 

@@ -239,16 +239,8 @@ class RunSubWorkload(TreeWorkload):
         unit = batch if self.counts_steps() else 1
         return ((record.number("SKIP_EVALS") or 0) + 1) * every * unit, steps * batch
 
-    def unread_switches(self) -> tuple[str, ...]:
-        """The switches that the implementation reads under no name: trials leave them alone."""
-        return tuple(
-            name
-            for name in self.study.search_space.switches()
-            if self.implementation.spelling((name, *ALIASES.get(name, ()))) is None
-        )
-
     def effective(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """``values`` without switches that nothing reads, and without those that stay as unset as in the base."""
+        """``values`` without those that nothing reads, and without those that stay as unset as in the base."""
         left = {*self.unread_switches(), *self._unstated(values)}
         return {name: value for name, value in values.items() if name not in left}
 

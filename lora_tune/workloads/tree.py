@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from lora_tune.base.errors import SetupError
+from lora_tune.config.parameters import TunedParameter
 from lora_tune.config.study import Study
 from lora_tune.config.tables import WorkloadTable
 from lora_tune.mlperf.benchmark import LORA, check_name
@@ -27,7 +28,7 @@ from lora_tune.workloads.implementation import (
     implementation_folder,
     read_implementation,
 )
-from lora_tune.workloads.record import Record, record_of
+from lora_tune.workloads.record import ALIASES, SOME_ROUNDS, Record, record_of, spellings, usual_name
 from lora_tune.workloads.script_needs import on_path
 
 _RULESET = re.compile(r"MLPERF_RULESET:?[=-]\"?(\d+\.\d+\.\d+)")
@@ -139,7 +140,7 @@ class TreeWorkload:
     def _start(self) -> Start | None:
         if self.base is None:
             return None
-        start = starting_point(self.base.name, self.beneath, self.study.search_space)
+        start = starting_point(self.base.name, self.beneath, self.study.search_space, self.unread_switches())
         return replace(start, values=self.base.stable)
 
     @functools.cached_property
@@ -160,6 +161,19 @@ class TreeWorkload:
             site_nodes=space.nodes,
             gpus_per_node=space.gpus_per_node,
         )
+
+    def unread_switches(self) -> tuple[str, ...]:
+        """The switches, and what is tuned and only some rounds know, that the folder reads under no name.
+
+        Trials leave them alone. Where the training code lies in the container, a setting of some rounds that no
+        config of the folder exports counts as unread, unless the study says that the container reads it.
+        """
+        tree, benchmark, space = self.implementation, self.settings.benchmark, self.study.search_space
+        tuned = (n for n, p in space.parameters.items() if isinstance(p, TunedParameter))
+        some_rounds = [] if self.settings.reads == "container" else [n for n in tuned if usual_name(n) in SOME_ROUNDS]
+        unread = (n for n in some_rounds if not tree.mentions(*spellings(benchmark, n)))
+        switches = (n for n in space.switches() if tree.spelling((n, *ALIASES.get(n, ()))) is None)
+        return tuple(dict.fromkeys([*switches, *unread]))
 
     def start(self) -> Start | None:
         """The base config as trial 0 measures it. Raises SetupError when it cannot be read."""

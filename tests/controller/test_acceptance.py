@@ -283,6 +283,8 @@ def test_a_log_with_the_token_of_another_attempt_is_refused() -> None:
         ("LORA_RANK", 16, {"lora_rank": 8}, False),
         ("LORA_RANK", 16, {"lora_rank": 16}, True),
         ("MAX_STEPS", 800, {"max_steps": 1024}, False),
+        ("HEALING_ITER", 350, {"healing_iter": 300}, False),
+        ("HEALING_ITER", 350, {"healing_iter": 350}, True),
         ("TP", 4, {"tensor_parallelism": 8}, True),  # a program may state what became of it
     ],
 )

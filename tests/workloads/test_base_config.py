@@ -23,12 +23,12 @@ from lora_tune.config.holding import study_holding
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller.changed_study import with_base
-from lora_tune.search.recorded import in_memory
+from lora_tune.search.recorded import fitting, in_memory
 from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Proposal, Start, Value
+from lora_tune.workloads.base import Proposal, Start, Value, unread_switches
 from lora_tune.workloads.base_config import computed_from, equal, read_base, starting_point
 from lora_tune.workloads.implementation import read_implementation, sourced_file, warmup_ratio
 from lora_tune.workloads.mlperf import MlperfWorkload, about_base
@@ -109,8 +109,6 @@ class TestTrialZero:
         ("change", "why"),
         [
             ({"MINIBS": {"type": "int", "low": 5, "high": 8}}, "MINIBS=4 is not in 5 to 8"),
-            ({"layout": {"type": "layout", "tp": [2], "gbs": [8]}}, "does not offer its layout TP=4"),
-            ({"FP8_DPA": {"type": "categorical", "choices": [0]}}, "FP8_DPA=1 is none of 0"),
             ({"FP8_DPA": 0}, "FP8_DPA is 1 there and 0 in every other trial"),
             ({"NCCL_BUFFSIZE": {"type": "int", "low": 1, "high": 9}}, "states NCCL_BUFFSIZE"),
         ],
@@ -159,6 +157,68 @@ class TestTrialZero:
         again = in_memory(with_base(study, records), records)
         assert again.best_trial.params[name] == start.tuned[name]
         assert not isinstance(Session(wider, records, start=start).ask(), str)
+
+    @pytest.mark.parametrize(
+        ("exports", "change", "name", "value"),
+        [
+            ("MINIBS=8", {}, "layout", "tp4 pp1 cp1 minibs8 mbs1 sp1"),
+            ("TP=8 MINIBS=1", {}, "layout", "tp8 pp1 cp1 minibs1 mbs1 sp1"),
+            ("", {"layout": {"type": "layout", "tp": [2], "gbs": [8]}}, "layout", "tp4 pp1 cp1 minibs4 mbs1"),
+            ("", {"NCCL_NVLS_ENABLE": {"type": "categorical", "choices": [1]}}, "NCCL_NVLS_ENABLE", 0),
+        ],
+        ids=["GBS 16", "GBS 1, as the guide's", "another TP", "another choice"],
+    )
+    def test_a_layout_or_choice_that_the_study_lacks_is_one_more_of_it(
+        self, tree: Path, tmp_path: Path, exports: str, change: dict[str, Any], name: str, value: Value
+    ) -> None:
+        with (tree / CONFIG).open("a") as file:
+            file.write(f"export {exports}\n")
+        workload = made(tree, {**SPACE, **change})
+        start, study = start_of(workload), workload.study
+        assert start.tuned is not None, start.outside
+        assert start.tuned[name] == value
+        assert any(
+            f"{value}, which space.{name} does not offer: it is one choice more" in s for s in about_base(workload)
+        )
+        wider = study_holding(study, start.tuned)
+        offered, before = (s.search_space.distributions()[name].choices for s in (wider, study))
+        assert {*offered} - {*before} == {value}
+        assert wider.digest == study.digest
+        assert wider.search_space.resolve(start.tuned)["GBS"] == start.parameters["GBS"]
+        trial = Trial(number=0, seed=1, tuned=start.tuned, parameters=start.parameters)
+        assert fitting(wider)(trial)
+        assert not isinstance(Session(wider, start=start).ask(), str)
+        later = workload.job(changed(workload, LR=5e-4), tmp_path / "a").environment
+        assert {n: later[n] for n in ("TP", "MINIBS", "SP")} == {
+            n: str(start.parameters[n]) for n in ("TP", "MINIBS", "SP")
+        }
+
+    def test_a_layout_that_does_not_make_its_own_batch_is_none_of_the_space(self, tree: Path) -> None:
+        with (tree / "run_and_time.sh").open("a") as file:
+            file.write('echo "$GLOBAL_BATCH_SIZE"\n')
+        with (tree / CONFIG).open("a") as file:
+            file.write("export GLOBAL_BATCH_SIZE=13\n")
+        assert "does not offer its layout TP=4" in start_of(made(tree)).outside
+
+    @pytest.mark.parametrize("in_container", [False, True])
+    def test_a_warm_up_that_nothing_reads_is_named_and_not_swept(
+        self, tree: Path, tmp_path: Path, *, in_container: bool
+    ) -> None:
+        """B200's trees read none; of Lenovo's, whose code lies in the container, no config states one."""
+        for conf in (tree / "conf").iterdir():
+            conf.write_text("".join(line for line in conf.read_text().splitlines(True) if "WARMUP_" not in line))
+        if in_container:
+            for name in ("conf", "train.py", "run_and_time.sh"):
+                shutil.rmtree(tree / name) if (tree / name).is_dir() else (tree / name).unlink()
+        space = {**SPACE, "WARMUP_STEPS": {"type": "int", "low": 0, "high": 40, "step": 10}}
+        workload = made(tree, space, data=str(tmp_path), model=str(tmp_path))
+        assert unread_switches(workload) == ("WARMUP_STEPS",)
+        assert any("reads WARMUP_STEPS: these are not swept" in s for s in workload.check())
+        start = start_of(workload)
+        assert start.tuned is not None, start.outside
+        wider = study_holding(workload.study, start.tuned, unread_switches(workload))
+        assert wider.search_space.distributions()["WARMUP_STEPS"].single()
+        assert {"WARMUP_STEPS", "WARMUP_RATIO"}.isdisjoint(workload.exports(changed(workload, LR=5e-4)))
 
     @pytest.mark.parametrize("division", ["closed", "open"])
     def test_one_that_cannot_win_or_converge_is_told_so_before_it_runs(self, tree: Path, division: str) -> None:

@@ -97,7 +97,7 @@ def test_the_base_is_a_point_whatever_its_switches_are(workload: MlperfWorkload)
 def test_what_no_file_reads_is_named_and_not_swept(workload: MlperfWorkload) -> None:
     assert unread_switches(workload) == ("NOBODY_READS_THIS",)
     assert choices(held(workload), "NOBODY_READS_THIS") == (0,)
-    assert any("reads NOBODY_READS_THIS: these switches are not swept" in sentence for sentence in check(workload))
+    assert any("reads NOBODY_READS_THIS: these are not swept" in sentence for sentence in check(workload))
 
 
 def test_a_probe_changes_switches_and_exports_no_other(workload: MlperfWorkload, tmp_path: Path) -> None:
