@@ -118,17 +118,8 @@ class Gate:
             self._open = False
         return proposal
 
-    def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
-        """As of the search."""
-        self._search.enqueue(values, why, request)
-
-    def report(self, number: int, evals: Sequence[Eval]) -> None:
-        """As of the search."""
-        self._search.report(number, evals)
-
-    def tell(self, record: Trial) -> None:
-        """As of the search."""
-        self._search.tell(record)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._search, name)
 
 
 def refuse_other_launchers(study: Study) -> None:

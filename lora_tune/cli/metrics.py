@@ -1,4 +1,4 @@
-"""Prometheus metrics of sweeps, as an option of ``sweep``; on this machine only unless told otherwise."""
+"""Prometheus metrics of a sweep, as an option of ``sweep``; on this machine only unless told otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_tune.base.errors import InputError, SetupError
@@ -29,23 +29,25 @@ LOOK_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepGauges:
-    """One sweep as it is measured. Times are epoch seconds, None while there is none.
+    """One sweep as it is measured at a driver's tick. Times are epoch seconds, None while there is none.
 
     states: trials by verdict, or by the state of their job while open. queue_since: when the job that has been in the
     queue the longest was submitted. queue_wait: seconds that the job that started last had waited.
     """
 
-    states: Mapping[str, int] = field(default_factory=dict)
-    queue_since: float | None = None
-    queue_wait: float | None = None
-    node_hours: float = 0.0
-    price: float | None = None
+    name: str
+    states: Mapping[str, int]
+    queue_since: float | None
+    queue_wait: float | None
+    node_hours: float
+    price: float | None
+    best: float | None
     last_eval_at: float | None = None
-    best: float | None = None
+    tick_seconds: float | None = None
 
 
 def gauges_of(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
-    """What is measured of a sweep at ``now``; ``last_eval_at`` is left to whoever saw the evals come."""
+    """What is measured of a sweep at ``now``; evals and ticks are left to whoever saw them."""
     states: Counter[str] = Counter()
     queued: list[float] = []
     started: list[tuple[float, float]] = []
@@ -63,6 +65,7 @@ def gauges_of(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
             started.append((newest.started_at, max(0.0, newest.started_at - since)))
     best = best_run(study, sweep)
     return SweepGauges(
+        name=study.name,
         states=states,
         queue_since=min(queued, default=None),
         queue_wait=max(started)[1] if started else None,
@@ -73,15 +76,13 @@ def gauges_of(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
 
 
 class Metrics:
-    """What Prometheus is told; one object a process, for any number of sweeps and threads."""
+    """What Prometheus is told of the sweep that this process drives."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sweeps: dict[str, SweepGauges] = {}
-        self._ticks: dict[str, float] = {}
+        self.seen: SweepGauges | None = None
 
     def serve(self, where: str, echo: Callable[[str], object] | None = None) -> Metrics:
-        """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. say: is told the address.
+        """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. echo: is told the address.
 
         Raises InputError for another form, SetupError when the port is taken or the library is missing.
         """
@@ -113,52 +114,44 @@ class Metrics:
         ticks = _Ticks(environment.clock)
         return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
 
-    def note(self, name: str, gauges: SweepGauges, tick_seconds: float | None) -> None:
-        """The sweep as it is now."""
-        with self._lock:
-            self._sweeps[name] = gauges
-            if tick_seconds is not None:
-                self._ticks[name] = tick_seconds
-
     def collect(self) -> Iterator[Any]:
         """Metric families as prometheus_client wants them; called at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        with self._lock:
-            sweeps, ticks = dict(self._sweeps), dict(self._ticks)
-        now = time.time()
+        seen, now = self.seen, time.time()
         trials = GaugeMetricFamily("lora_tune_trials", "trials by state", labels=["study", "state"])
-        hours = CounterMetricFamily("lora_tune_node_hours", "node-hours of all attempts", labels=["study"])
-        money = CounterMetricFamily("lora_tune_money", "node-hours times their price", labels=["study"])
-        for name, totals in sweeps.items():
-            for state, count in totals.states.items():
-                trials.add_metric([name, state], count)
-            hours.add_metric([name], totals.node_hours)
-            if totals.price is not None:
-                money.add_metric([name], totals.node_hours * totals.price)
-        yield from (trials, hours, money)
-        gauges: dict[str, tuple[str, dict[str, float | None]]] = {
-            "queue_wait_seconds": (
-                "how long the job that waits the longest has been queued",
-                {n: 0.0 if s.queue_since is None else now - s.queue_since for n, s in sweeps.items()},
-            ),
-            "last_queue_wait_seconds": (
-                "how long the job that started last had been queued",
-                {n: s.queue_wait for n, s in sweeps.items()},
-            ),
-            "seconds_since_last_eval": (
-                "since an eval line was last seen",
-                {n: None if s.last_eval_at is None else now - s.last_eval_at for n, s in sweeps.items()},
-            ),
-            "best_objective": ("of the trials that reached the target", {n: s.best for n, s in sweeps.items()}),
-            "tick_seconds": ("work of the driver's last tick", dict(ticks)),
-        }
-        for key, (description, values) in gauges.items():
-            family = GaugeMetricFamily(f"lora_tune_{key}", description, labels=["study"])
-            for name, value in values.items():
-                if value is not None:
-                    family.add_metric([name], value)
+        if seen is not None:
+            for state, count in seen.states.items():
+                trials.add_metric([seen.name, state], count)
+        yield trials
+        for kind, key, description, value in _MEASURES:
+            family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+                f"lora_tune_{key}", description, labels=["study"]
+            )
+            if seen is not None and (measured := value(seen, now)) is not None:
+                family.add_metric([seen.name], measured)
             yield family
+
+
+def _waited(seen: SweepGauges, now: float) -> float:
+    return 0.0 if seen.queue_since is None else now - seen.queue_since
+
+
+def _since_eval(seen: SweepGauges, now: float) -> float | None:
+    return None if seen.last_eval_at is None else now - seen.last_eval_at
+
+
+_MEASURES: tuple[tuple[str, str, str, Callable[[SweepGauges, float], float | None]], ...] = (
+    ("counter", "node_hours", "node-hours of all attempts", lambda seen, _: seen.node_hours),
+    ("counter", "money", "node-hours times their price", lambda s, _: s.price and s.node_hours * s.price),
+    ("gauge", "queue_wait_seconds", "how long the job that waits the longest has been queued", _waited),
+    ("gauge", "last_queue_wait_seconds", "how long the job that started last had been queued",
+     lambda seen, _: seen.queue_wait),
+    ("gauge", "seconds_since_last_eval", "since an eval line was last seen", _since_eval),
+    ("gauge", "best_objective", "of the trials that reached the target", lambda seen, _: seen.best),
+    ("gauge", "tick_seconds", "work of the driver's last tick", lambda seen, _: seen.tick_seconds),
+)  # fmt: skip
+"""Kind, name, help and value of what is told beside the trials' states."""
 
 
 def address(text: str, option: str = "--metrics") -> tuple[str, int]:
@@ -208,8 +201,9 @@ class _CountedView:
         if count != self._evals and self._evals >= 0:
             self._last_eval_at = time.time()
         self._evals = count
-        totals = replace(gauges_of(study, sweep, now), last_eval_at=self._last_eval_at)
-        self._metrics.note(study.name, totals, self._ticks.last)
+        self._metrics.seen = replace(
+            gauges_of(study, sweep, now), last_eval_at=self._last_eval_at, tick_seconds=self._ticks.last
+        )
 
     def line(self, text: str) -> None:
         self._inner.line(text)

@@ -80,13 +80,3 @@ def test_each_shell_has_a_script(shell: str) -> None:
     printed = CliRunner().invoke(main, ["--completion", shell])
     assert printed.exit_code == 0
     assert f"_LORA_TUNE_COMPLETE={shell}_complete" in printed.output
-
-
-def test_help_and_names_import_no_search_and_no_database() -> None:
-    script = "import sys, lora_tune.__main__ as m; m.main(['--help'], standalone_mode=False); "
-    heavy = "print([n for n in ('optuna', 'numpy', 'scipy', 'sqlalchemy', 'torch', 'pydantic') if n in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", script + heavy], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -251,13 +251,6 @@ def test_a_wrong_cookie_opens_nothing(cookie: str) -> None:
     assert ask(guarded, "/api/studies", HTTP_COOKIE=cookie)[0] == "401 Unauthorized"
 
 
-def test_a_sweep_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(commands.dashboard, ["--study", "tiny", "--output", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "there is no sweep of tiny" in result.output
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_taken_port_is_said_in_one_line(built: Review, address: str) -> None:
     options = ["--study", "built", "--output", str(built.paths.root), "--port", address.rsplit(":", 1)[1]]
     result = CliRunner().invoke(commands.dashboard, options)
@@ -266,7 +259,7 @@ def test_a_taken_port_is_said_in_one_line(built: Review, address: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("page", ["/dashboard", "/dashboard/studies/1", "/dashboard/studies/1/note"])
+@pytest.mark.parametrize("page", ["/dashboard", "/dashboard/studies/1"])
 def test_no_page_complains(browser: Browser, address: str, page: str) -> None:
     browser.open(address + page)
     browser.until(lambda: "built" in browser.find("body").text, "the page is drawn")

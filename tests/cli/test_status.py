@@ -17,12 +17,11 @@ from rich.console import Console
 
 from lora_tune.cli import commands, status
 from lora_tune.cli.status import SweepCondition, sweep_condition
-from lora_tune.logs.run import Eval
 from lora_tune.review import screen
 from lora_tune.store import LEASE_SECONDS, Changes, Store, sqlite_url
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
-from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, HOSTILE, STUDY, hostile, stored, study_of, sweep_of
+from tests.builders import ACTIVE_ENVIRONMENT, BEGAN, STUDY, stored, study_of, sweep_of
 from tests.confirmed_sweep import after_confirm
 from tests.contracts.store import where
 from tests.waiting import wait_for
@@ -215,16 +214,6 @@ def test_nothing_is_written_not_even_a_table(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
-def test_a_reading_store_cannot_write(tmp_path: Path) -> None:
-    from lora_tune.base.errors import StoreError
-
-    stored(tmp_path, sweep_of(study_of(), trials=4))
-    store = Store(sqlite_url(tmp_path / "sweep.db"), read_only=True)
-    with pytest.raises(StoreError, match="readonly"):
-        store.begin("other", "", "", 0.0)
-    store.close()
-
-
 def test_the_database_url_alone_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(tmp_path / "there", sweep_of(study_of(), trials=6))
     monkeypatch.chdir(tmp_path)
@@ -232,29 +221,6 @@ def test_the_database_url_alone_suffices(tmp_path: Path, monkeypatch: pytest.Mon
         commands.status, ["--study", "built", "--storage", sqlite_url(tmp_path / "there" / "sweep.db")]
     )
     assert result.exit_code == 0, result.output
-
-
-def test_a_name_nearby_is_suggested() -> None:
-    result = CliRunner().invoke(commands.status, ["--study", "tinny"])
-    assert result.exit_code == 2
-    assert "did you mean tiny?" in result.output
-
-
-def test_reading_on_takes_in_only_what_is_new(tmp_path: Path) -> None:
-    study = study_of()
-    sweep = sweep_of(study, trials=8, running=2)
-    store = Store(sqlite_url(stored(tmp_path, sweep)))
-    before = store.load("built")
-    assert before is not None
-    grown = sweep_of(study, trials=10)
-    lease = store.take_lease("built", OWNER, BEGAN)
-    late = [(7, 0, len(sweep.last_evals(7)), Eval(9999.0, 0.9, 5000.0))]
-    fresh = tuple(grown.trials[n] for n in (6, 8, 9))
-    store.save(
-        lease, Changes(fresh, tuple(a for a in grown.attempts.values() if a.trial in (6, 8, 9)), tuple(late)), BEGAN
-    )
-    assert store.load("built", before) == store.load("built")
-    store.close()
 
 
 @pytest.mark.parametrize("command", ["status", "logs"])
@@ -300,17 +266,6 @@ def test_watching_ends_with_the_sweep(tmp_path: Path) -> None:
     assert watcher.returncode == 0
     assert json.loads(watcher.stdout.read().splitlines()[-1])["state"] == "ended"
     store.close()
-
-
-def test_a_hostile_sweep_cannot_drive_the_terminal() -> None:
-    study, sweep = hostile()
-    console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    console.print(status.picture(study, sweep, ("", 0.0), BEGAN, every=True))
-    printed = console.export_text(styles=False)
-    assert "\x1b" not in printed
-    assert "\x07" not in printed
-    assert "touch owned" in printed
-    assert HOSTILE not in printed
 
 
 def test_all_trials_are_listed_on_request(tmp_path: Path) -> None:

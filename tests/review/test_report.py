@@ -181,14 +181,6 @@ def test_a_sweep_without_a_trial_still_gives_a_page(study: Study) -> None:
     assert "<svg" not in page
 
 
-def test_a_throughput_study_speaks_of_samples_per_second() -> None:
-    study = study_of(STUDY.replace("target = 0.925", 'score = "throughput"'))
-    sweep = sweep_of(study)
-    page = report.report_html(study, sweep, NOW)
-    assert "samples/s" in page
-    assert "Throughput by layout" in page
-
-
 def test_savings_are_the_rest_of_what_stopped_trials_would_have_run(study: Study, sweep: StudyRecords) -> None:
     stopped = next(t for t in sweep.trials.values() if t.verdict is Verdict.PRUNED)
     one = replace(sweep, trials={stopped.number: stopped})
