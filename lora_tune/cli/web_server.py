@@ -1,10 +1,9 @@
-"""A small web server for pages of one person: a thread a request, and nobody holds threads and files for ever."""
+"""A small web server that shows pages: a thread a request, and nobody holds threads and files for ever."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import io
 import json
 import os
 import re
@@ -21,9 +20,6 @@ from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from lora_tune.base.errors import SetupError
-
-MOST_BYTES = 1 << 20
-"""Of what a client sends after its headers; pages allow less."""
 
 REQUEST_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
@@ -73,25 +69,13 @@ class _Handler(WSGIRequestHandler):
 
     def parse_request(self) -> bool:
         try:
-            return super().parse_request() and self._take_body()
+            parsed = super().parse_request()
         finally:
             self._patience.cancel()
-
-    def _take_body(self) -> bool:
-        """Read what follows the headers while patience lasts, so that no page waits for what drips in."""
-        length = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
-            self.send_error(411, "Length Required", "a request says by Content-Length how many bytes follow")
+        if parsed and (self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers):
+            self.send_error(403, "Forbidden", "a request has no body here: pages are only shown")
             return False
-        if len(length) > 9 or int(length) > MOST_BYTES:
-            self.send_error(413, "Content Too Large", f"a request has at most {MOST_BYTES} bytes")
-            return False
-        body = self.rfile.read(int(length))
-        self.rfile.close()
-        self.rfile = io.BytesIO(body)
-        if len(body) != int(length):
-            self.send_error(400, "Bad Request", f"a request says that {length} bytes follow, and {len(body)} did")
-        return len(body) == int(length)
+        return parsed
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """As the library's; a version of HTTP that nobody knows is the client's mistake, and no fault of ours."""

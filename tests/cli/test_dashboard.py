@@ -212,7 +212,7 @@ def test_who_does_not_know_the_token_is_shown_nothing_and_beyond_this_machine_th
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(wrong, timeout=20)
         note = bare.replace("/api/studies", "/api/studies/1/note")
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(note, data=b"trials=999", timeout=20)
         client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with client.open(address, timeout=20) as answer:
