@@ -79,7 +79,7 @@ class Metrics:
     """What Prometheus is told of the sweep that this process drives."""
 
     def __init__(self) -> None:
-        self.seen: SweepGauges | None = None
+        self.newest: SweepGauges | None = None
 
     def serve(self, where: str, echo: Callable[[str], object] | None = None) -> Metrics:
         """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. echo: is told the address.
@@ -118,38 +118,38 @@ class Metrics:
         """Metric families as prometheus_client wants them; called at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        seen, now = self.seen, time.time()
+        gauges, now = self.newest, time.time()
         trials = GaugeMetricFamily("lora_tune_trials", "trials by state", labels=["study", "state"])
-        if seen is not None:
-            for state, count in seen.states.items():
-                trials.add_metric([seen.name, state], count)
+        if gauges is not None:
+            for state, count in gauges.states.items():
+                trials.add_metric([gauges.name, state], count)
         yield trials
         for kind, key, description, value in _MEASURES:
             family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
                 f"lora_tune_{key}", description, labels=["study"]
             )
-            if seen is not None and (measured := value(seen, now)) is not None:
-                family.add_metric([seen.name], measured)
+            if gauges is not None and (measured := value(gauges, now)) is not None:
+                family.add_metric([gauges.name], measured)
             yield family
 
 
-def _waited(seen: SweepGauges, now: float) -> float:
-    return 0.0 if seen.queue_since is None else now - seen.queue_since
+def _waited(gauges: SweepGauges, now: float) -> float:
+    return 0.0 if gauges.queue_since is None else now - gauges.queue_since
 
 
-def _since_eval(seen: SweepGauges, now: float) -> float | None:
-    return None if seen.last_eval_at is None else now - seen.last_eval_at
+def _since_eval(gauges: SweepGauges, now: float) -> float | None:
+    return None if gauges.last_eval_at is None else now - gauges.last_eval_at
 
 
 _MEASURES: tuple[tuple[str, str, str, Callable[[SweepGauges, float], float | None]], ...] = (
-    ("counter", "node_hours", "node-hours of all attempts", lambda seen, _: seen.node_hours),
-    ("counter", "money", "node-hours times their price", lambda s, _: s.price and s.node_hours * s.price),
+    ("counter", "node_hours", "node-hours of all attempts", lambda gauges, _: gauges.node_hours),
+    ("counter", "money", "node-hours times their price", lambda gauges, _: gauges.price and gauges.node_hours * gauges.price),
     ("gauge", "queue_wait_seconds", "how long the job that waits the longest has been queued", _waited),
     ("gauge", "last_queue_wait_seconds", "how long the job that started last had been queued",
-     lambda seen, _: seen.queue_wait),
+     lambda gauges, _: gauges.queue_wait),
     ("gauge", "seconds_since_last_eval", "since an eval line was last seen", _since_eval),
-    ("gauge", "best_objective", "of the trials that reached the target", lambda seen, _: seen.best),
-    ("gauge", "tick_seconds", "work of the driver's last tick", lambda seen, _: seen.tick_seconds),
+    ("gauge", "best_objective", "of the trials that reached the target", lambda gauges, _: gauges.best),
+    ("gauge", "tick_seconds", "work of the driver's last tick", lambda gauges, _: gauges.tick_seconds),
 )  # fmt: skip
 """Kind, name, help and value of what is told beside the trials' states."""
 
@@ -201,7 +201,7 @@ class _CountedView:
         if count != self._evals and self._evals >= 0:
             self._last_eval_at = time.time()
         self._evals = count
-        self._metrics.seen = replace(
+        self._metrics.newest = replace(
             gauges_of(study, sweep, now), last_eval_at=self._last_eval_at, tick_seconds=self._ticks.last
         )
 
