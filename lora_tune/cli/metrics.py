@@ -143,7 +143,8 @@ def _since_eval(gauges: SweepGauges, now: float) -> float | None:
 
 _MEASURES: tuple[tuple[str, str, str, Callable[[SweepGauges, float], float | None]], ...] = (
     ("counter", "node_hours", "node-hours of all attempts", lambda gauges, _: gauges.node_hours),
-    ("counter", "money", "node-hours times their price", lambda gauges, _: gauges.price and gauges.node_hours * gauges.price),
+    ("counter", "money", "node-hours times their price",
+     lambda gauges, _: gauges.price and gauges.node_hours * gauges.price),
     ("gauge", "queue_wait_seconds", "how long the job that waits the longest has been queued", _waited),
     ("gauge", "last_queue_wait_seconds", "how long the job that started last had been queued",
      lambda gauges, _: gauges.queue_wait),
