@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.laboratory.problem import Problem
+from lora_tune.base.scatter import STOP_SD
 from lora_tune.curves import Timing
 from lora_tune.curves.comparison import ComparedRun
 from lora_tune.curves.points import usable
@@ -14,7 +15,6 @@ from lora_tune.curves.published import contradicts
 from lora_tune.curves.stopping import Evidence, verdict
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
-from lora_tune.mlperf.benchmark import USUAL_STOP_CV
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.noise import KNOWN_WIDTH, UNKNOWN_WIDTH, Noise
 
@@ -44,7 +44,7 @@ class Stopper:
             return "pruned"
         family = envelope.family if envelope else None
         seconds = tuple(self._best[1])
-        before = Noise(USUAL_STOP_CV, KNOWN_WIDTH if family else UNKNOWN_WIDTH)
+        before = Noise(STOP_SD, KNOWN_WIDTH if family else UNKNOWN_WIDTH)
         incumbent = Incumbent("the best", seconds, before.after([[math.log(s) for s in seconds]]))
         now = evals[-1].seconds
         capped = cap(evals, timing, incumbent, now, RISK, target=self._problem.target, family=family)

@@ -18,13 +18,13 @@ from benchmarks.public_runs import TARGET, by_submission, is_test, load
 from benchmarks.statistics import perturbed
 from benchmarks.statistics.crossing import real_noise
 from lora_tune import curves
+from lora_tune.base.scatter import STOP_SD
 from lora_tune.logs.run import Eval
 from lora_tune.mlperf import convergence
-from lora_tune.mlperf.benchmark import USUAL_STOP_CV
 from lora_tune.search.capping import Incumbent, cap
 from lora_tune.search.noise import KNOWN_WIDTH, Noise
 
-NOISE = Noise(USUAL_STOP_CV, KNOWN_WIDTH)
+NOISE = Noise(STOP_SD, KNOWN_WIDTH)
 SWEEPS = 1000
 GOOD, BAD = 9, 3
 SPEED = curves.Timing(2.16, 37.0)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lora_tune.base.scatter import SEED_SD
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import Array, Points, eval_interval, evals_of, first_reached, points, usable_samples
 from lora_tune.logs.run import Eval, RunLog
@@ -166,9 +167,6 @@ FEWEST_RUNS = 3
 
 MOST_KNOTS = 12
 
-SEED_CV = 0.047
-"""Relative sd of samples to target between seeds, where nothing better is known: that of the public GBS 8 runs."""
-
 LEAST_NOISE = 0.01
 """Eval noise is taken as at least this share of the curve's fall, so that few smooth runs make no razor of it."""
 
@@ -208,7 +206,7 @@ def learn_family(runs: Sequence[RunLog | Sequence[Eval]], target: float) -> Fami
 def free_family(usable: Points) -> Family | None:
     """The log-linear curve of one run's own last half (at least five evals), as a family of its own.
 
-    Slope by Theil-Sen; its standard error makes the drift. Seeds are taken to spread by ``SEED_CV``.
+    Slope by Theil-Sen; its standard error makes the drift. Seeds are taken to spread by ``SEED_SD``.
     None with fewer than three evals or a curve that does not fall.
     """
     tail = last_half(usable, fewest=5)
@@ -219,7 +217,7 @@ def free_family(usable: Points) -> Family | None:
     at = float(tail.samples[-1])
     levels = tail.loss - slope * np.log(tail.samples / at)
     noise = max(robust_sd(levels), LEAST_NOISE * float(np.ptp(tail.loss)), 1e-9)
-    seed = SEED_CV * abs(slope)
+    seed = SEED_SD * abs(slope)
     return log_linear(
         float(np.median(levels)), slope, at, noise=noise, seed=seed, wander=seed, spread=seed,
         drift=robust_sd(slopes) / np.sqrt(len(tail.samples)), name=f"free fit to the last {len(tail.samples)} evals",
@@ -395,7 +393,7 @@ def _ahead(usable: Points, second: Points, target: float, family: Family | None,
 
 def _raw(stop: float, step: float) -> CrossingEstimate:
     middle = max(stop - step / 2, stop / 2)
-    margin = math.hypot(step / 2, Z90 * SEED_CV * middle)
+    margin = math.hypot(step / 2, Z90 * SEED_SD * middle)
     return CrossingEstimate(
         middle, middle - margin, middle + margin, "raw stop less half an eval interval", by_stop=True
     )

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Literal
 
 from lora_tune.base.errors import InputError
+from lora_tune.base.scatter import STOP_SD
 from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf import convergence
 from lora_tune.mlperf import rules as rules_text
@@ -41,7 +42,7 @@ class Benchmark:
     @property
     def stop_cv(self) -> float:
         """Relative sd of the progress at which runs of one submission reach the target, as public ones show it."""
-        return STOP_CV.get(self.name, USUAL_STOP_CV)
+        return STOP_CV.get(self.name, STOP_SD)
 
     @property
     def target(self) -> float:
@@ -142,14 +143,11 @@ GROUP = "lora_tune.benchmarks"
 LORA = "llama2_70b_lora"
 """The benchmark whose public runs this package was calibrated on."""
 
-USUAL_STOP_CV = 0.067
-"""Relative sd of the progress at which runs of one configuration reach the target, where no table says it: that of
-LoRA's public submissions (212 of 3,150 samples at GBS 8), the middle of those below."""
-
 STOP_CV: Mapping[str, float] = {
-    LORA: USUAL_STOP_CV, "llama31_8b": 0.04, "flux1": 0.029, "bert": 0.08, "dlrm_dcnv2": 0.069, "rgat": 0.061,
+    LORA: STOP_SD, "llama31_8b": 0.04, "flux1": 0.029, "bert": 0.08, "dlrm_dcnv2": 0.069, "rgat": 0.061,
 }  # fmt: skip
-"""The same by benchmark, within public submissions (``python -m benchmarks.statistics.by_benchmark``)."""
+"""Relative sd of the progress at which runs of one configuration reach the target, within public submissions
+(``python -m benchmarks.statistics.by_benchmark``); of others ``STOP_SD``."""
 
 
 @cache

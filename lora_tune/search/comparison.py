@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lora_tune.base.scatter import STOP_SD
 from lora_tune.base.text import counted
-from lora_tune.mlperf.benchmark import USUAL_STOP_CV
 from lora_tune.search.noise import LARGEST, NO_WIDTH, TIMES, Noise, ResultScale
 
 LAST_LOOK = 0.8
@@ -183,7 +183,7 @@ def _spread(configs: Sequence[Contender], rules: ComparisonRules) -> tuple[float
     """Sd of single runs and its degrees of freedom: what is known before, and how they lie within configurations."""
     every = [place for c in configs for place in c.places]
     least = rules.scale.least_sd(every)
-    noise = (rules.noise or Noise(USUAL_STOP_CV)).after(c.places for c in configs)
+    noise = (rules.noise or Noise(STOP_SD)).after(c.places for c in configs)
     if rules.noise is None and not rules.scale.relative:
         shown = math.sqrt(noise.squares / noise.repeats) if noise.repeats else float(np.std(every or [0.0]))
         noise = replace(noise, usual=max(shown, least, 1 / LARGEST), width=NO_WIDTH)

@@ -15,11 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
+from lora_tune.base.scatter import CURVE_SECONDS_SD, SPEED_SD, STOP_SD
 from lora_tune.base.text import counted
 from lora_tune.config.spent import counts_node_hours, spent_phrase
 from lora_tune.config.study import Study
 from lora_tune.curves.family import LARGEST_EXPONENT
-from lora_tune.mlperf.benchmark import LORA, STOP_CV, USUAL_STOP_CV
+from lora_tune.mlperf.benchmark import LORA, STOP_CV
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
 
@@ -126,12 +127,6 @@ def bounded_exp(x: float) -> float:
 # The noise: what is usual, and what repeats say.
 
 
-CURVE_SD = 0.05
-"""Usual sd of ln(seconds) where seconds are those of the fitted curve: 4.6% of samples, plus eval steps."""
-
-THROUGHPUT_SD = 0.002
-"""The same of ln(samples/s): a warm block measures it (public runs: 0.14% between runs)."""
-
 KNOWN_WIDTH, UNKNOWN_WIDTH, NO_WIDTH = 0.35, 0.9, 1.5
 """Sd of ln(noise) before a sweep has repeats: where it was read from public runs of the same workload, which is worth
 four repeats; where a script may be far quieter or louder than those, which is worth less than one; and where only how
@@ -232,13 +227,13 @@ def usual_noise(study: Study, *, clock: bool = False) -> Noise:
     """
     settings, benchmark = study.objective, study.benchmark
     if settings.score == "throughput":
-        return Noise(THROUGHPUT_SD)
+        return Noise(SPEED_SD)
     like = settings.curves == LORA
     closed = study.division == "closed" and benchmark is not None and settings.target == benchmark.target
     if benchmark is not None and closed and not like and benchmark.name in STOP_CV:
         return Noise(benchmark.stop_cv, KNOWN_WIDTH)
     by_curve = settings.estimator == "curve" and not clock
-    return Noise(CURVE_SD if by_curve else USUAL_STOP_CV, KNOWN_WIDTH if like else UNKNOWN_WIDTH)
+    return Noise(CURVE_SECONDS_SD if by_curve else STOP_SD, KNOWN_WIDTH if like else UNKNOWN_WIDTH)
 
 
 def noise_of(study: Study, sweep: StudyRecords) -> Noise:

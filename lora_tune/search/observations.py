@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from lora_tune import curves as curve
+from lora_tune.base.scatter import SEED_SD
 from lora_tune.curves import Family
 from lora_tune.logs.run import Eval
 
-SEED_SD = 0.045
-"""Spread of ln(samples to target) between seeds of one configuration (public runs: 4.6%, fixed-shape estimate)."""
 UNIFORM_SD = 0.29
 """Sd of a uniform distribution, in its width."""
 BLOWN_UP = 1.0

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lora_tune import curves
+from lora_tune.base.scatter import PACE_SD
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.search.objectives import Objective, objective_of, objectives_of
@@ -37,11 +38,8 @@ SDS = 3.0
 LATE = 0.5
 """Seconds by which a time must differ to be corrected: lines without time stamps are seen so late."""
 
-USUAL_SCATTER = 0.03
-"""Sd of ln(pace) of runs of equal work, until a sweep has shown its own."""
-
 USUAL_WEIGHT = 6
-"""Comparisons of runs that the usual scatter is worth."""
+"""Comparisons of runs that ``PACE_SD`` is worth."""
 
 BLIND = 10.0
 """Times its limit that a run may take before its first eval or train loss, where others do the same work a step."""
@@ -295,7 +293,7 @@ def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
             run = _Ran(trial.number, sweep.nodes_of(trial.number), _began(sweep, trial), points, seconds)
             ran[_work(study, trial)].append((interval, run))
     groups = {work: _by_interval(runs) for work, runs in ran.items()}
-    scatter, each = USUAL_SCATTER, [group for alike in groups.values() for group in alike]
+    scatter, each = PACE_SD, [group for alike in groups.values() for group in alike]
     for _ in range(2):
         for group in each:
             group.compare(_tolerance(each, scatter))
@@ -419,10 +417,10 @@ def _scatter(groups: Iterable[_EqualWork]) -> float:
 def _shrunk(sds: Sequence[float]) -> float:
     """The median of single estimates of the scatter, drawn to what is usual while they are few."""
     if not sds:
-        return USUAL_SCATTER
+        return PACE_SD
     middle = max(float(np.median(sds)), 1e-3)
     share = len(sds) / (len(sds) + USUAL_WEIGHT)
-    return math.exp(share * math.log(middle) + (1 - share) * math.log(USUAL_SCATTER))
+    return math.exp(share * math.log(middle) + (1 - share) * math.log(PACE_SD))
 
 
 DIFFERENCES = 0.954

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from lora_tune.base.scatter import SEED_SD
 from lora_tune.search.grey_box.acquisition import WALKS, candidates, value_actions
 from lora_tune.search.grey_box.features import Coordinates, unit
 from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
-from lora_tune.search.observations import SEED_SD, Observation
+from lora_tune.search.observations import Observation
 
 Values = Mapping[str, Any]
 

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from optuna.distributions import CategoricalDistribution
 
+from lora_tune.base.scatter import SEED_SD
 from lora_tune.curves import Schedule
 from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
 from lora_tune.search.grey_box.gaussian import Array, Joint
 from lora_tune.search.grey_box.memory import death_logs
 from lora_tune.search.grey_box.model import SearchModel
 from lora_tune.search.grey_box.objective import Goal, Slopes
-from lora_tune.search.observations import SEED_SD
 
 Values = Mapping[str, Any]
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from optuna.distributions import FloatDistribution
 
+from lora_tune.base.scatter import SEED_SD
 from lora_tune.curves import Schedule
 from lora_tune.search.grey_box.features import LONGEST_WARMUP, Coordinates, alike_once, trend, unit
 from lora_tune.search.grey_box.gaussian import (
@@ -32,7 +33,7 @@ from lora_tune.search.grey_box.gaussian import (
 )
 from lora_tune.search.grey_box.memory import MemoryRisk, Needs, learn_memory
 from lora_tune.search.grey_box.objective import HALF, Goal
-from lora_tune.search.observations import SEED_SD, Observation, Reading, readings
+from lora_tune.search.observations import Observation, Reading, readings
 from lora_tune.search.usual_names import RATE
 
 # What observations are to the three Gaussian processes: rows of features with what was read at them.

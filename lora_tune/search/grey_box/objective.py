@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lora_tune.base.scatter import STOP_SD
 from lora_tune.curves import Family, Schedule
 from lora_tune.mlperf.benchmark import LORA, Benchmark, find_benchmark
 from lora_tune.mlperf.convergence import published
@@ -102,7 +103,7 @@ class Goal:
     family: Callable[[float], Family | None] = no_family
     nodes: int = 1
     limit_seconds: float = math.inf
-    run_sd: float = 0.075
+    run_sd: float = STOP_SD
     noise: float = 1.0
     overshoot: float = HALF
 

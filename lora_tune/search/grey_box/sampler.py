@@ -14,6 +14,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
+from lora_tune.base.scatter import SEED_SD
 from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
 from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, candidates, predict_all, value_actions
@@ -21,7 +22,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory import Needs, death_logs
 from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.observations import SEED_SD, UNIFORM_SD, Observation
+from lora_tune.search.observations import UNIFORM_SD, Observation
 from lora_tune.search.recorded import TrialReader, annotate, filled_in
 
 # What to hand over: the configuration of lowest expected score on a layout that has run, and what is at stake.

@@ -20,7 +20,7 @@ from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import positive_part
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.grey_box.sampler import GreyBoxSampler, Proposed, compared
-from lora_tune.search.observations import SEED_SD, Observation, first_number, readings
+from lora_tune.search.observations import Observation, first_number, readings
 from lora_tune.search.recorded import PROBE, of_trial
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
 from lora_tune.search.stages.screening import EFFECTS, Screening, Setting, Switch, SwitchReading
@@ -238,7 +238,7 @@ class StageKnowledge:
             ArithmeticChoice(changes=changes, ln_seconds=compared(setting, self.base_speed)[0])
             for changes, setting in self.options.items()
         )
-        return Arithmetic(options=options, runs=runs, expected=expected, reference=reference, run_sd=1.3 * SEED_SD)
+        return Arithmetic(options=options, runs=runs, expected=expected, reference=reference)
 
     def _whole_runs(self) -> tuple[WholeRun, ...]:
         names = self.coordinates.convergence_names

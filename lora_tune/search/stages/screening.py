@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lora_tune.base.scatter import SPEED_SD
 from lora_tune.search.grey_box.gaussian import positive_part
 
 Array = npt.NDArray[np.float64]
@@ -36,8 +37,8 @@ INTERACTIONS = (0.1, 0.3)
 """Sd of an interaction of two switches, in that of an effect."""
 SCATTER = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 """Sd of a reading; public runs: 0.14% of samples/s, 0.5% of evals."""
-USUAL_SCATTER, SCATTER_SD = 0.0017, 1.0
-"""The scatter expected before any repeat, and sd of its ln."""
+SCATTER_SD = 1.0
+"""Sd of ln(scatter) about ``SPEED_SD`` before any repeat."""
 WHOLE_RUN = 0.02
 """Sd by which the pace of a whole run may differ from a probe's of the same setting."""
 LEVEL = 0.5
@@ -72,7 +73,7 @@ class SwitchReading:
 class _Scales:
     effect: float = EFFECTS[1]
     interaction: float = INTERACTIONS[1]
-    scatter: float = USUAL_SCATTER
+    scatter: float = SPEED_SD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ class Screening:
         covariance = (x * self._prior(scales)) @ x.T + scales.scatter**2 * np.eye(len(y))
         factor = np.linalg.cholesky(covariance)
         z = np.linalg.solve(factor, y)
-        off = math.log(scales.scatter / USUAL_SCATTER) / SCATTER_SD
+        off = math.log(scales.scatter / SPEED_SD) / SCATTER_SD
         return float(-0.5 * z @ z - np.log(np.diag(factor)).sum() - 0.5 * off**2)
 
     @cached_property
