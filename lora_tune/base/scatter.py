@@ -6,6 +6,9 @@ Standard deviations of logarithms, of MLPerf's public runs. ``search.noise`` lea
 SEED_SD = 0.046
 """Of the samples at which the curve of a run crosses the target (GBS 8, by the curves' fixed shape)."""
 
+READING_SD = 0.06
+"""Of the samples that a single run names by its own evals: ``SEED_SD``, and what its evals scatter."""
+
 STOP_SD = 0.067
 """Of the samples at which a run stops, the first eval at the target: 212 of 3,150 at GBS 8. Other benchmarks have 0.029
 to 0.08 (``mlperf.benchmark.STOP_CV``)."""

@@ -55,11 +55,15 @@ def counted(count: float, noun: str = "samples") -> str:
     return f"{shown} {noun.removesuffix('s') if count == 1 else noun}"
 
 
+def listed(names: Sequence[object], most: int = 6) -> str:
+    """Names for a sentence: ``n3, n7, n9 and 4 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(map(str, names[:most]))}{more}"
+
+
 def trials_text(numbers: Sequence[int], most: int = 6) -> str:
     """Trial numbers for a sentence: ``trials 3, 7, 9 and 4 more``."""
-    shown = ", ".join(map(str, numbers[:most]))
-    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
-    return f"trial{'s' if len(numbers) > 1 else ''} {shown}{more}"
+    return f"trial{'s' if len(numbers) > 1 else ''} {listed(numbers, most)}"
 
 
 def about(count: float) -> str:

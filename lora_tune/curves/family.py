@@ -180,7 +180,7 @@ def learn_family(runs: Sequence[RunLog | Sequence[Eval]], target: float) -> Fami
     None while fewer than three runs show a falling curve.
     """
     curves = [before_target(evals_of(run), target) for run in runs]
-    slopes = [theil_sen(np.log(c.samples), c.loss) if len(c.samples) >= 3 else 0.0 for c in map(last_half, curves)]
+    slopes = [theil_sen(pair_slopes(last_half(curve))) for curve in curves]
     falling = [(curve, slope) for curve, slope in zip(curves, slopes, strict=True) if slope < 0]
     if len(falling) < FEWEST_RUNS:
         return None
@@ -210,8 +210,8 @@ def free_family(usable: Points) -> Family | None:
     None with fewer than three evals or a curve that does not fall.
     """
     tail = last_half(usable, fewest=5)
-    slopes = pair_slopes(np.log(tail.samples), tail.loss) if len(tail.samples) >= 3 else np.empty(0)
-    slope = float(np.median(slopes)) if len(slopes) else 0.0
+    slopes = pair_slopes(tail)
+    slope = theil_sen(slopes)
     if not slope < -1e-12:
         return None
     at = float(tail.samples[-1])
@@ -240,19 +240,20 @@ def last_half(usable: Points, fewest: int = 4) -> Points:
     return Points(usable.samples[start:], usable.loss[start:])
 
 
-def theil_sen(x: Array, y: Array) -> float:
-    """Median slope over all pairs of points (Theil 1950, Sen 1968); NaN with fewer than two distinct ``x``."""
-    slopes = pair_slopes(x, y)
-    return float(np.median(slopes)) if len(slopes) else float("nan")
-
-
-def pair_slopes(x: Array, y: Array) -> Array:
-    """Slopes of all pairs of points with distinct ``x``; at most 64 points count (the last ones)."""
-    x, y = x[-64:], y[-64:]
+def pair_slopes(curve: Points) -> Array:
+    """Slopes in loss over ln(samples) of all pairs of points, at most of the last 64; none of fewer than three."""
+    x, y = np.log(curve.samples[-64:]), curve.loss[-64:]
+    if len(x) < 3:
+        return np.empty(0)
     first, second = np.triu_indices(len(x), k=1)
     run = x[second] - x[first]
     usable = run > 0
     return np.asarray((y[second] - y[first])[usable] / run[usable], dtype=np.float64)
+
+
+def theil_sen(slopes: Array) -> float:
+    """The median slope (Theil 1950, Sen 1968); 0 without any."""
+    return float(np.median(slopes)) if len(slopes) else 0.0
 
 
 def robust_sd(values: Array) -> float:

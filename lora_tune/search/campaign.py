@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from lora_tune.base.text import counted
 from lora_tune.config.study import Study
 from lora_tune.curves.evalues import TwoSamples, interval, log_evidence, two_samples
+from lora_tune.search.comparison import UNSOUND_FROM
 from lora_tune.search.noise import ResultScale, scale_of
 from lora_tune.search.usual_names import TREE
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value, Verdict
@@ -147,16 +148,12 @@ def arms_of(trials: Iterable[Trial]) -> dict[ArmKey, list[Trial]]:
 def campaign(study: Study, sweep: StudyRecords) -> Campaign:
     """The verdicts of a sweep's records. Pure."""
     key = ("campaign", len(sweep.trials))  # a proposal that has not ended costs its share already
-    return sweep.once(key, lambda: verdicts(tuple(sweep.trials.values()), _started(sweep), scale_of(study)))
-
-
-def _started(sweep: StudyRecords) -> frozenset[int]:
-    """The trials that somebody may have watched."""
-    return frozenset(trial for (trial, _), attempt in sweep.attempts.items() if attempt.started_at is not None)
+    started = frozenset(trial for (trial, _), attempt in sweep.attempts.items() if attempt.started_at is not None)
+    return sweep.once(key, lambda: verdicts(tuple(sweep.trials.values()), started, scale_of(study)))
 
 
 def verdicts(trials: Sequence[Trial], started: frozenset[int], scale: ResultScale) -> Campaign:
-    """The verdicts of all arms. started: numbers of the trials that have begun to run. Pure."""
+    """The verdicts of all arms. started: numbers of the trials that somebody may have watched. Pure."""
     arms = list(arms_of(trials).values())
     if not arms:
         return Campaign(arms=(), tested=0, spent=0.0)
@@ -277,10 +274,6 @@ def _compared(
     return None if compared is None or compared.spread < scale.least_sd(known) else compared
 
 
-UNSOUND_FROM = 2
-"""Runs without a result from which on no arm is called better, as in a race."""
-
-
 def _worded(
     name: str, verdict: ArmVerdict, now: TwoSamples | None, hours: tuple[float, float], scale: ResultScale
 ) -> ArmVerdict:
@@ -291,7 +284,8 @@ def _worded(
     if now is None:
         return replace(verdict, sentence=f"{name}: {_too_few(verdict)}")
     bounds = [scale.difference(x) for x in (now.difference, *interval(now, INTERVAL_LEVEL))]
-    known = replace(verdict, difference=bounds[0], low=_finite(bounds[1]), high=_finite(bounds[2]))
+    low, high = (bound if math.isfinite(bound) else None for bound in bounds[1:])
+    known = replace(verdict, difference=bounds[0], low=low, high=high)
     range_text = _range(known, scale)
     assert verdict.log_needed is not None
     if verdict.log_evidence >= verdict.log_needed:
@@ -308,10 +302,6 @@ def _worded(
     return replace(
         known, more_runs=arm_more, more_baseline_runs=baseline_more, more_node_hours=node_hours, sentence=sentence
     )
-
-
-def _finite(bound: float) -> float | None:
-    return bound if math.isfinite(bound) else None
 
 
 def _range(verdict: ArmVerdict, scale: ResultScale) -> str:

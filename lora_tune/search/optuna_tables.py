@@ -199,7 +199,7 @@ class OptunaTables:
         )
         due |= {n: _snapshot(sweep, n) for n in islice(retried, MOST) if n not in due}
         if due:
-            rows = {number: rows_of(self._trial(sweep, number), self._texts) for number in due}
+            rows = {number: rows_of(trial_at(self._study, sweep, number, self._space), self._texts) for number in due}
             before = {number: written for number, (_, written) in self._open.items()}
             tables.write([trial_rows.since(before.get(number)) for number, trial_rows in rows.items()])
             self._open |= {number: (due[number], rows[number]) for number in due}
@@ -216,9 +216,6 @@ class OptunaTables:
         if record is None:
             return state is None or state in _OPEN
         return not _ended(record) or state != ending(self._study, record)[0].name
-
-    def _trial(self, sweep: StudyRecords, number: int) -> FrozenTrial:
-        return trial_at(self._study, sweep, number, self._space)
 
 
 def _snapshot(sweep: StudyRecords, number: int) -> Snapshot:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lora_tune import curves
 from lora_tune.base.scatter import PACE_SD
+from lora_tune.base.text import listed, trials_text
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 from lora_tune.search.objectives import Objective, objective_of, objectives_of
@@ -272,14 +273,8 @@ def _reference_text(sweep: StudyRecords, trial: Trial, beside: Sequence[_Ran]) -
     """Whose pace it is: of nodes, where the trial ran on none of them, else of trials."""
     used, nodes = set(sweep.nodes_of(trial.number)), sorted({node for run in beside for node in run.nodes})
     if nodes and not used & set(nodes):
-        return _listed(nodes)
-    numbers = sorted(run.number for run in beside)
-    return f"trial{'s' * (len(numbers) > 1)} {_listed([str(number) for number in numbers])}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = [*names[:3], f"{len(names) - 3} more"] if len(names) > 4 else names
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+        return listed(nodes)
+    return trials_text(sorted(run.number for run in beside))
 
 
 def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:

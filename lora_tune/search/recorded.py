@@ -123,20 +123,27 @@ def ending(study: Study, record: Trial) -> tuple[TrialState, list[float] | None]
     return (state, known) if len(known) == len(objectives) else (TrialState.FAIL, None)
 
 
-def recorded_trial(study: Study, sweep: StudyRecords, record: Trial, space: Space) -> FrozenTrial:
-    """One trial as Optuna shows it. space: of :func:`space_of`."""
+def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> FrozenTrial:
+    """The trial of a number as Optuna shows it, a failed one where no record has it: Optuna's numbers have no gap.
+
+    space: of :func:`space_of`.
+    """
+    if (record := sweep.trials.get(number)) is None:
+        failed = create_trial(state=TrialState.FAIL)
+        failed.number = number
+        return failed
     distributions, conditions = space
     state, values = ending(study, record)
     params = conditions.complete(record.tuned)
     if not _fits(params, distributions):
         params = {n: v for n, v in params.items() if n in distributions and _fits({n: v}, {n: distributions[n]})}
-    steps = reported(study, sweep.last_evals(record.number))
+    steps = reported(study, sweep.last_evals(number))
     if state is TrialState.PRUNED and steps and not math.isnan(last := steps[max(steps)]):
         values = [last]  # as Optuna's ``tell`` has it
     ended = record.proposed_at if record.finished_at is None else record.finished_at
     frozen = FrozenTrial(
-        number=record.number,
-        trial_id=record.number,
+        number=number,
+        trial_id=number,
         state=state,
         value=None,
         values=values,
@@ -156,15 +163,6 @@ def recorded_trial(study: Study, sweep: StudyRecords, record: Trial, space: Spac
 def space_of(study: Study) -> Space:
     """The study's distributions and conditions, which are slow to make."""
     return study.search_space.distributions(), study.search_space.conditions
-
-
-def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> FrozenTrial:
-    """The trial of a number, a failed one where no record has it: Optuna's numbers have no gap."""
-    if (record := sweep.trials.get(number)) is not None:
-        return recorded_trial(study, sweep, record, space)
-    failed = create_trial(state=TrialState.FAIL)
-    failed.number = number
-    return failed
 
 
 def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
@@ -253,7 +251,6 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
     if trial.state is TrialState.FAIL and verdict != "infeasible":
         return None
     evals = tuple(Eval(s, float(x), math.nan) for s, x in sorted(curve_of(trial).items()))
-    constraints = (*trial.constraints.values(),) if hasattr(trial, "constraints") else ()
     reached = first_number(facts, "stop_samples", "samples_to_target")
     if math.isnan(reached):
         reached = next((e.samples for e in evals if e.loss <= target), math.nan)
@@ -271,7 +268,7 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
         init_seconds=first_number(facts, "init_seconds"),
         peak_gib=first_number(facts, "peak_gib"),
         refused=bool(facts.get("refused")),
-        infeasible=verdict == "infeasible" or any(c > 0 for c in constraints),
+        infeasible=verdict == "infeasible" or any(c > 0 for c in trial.constraints.values()),
         diverged=bool(facts.get("diverged")) or any(math.isnan(e.loss) for e in evals[-2:]),
         probe=facts.get("kind") == "probe",
         attributes=facts,

@@ -32,7 +32,7 @@ from lora_tune.search.grey_box.gaussian import (
     solved,
 )
 from lora_tune.search.grey_box.model import thinned
-from lora_tune.search.noise import WHY, Noise, ResultScale, noise_before, noise_of, scale_of
+from lora_tune.search.noise import WHY, Noise, ResultScale, noise_before, noise_of, scale_of, settings
 from lora_tune.search.objectives import objective_of
 from lora_tune.search.recorded import fitting
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
@@ -68,8 +68,6 @@ LEAST_AMPLITUDE = 0.01
 
 MISSED = (Verdict.CENSORED, Verdict.PRUNED, Verdict.INFEASIBLE)
 """Ends that speak against a configuration that reached the target at another time."""
-
-Key = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,21 +197,16 @@ def _noise(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> Noise:
 
 def _configurations(axis: _Axis, sweep: StudyRecords) -> list[_Runs]:
     """Every configuration with its runs; its trial is the one nearest to their mean."""
-    reached: dict[Key, list[Trial]] = {}
-    missed: dict[Key, int] = {}
+    reached: dict[object, list[Trial]] = {}
+    missed: dict[object, int] = {}
     for trial in sweep.trials.values():
-        key = tuple(sorted(trial.parameters.items()))
+        key = settings(trial)
         if trial.verdict in MISSED and not trial.probe:
             missed[key] = missed.get(key, 0) + 1
-        elif _counts(axis, trial):
+        elif trial.verdict is Verdict.REACHED and not trial.passed_over and axis.place(trial) is not None:
             reached.setdefault(key, []).append(trial)
     sound = {key: trials for key, trials in reached.items() if missed.get(key, 0) < len(trials)} or reached
     return [_runs(axis, trials) for trials in sound.values()]
-
-
-def _counts(axis: _Axis, trial: Trial) -> bool:
-    """Whether it reached the target, and no race has found its configuration worse."""
-    return trial.verdict is Verdict.REACHED and not trial.passed_over and axis.place(trial) is not None
 
 
 def _runs(axis: _Axis, trials: Sequence[Trial]) -> _Runs:

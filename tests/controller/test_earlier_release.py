@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 import sqlalchemy as sa
 
-from lora_tune.search.recorded import recorded_trial, space_of
+from lora_tune.search.recorded import space_of, trial_at
 from lora_tune.store import Changes
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.port import Request
@@ -78,7 +79,8 @@ def as_the_earlier_release_wrote_them(home: House) -> None:
 def in_optunas_tables(home: House, trials: list[Trial]) -> None:
     kept, space = optuna.create_study(study_name=home.study.name, storage=home.store.url), space_of(home.study)
     for trial in trials:
-        kept.add_trial(recorded_trial(home.study, home.sweep(), trial, space))
+        sweep = replace(home.sweep(), trials={trial.number: trial})
+        kept.add_trial(trial_at(home.study, sweep, trial.number, space))
     kept.ask(home.study.search_space.distributions())
     kept.enqueue_trial({"LR": 4e-3})
     for request in (1, 2):

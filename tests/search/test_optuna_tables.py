@@ -147,28 +147,33 @@ def test_what_people_wrote_in_optuna_dashboard_stays(
 
 
 @BOTH
+@pytest.mark.parametrize("upto", [4, TRIALS])
 def test_what_an_earlier_release_left_there_is_overruled_by_the_records(
-    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], upto: int
 ) -> None:
     """It had its own study there: a proposal that nobody wrote down, and a point that waited."""
     old = optuna.create_study(study_name=study.name, storage=full_url(driver[0].url))
-    old.add_trials(recorded_trials(study, at_first(sweep, 4, open_=0)))
+    old.add_trials(recorded_trials(study, sweep if upto == TRIALS else at_first(sweep, upto, open_=0)))
     old.ask(study.search_space.distributions())
     old.enqueue_trial({"LR": 4e-4})
     assert OptunaTables(study, *driver).follow(sweep) == ""
     found = shown(study, driver[0]).get_trials()
     assert [(t.number, t.params) for t in found] == [(n, dict(t.tuned)) for n, t in sweep.trials.items()]
     assert [t.state for t in found] == [t.state for t in recorded_trials(study, sweep)]
+    assert upto < TRIALS or contents(found) == contents(recorded_trials(study, sweep))
 
 
-def test_a_number_without_a_record_is_a_failed_trial(
+def test_a_number_without_a_record_is_a_failed_trial_until_one_comes(
     study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     holed = replace(sweep, trials={n: t for n, t in sweep.trials.items() if n != 3})
-    assert OptunaTables(study, *driver).follow(holed) == ""
+    tables = OptunaTables(study, *driver)
+    assert tables.follow(holed) == ""
     found = shown(study, driver[0]).get_trials()
     assert len(found) == TRIALS
     assert (found[3].state, found[3].params) == (TrialState.FAIL, {})
+    assert tables.follow(sweep) == ""
+    assert contents(shown(study, driver[0]).get_trials()) == contents(recorded_trials(study, sweep))
 
 
 def test_what_goes_wrong_is_said_and_made_up_for_later(
@@ -236,32 +241,12 @@ def test_trials_stay_complete_when_the_study_tunes_more(
 
 
 @BOTH
-def test_proposals_that_an_earlier_release_did_not_write_down_are_taken_out(
-    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
-) -> None:
-    old = optuna.create_study(study_name=study.name, storage=full_url(driver[0].url))
-    old.add_trials(recorded_trials(study, sweep))
-    old.ask(study.search_space.distributions())
-    old.enqueue_trial({"LR": 4e-4})
-    assert OptunaTables(study, *driver).follow(sweep) == ""
-    assert contents(shown(study, driver[0]).get_trials()) == contents(recorded_trials(study, sweep))
-
-
-@BOTH
 def test_the_studys_direction_is_that_of_the_records(
     study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
 ) -> None:
     optuna.create_study(study_name=study.name, storage=full_url(driver[0].url), directions=["maximize", "maximize"])
     assert OptunaTables(study, *driver).follow(sweep) == ""
     assert [direction.name for direction in shown(study, driver[0]).directions] == ["MINIMIZE"]
-
-
-def test_a_record_that_comes_late_is_shown(study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]) -> None:
-    holed = replace(sweep, trials={n: t for n, t in sweep.trials.items() if n != 3})
-    tables = OptunaTables(study, *driver)
-    assert tables.follow(holed) == ""
-    assert tables.follow(sweep) == ""
-    assert contents(shown(study, driver[0]).get_trials()) == contents(recorded_trials(study, sweep))
 
 
 def test_a_driver_that_was_overtaken_writes_nothing(
@@ -289,20 +274,14 @@ def test_a_study_that_somebody_deletes_is_made_again(
     assert optuna.load_study(study_name="of somebody else", storage=full_url(driver[0].url)).trials == []
 
 
+@pytest.mark.parametrize("waiting", [False, True])
 def test_trials_that_have_ended_have_the_values_of_a_new_objective(
-    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
+    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease], waiting: bool
 ) -> None:
+    """And a point that waited there is taken out."""
     assert OptunaTables(study, *driver).follow(sweep) == ""
-    two = study.model_copy(update={"objective": study.objective.model_copy(update={"second": "node_hours"})})
-    assert OptunaTables(two, *driver).follow(sweep) == ""
-    assert contents(shown(two, driver[0]).get_trials()) == contents(recorded_trials(two, sweep))
-
-
-def test_points_that_waited_are_taken_out_where_the_objective_is_another_too(
-    study: Study, sweep: StudyRecords, driver: tuple[Store, Lease]
-) -> None:
-    assert OptunaTables(study, *driver).follow(sweep) == ""
-    shown(study, driver[0]).enqueue_trial({})
+    if waiting:
+        shown(study, driver[0]).enqueue_trial({})
     two = study.model_copy(update={"objective": study.objective.model_copy(update={"second": "node_hours"})})
     assert OptunaTables(two, *driver).follow(sweep) == ""
     assert contents(shown(two, driver[0]).get_trials()) == contents(recorded_trials(two, sweep))

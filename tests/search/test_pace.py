@@ -210,7 +210,7 @@ def test_a_node_a_fifth_slower_is_known_by_its_median() -> None:
     sweep = swept(rates(40, lambda n: noise() * (1.2 if n % 4 == 3 else 1.0), lambda n: f"n{n % 4}"))
     assert {n % 4 for n in corrected(sweep)} == {3}
     assert len(corrected(sweep)) >= 9
-    assert "at the pace of n0, n1 and n2: " in clock_text(STUDY, sweep.trials[3])
+    assert "at the pace of n0, n1, n2: " in clock_text(STUDY, sweep.trials[3])
 
 
 def test_two_kinds_of_nodes_are_compared_though_every_rank_ran_on_its_own() -> None:
@@ -226,14 +226,14 @@ def test_a_work_that_ran_only_while_the_machine_was_busy_is_at_the_pace_of_befor
     ranks = (8, 16, 8, 16, 8, 64, 16, 8, 64, 32, 8)
     sweep = swept([({"RANK": r}, "", 3.0 if n > 3 else 1.0, 6) for n, r in enumerate(ranks)])
     assert corrected(sweep) == dict.fromkeys(range(4, 11), 3.0), "64 twice and 32 once, with no run before"
-    assert sweep.trials[9].metrics.pace_of == "trials 0, 1, 2 and 3", "whose pace it is: none of those that were slow"
+    assert sweep.trials[9].metrics.pace_of == "trials 0, 1, 2, 3", "whose pace it is: none of those that were slow"
 
 
 def test_the_reference_is_of_trials_that_were_not_slow_though_the_largest_work_was() -> None:
     ranks = (16, 8, 8, 16, *[32] * 6, 8, 8, 32)
     sweep = swept([({"RANK": r}, "", 3.0 if n > 3 else 1.0, 6) for n, r in enumerate(ranks)])
     assert corrected(sweep) == dict.fromkeys(range(4, 13), 3.0)
-    assert {t.metrics.pace_of for t in sweep.trials.values()} == {None, "trials 1 and 2", "trials 0, 1, 2 and 3"}
+    assert {t.metrics.pace_of for t in sweep.trials.values()} == {None, "trials 1, 2", "trials 0, 1, 2, 3"}
 
 
 @pytest.mark.parametrize("score", ["time", "throughput", "node_hours"])
@@ -331,7 +331,7 @@ def test_explain_and_status_name_the_clock_beside_the_pace() -> None:
     assert dict(trial_story(STUDY, sweep, sweep.trials[1]))["machine"] == words
     assert "machine" not in dict(trial_story(STUDY, sweep, sweep.trials[0]))
     here = swept(rates(8, lambda n: 2.5 if n > 2 else 1.0))
-    assert "as at the pace of trials 0, 1 and 2: " in clock_text(STUDY, here.trials[4])
+    assert "as at the pace of trials 0, 1, 2: " in clock_text(STUDY, here.trials[4])
     assert overview(STUDY, sweep, 1000.0).machine == (
         f"trials 1, 3, 5, 7; trial 1: {words}; all of them on n1, where no other ran"
     )

@@ -86,19 +86,12 @@ def test_trials_with_another_eval_schedule_are_compared_at_equal_steps(study: op
 
 def test_rising_metrics_are_compared_the_other_way_round() -> None:
     study = study_with_references(StallPruner(-TARGET, max_steps=8192), direction="maximize")
-    assert run(study, [0.945] * len(SAMPLES), -1.0).state == optuna.trial.TrialState.PRUNED
+    pruned = run(study, [0.945] * len(SAMPLES), -1.0)
+    assert pruned.state == optuna.trial.TrialState.PRUNED
+    sentence = pruned.user_attrs[SENTENCE]
+    assert ("further below" in sentence, "above" in sentence) == (True, False)
+    assert re.search(r"at most [\d.]+% look like this", sentence), "the rate stands in each verdict"
     assert run(study, [loss(s) for s in SAMPLES], -1.0).state == optuna.trial.TrialState.COMPLETE
-
-
-def test_the_first_good_trials_are_compared_with_nothing() -> None:
-    study = study_with_references(StallPruner(TARGET, max_steps=8192, references=9), count=8)
-    assert run(study, [0.935] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE
-
-
-def test_nan_twice_is_pruned_in_the_first_trial_of_a_study() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, no_verdict_before=1e9))
-    trial = run(study, [0.95, math.nan, math.nan, math.nan])
-    assert trial.user_attrs[SENTENCE].startswith("diverged")
 
 
 def test_nothing_is_said_before_the_declared_point() -> None:
@@ -137,10 +130,15 @@ def test_an_envelope_of_other_curves_stops_no_good_trial_even_where_the_first_tr
         assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
 
 
-def test_a_first_trial_that_diverges_is_pruned_whatever_the_envelope() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8)))
-    trial = run(study, [0.96, 0.95, 0.94, *[40.0] * 8])
-    assert trial.user_attrs[SENTENCE].startswith("diverged")
+@pytest.mark.parametrize("losses", [[0.96, 0.95, 0.94, *[40.0] * 8], [0.95, math.nan, math.nan, math.nan]])
+@pytest.mark.parametrize("settings", [{"envelope": convergence.published(8)}, {"no_verdict_before": 1e9}])
+def test_a_first_trial_that_diverges_is_pruned_whatever_the_rule(
+    losses: Sequence[float], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """In a database, too."""
+    study = optuna.create_study(pruner=StallPruner(TARGET, **settings), storage=f"sqlite:///{tmp_path}/study.db")
+    trial = run(study, losses)
+    assert study.trials[trial.number].user_attrs[SENTENCE].startswith("diverged")
 
 
 def test_an_envelope_that_a_good_trial_lay_outside_of_gives_way_to_finished_trials() -> None:
@@ -269,12 +267,6 @@ def test_counts_and_lengths_are_numbers_of_any_type(count: Callable[[int], float
     assert study.trials[-1].state is optuna.trial.TrialState.COMPLETE
 
 
-def test_the_pruner_works_on_a_database(tmp_path: object) -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET), storage=f"sqlite:///{tmp_path}/study.db")
-    trial = run(study, [1.0, math.nan, math.nan])
-    assert study.trials[trial.number].user_attrs[SENTENCE].startswith("diverged")
-
-
 def reports(trial: optuna.Trial, values: Sequence[float], first: int = 1) -> int | None:
     """Report the values one by one; the step after which the trial should be pruned."""
     for step, value in enumerate(values, first):
@@ -331,11 +323,3 @@ def test_a_target_or_a_length_in_another_unit_is_doubted_once(
             trial.should_prune()
     (said,) = [str(w.message) for w in caught if "StallPruner" in str(w.message)]
     assert re.search(message, said)
-
-
-def test_a_verdict_on_a_metric_that_rises_says_below() -> None:
-    study = study_with_references(StallPruner(-TARGET, max_steps=8192), direction="maximize")
-    sentence = run(study, [0.945] * len(SAMPLES), -1.0).user_attrs[SENTENCE]
-    assert "further below" in sentence
-    assert "above" not in sentence
-    assert re.search(r"at most [\d.]+% look like this", sentence), "the rate stands in each verdict"

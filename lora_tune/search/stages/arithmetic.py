@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from lora_tune.base.scatter import STOP_SD
+from lora_tune.base.scatter import READING_SD
 from lora_tune.search.grey_box.gaussian import positive_part
 
 Array = npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ class Arithmetic:
     runs: tuple[WholeRun, ...] = ()
     expected: float
     reference: float = -math.inf
-    run_sd: float = STOP_SD
+    run_sd: float = READING_SD
 
     @cached_property
     def _switches(self) -> tuple[int, ...]:
