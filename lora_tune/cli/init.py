@@ -44,6 +44,7 @@ from lora_tune.workloads.proposed_space import (
     propose,
     without_value,
 )
+from lora_tune.workloads.reach import defaults_of, script_text
 from lora_tune.workloads.script_constants import constants
 
 # The text of a first study for somebody's script: every guess with its reason beside it. Pure functions.
@@ -88,10 +89,11 @@ class ScriptFacts:
 def study_text(facts: ScriptFacts) -> str:
     """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
     proposals = propose(facts.options, _steps(facts.log))
-    argv, keys = _argv_text(facts, proposals)
+    argv, keys, variables = _argv_text(facts, proposals)
     parts = [
         f"# Written by lora-tune init{' from ' + facts.source if facts.source else ''}; every guess says why\n",
-        f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_config(facts, keys)}{_log(facts, proposals)}',
+        f'[workload]\nkind = "command"\n{_argv(facts, argv)}\n{_environment(variables)}'
+        f"{_config(facts, keys)}{_log(facts, proposals)}",
         _space(proposals, facts.options),
         _objective(facts.log),
         _search(proposals),
@@ -125,9 +127,12 @@ def _steps(log: LogGuess | None) -> int | None:
     return int(log.run.evals[-1].samples) if log is not None and log.unit == "step" else None
 
 
-def _argv_text(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tuple[list[str], dict[str, str]]:
-    """The command with a place for each parameter, the seed and a folder of the trial's own; and the config's keys.
+def _argv_text(
+    facts: ScriptFacts, proposals: Sequence[ProposedParameter]
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """The command with a place for each parameter, the seed and a folder of the trial's own.
 
+    Also the places in the config file, by its keys, and in variables of the environment, by their names.
     A seed that is not set today stays so: setting one may turn on slower, deterministic training.
     """
     argv = list(facts.command) or ["python", "train.py"]
@@ -136,12 +141,13 @@ def _argv_text(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tu
     filled += [(o, "{SEED}") for o, name in names if SEED.fullmatch(name) and o.number is not None][:1]
     filled += _places(facts.options)
     keys = {option.flag: place for option, place in filled if option.in_file}
+    variables = {option.flag: place for option, place in filled if option.in_environment}
     if keys:
         argv = [
             f"{token.removesuffix(facts.config)}{{config}}" if token.endswith(facts.config) else token for token in argv
         ]
     for option, place in filled:
-        if option.in_file:
+        if option.in_file or option.in_environment:
             continue
         if option.at is None:
             argv += [f"{option.flag}={place}"] if option.joined else [option.flag, place]
@@ -149,7 +155,13 @@ def _argv_text(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> tu
             argv[option.at] = f"{option.flag}={place}"
         else:
             argv[option.at + 1] = place
-    return argv, keys
+    return argv, keys, variables
+
+
+def _environment(variables: Mapping[str, str]) -> str:
+    """``environment``: the variables that are others in each trial."""
+    values = ", ".join(f"{name} = {_text(place)}" for name, place in variables.items())
+    return f"environment = {{ {values} }}   # variables that the script reads\n" if values else ""
 
 
 def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
@@ -253,7 +265,8 @@ def _shown(log: LogGuess) -> str:
 
 def _space(proposals: Sequence[ProposedParameter], options: Sequence[Option]) -> str:
     unknown = "".join(
-        f"# {place} of {o.flag}: not searched, as nothing states what it is today; give the command today's value\n"
+        f"# {place} of {o.flag}: not searched, as nothing states what it is today; "
+        f"{'export' if o.in_environment else 'give the command'} today's value\n"
         for place, o in without_value(options, proposals)
     )
     if not proposals:
@@ -372,11 +385,11 @@ def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option]
     """The options of the script that a command runs, with what each is today, and the config file that it reads.
 
     ask: whether the command may be run, so that its parser, or else its help text, says what it knows. A key of the
-    config file counts where no option has its meaning.
+    config file or a variable of the environment counts where no option has its meaning.
     """
-    typed = from_command(command)
+    typed, script = from_command(command), script_text(command, Path())
     listed, parsed = (from_help(""), False)
-    if ask:
+    if ask and (script.command_line or _reads_a_file(command)):
         text, records = ask_parser((*command, *([] if _reads_a_file(command) else ["--help"])))
         known = from_parser(records)
         listed, parsed = (from_help(text), False) if known is None else (known, True)
@@ -385,7 +398,14 @@ def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option]
     if not listed:
         listed, parsed = script_constants(command), False
     config = next((token for token in map(_named_file, command) if is_config(token) and Path(token).is_file()), "")
-    return [*merged_options(typed, listed, parsed=parsed), *(_keys(config) if config else [])], config
+    options = [*merged_options(typed, listed, parsed=parsed), *(_keys(config) if config else [])]
+    typed_names = {option.flag for option in typed}
+    variables = [
+        Option(flag=name, value=os.environ.get(name, default), in_environment=True)
+        for name, default in defaults_of(script).items()
+        if name not in typed_names  # env NAME=VALUE python train.py
+    ]
+    return [*options, *variables], config
 
 
 def _named_file(token: str) -> str:

@@ -272,12 +272,12 @@ class CommandWorkload:
         """Parameters that the script does not read, what to do about them, and those of which nobody can know."""
         settings = self._settings
         script = script_text(settings.argv, self._cwd or Path())
-        others = [*settings.environment.values()]
-        if settings.config is not None and any("{config}" in token for token in (*settings.argv, *others)):
-            others += settings.config.values.values()
-        each = reaches(self._study.search_space, settings.argv, others, script)
+        variables, files = settings.environment, list[str]()
+        if settings.config is not None and any("{config}" in t for t in (*settings.argv, *variables.values())):
+            files += settings.config.values.values()
+        each = reaches(self._study.search_space, settings.argv, variables, script, files)
         idle, unsure = ([n for n, r in each.items() if r is which] for which in (Reach.NO, Reach.UNKNOWN))
-        return idle, idle_sentence(idle, settings.argv, script) if idle else "", unsure
+        return idle, idle_sentence(idle, settings.argv, variables, script) if idle else "", unsure
 
     def _about_gpus(self) -> list[str]:
         """What the study makes of this machine's GPUs, where trials run here and it is not what people mean."""

@@ -49,6 +49,8 @@ class Option:
         Whether flag and value are one word, ``--lr=0.1``; else the value is a word of its own.
     in_file : bool
         Whether it is a key of the config file that the command names, and no option: its flag is the dotted key.
+    in_environment : bool
+        Whether it is a variable of the environment, and no option: its flag is the variable's name.
     may_be_added : bool
         Whether a word behind the command would reach the parser that knows it.
     """
@@ -61,6 +63,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     joined: bool = True
     in_file: bool = False
+    in_environment: bool = False
     may_be_added: bool = True
 
     @property

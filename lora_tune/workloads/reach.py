@@ -12,7 +12,7 @@ import enum
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_tune.config.parameters import TunedParameter
@@ -98,6 +98,8 @@ class ScriptText:
         Whether all that it runs was read; False: more may be read than is named here.
     variables : frozenset of str
         Variables of the environment that it reads by name, and names that its texts may read by.
+    defaults : mapping of str to str
+        What it uses in place of variables that are not set, as its texts show it; "" where they show no single value.
     any_variable : bool
         Whether it may read variables by names that do not stand in its text.
     command_line : bool
@@ -107,6 +109,7 @@ class ScriptText:
     name: str = ""
     whole: bool = False
     variables: frozenset[str] = frozenset()
+    defaults: Mapping[str, str] = field(default_factory=dict)
     any_variable: bool = True
     command_line: bool = True
 
@@ -115,7 +118,7 @@ def script_text(argv: Sequence[str], folder: Path) -> ScriptText:
     """What the script that ``argv`` runs reads, by its text. folder: the one that the command runs in."""
     script = _script(argv, folder)
     if script is None:
-        return ScriptText(variables=_names_in_files(argv, folder))
+        return ScriptText(variables=_names_in_files(argv, folder), defaults=_defaults_in_shell(argv, folder))
     token, text, place = script
     read = _Texts(place)
     read.take(text)
@@ -124,34 +127,46 @@ def script_text(argv: Sequence[str], folder: Path) -> ScriptText:
         name=token,
         whole=read.whole,
         variables=frozenset(read.variables) | files | (frozenset(read.literals) if read.any_variable else frozenset()),
+        defaults=read.defaults,
         any_variable=read.any_variable,
         command_line=read.command_line or not read.whole,
     )
 
 
-def reach(name: str, argv: Iterable[str], environment: Iterable[str], script: ScriptText) -> Reach:
-    """Whether the value called ``name`` reaches the script. argv, environment: the words that may hold ``{name}``.
+def reach(
+    name: str, argv: Iterable[str], environment: Mapping[str, str], script: ScriptText, files: Iterable[str] = ()
+) -> Reach:
+    """Whether the value called ``name`` reaches the script.
 
-    A value in a word of ``environment`` reaches it as a variable of another name, which is not followed.
+    argv, environment, files: words of the command, texts of variables by their names, and values of its config file,
+    each of which may hold ``{name}``.
     """
-    if any(name in PLACE.findall(token) for token in environment):
+    if any(name in PLACE.findall(value) for value in files):
         return Reach.YES
     if any(name in PLACE.findall(token) for token in argv) and script.command_line:
         return Reach.YES
-    if name in script.variables:
+    variables = variables_of(name, environment)
+    if not script.variables.isdisjoint(variables):
         return Reach.YES
-    if not script.whole or script.any_variable or _OF_LIBRARIES.fullmatch(name):
-        return Reach.UNKNOWN
+    if not script.whole or script.any_variable or any(map(_OF_LIBRARIES.fullmatch, variables)):
+        return Reach.UNKNOWN if variables == [name] else Reach.YES  # a variable that somebody named is read
     return Reach.NO
 
 
-def reaches(space: Space, argv: Sequence[str], environment: Sequence[str], script: ScriptText) -> dict[str, Reach]:
+def variables_of(name: str, environment: Mapping[str, str]) -> list[str]:
+    """The variables that hold the value called ``name``: its own, and those of ``environment`` made of it."""
+    return [name, *(variable for variable, text in environment.items() if name in PLACE.findall(text))]
+
+
+def reaches(
+    space: Space, argv: Sequence[str], environment: Mapping[str, str], script: ScriptText, files: Sequence[str] = ()
+) -> dict[str, Reach]:
     """Whether each tuned parameter of a space reaches the script.
 
     It does also by what is derived from it, and by what exists under its values alone. Layouts and ``NODES`` are left
     out: they change the job itself.
     """
-    each = {name: reach(name, argv, environment, script) for name in space.parameters}
+    each = {name: reach(name, argv, environment, script, files) for name in space.parameters}
     for child, parents in reversed([*space.conditions.of.items()]):
         each |= {name: max(each[name], each[child], key=_CERTAINTY.index) for name in parents}
     tuned = [n for n, p in space.parameters.items() if isinstance(p, TunedParameter) and n != "NODES"]
@@ -161,11 +176,14 @@ def reaches(space: Space, argv: Sequence[str], environment: Sequence[str], scrip
 _CERTAINTY = (Reach.NO, Reach.UNKNOWN, Reach.YES)
 
 
-def idle_sentence(names: Sequence[str], argv: Sequence[str], script: ScriptText) -> str:
+def idle_sentence(names: Sequence[str], argv: Sequence[str], environment: Mapping[str, str], script: ScriptText) -> str:
     """That parameters reach nothing, and what to do."""
+    variables = [variable for name in names for variable in variables_of(name, environment)]
     named = [name for name in names if any(name in PLACE.findall(token) for token in argv)]
     reads = (
-        "no word of its command line" if named else f"no variable {' or '.join(names)}, and no word of argv holds it"
+        "no word of its command line"
+        if named
+        else f"no variable {' or '.join(variables)}, and no word of argv holds it"
     )
     return (
         f"{', '.join(names)} {'reach' if len(names) > 1 else 'reaches'} nothing: {script.name} reads {reads}; "
@@ -231,6 +249,31 @@ def _names_in_files(argv: Iterable[str], folder: Path) -> frozenset[str]:
     return frozenset(names)
 
 
+_SHELL_DEFAULT = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*):?[-=](?P<value>[^${}]*)\}")
+"""``${LR:-3e-4}``: a variable with what stands for it where it is not set."""
+
+
+def _defaults_in_shell(argv: Sequence[str], folder: Path) -> dict[str, str]:
+    """Variables that a shell's text reads, in the command or a script that it names, and Python files that it starts.
+
+    Not those that the text sets itself before it reads them.
+    """
+    files = [text for token in argv if token.endswith(".sh") and (text := _text(folder / Path(token).expanduser()))]
+    defaults: dict[str, str] = {}
+    for text in [*files, *(token for token in argv if len(token.split()) > 1)]:
+        code = re.sub(r"(?m)^\s*#.*", "", text)
+        for match in _SHELL_DEFAULT.finditer(code):
+            name = match["name"]
+            if not re.search(rf"(?m)^\s*(?:export\s+)?{name}=(?!.*\$\{{{name}\b)", code[: match.start()]):
+                defaults.setdefault(name, match["value"].strip("\"'"))
+        for token in re.findall(r"[\w./-]+\.py\b", code):
+            if (python := _text(folder / token)) is not None:
+                read = _Texts((folder / token).parent)
+                read.take(python)
+                defaults = {**read.defaults, **{n: v or read.defaults.get(n, "") for n, v in defaults.items()}}
+    return defaults
+
+
 class _Texts:
     """A script and the modules beside it, as far as they can be followed. folder: the script's own."""
 
@@ -241,6 +284,7 @@ class _Texts:
         self.any_variable = False
         self.command_line = False
         self.variables: set[str] = set()
+        self.defaults: dict[str, str] = {}
         self.literals: set[str] = set()
 
     def take(self, text: str, package: Path | None = None) -> None:
@@ -258,6 +302,8 @@ class _Texts:
                 self.literals.update(re.findall(r"[A-Za-z_][\w./-]*", node.value[:4096]))
             elif isinstance(node, ast.Name | ast.Attribute):
                 self._name(node, parents)
+        for name, default in _defaults(tree, parents):
+            self.defaults[name] = self.defaults.get(name) or default
 
     def _name(self, node: ast.Name | ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> None:
         name = node.id if isinstance(node, ast.Name) else node.attr
@@ -343,17 +389,94 @@ def _is_method(node: ast.Name | ast.Attribute) -> bool:
 def _variable(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> str | None:
     """The variable that is read by its name at ``environ`` or ``getenv``; None where it may be any, "" for none."""
     parent = parents.get(node)
-    if name == "getenv" and isinstance(parent, ast.Call) and parent.func is node:
-        return _text_of(parent.args)
+    if isinstance(parent, ast.Subscript) and parent.value is node and not isinstance(parent.ctx, ast.Load):
+        return ""
+    return _text_of([key]) if (key := _key(node, name, parents)) is not None else None
+
+
+def _key(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> ast.expr | None:
+    """The name by which a variable is read at ``environ`` or ``getenv``; None where that is not to be seen."""
+    parent = parents.get(node)
     if isinstance(parent, ast.Subscript) and parent.value is node:
-        return _text_of([parent.slice]) if isinstance(parent.ctx, ast.Load) else ""
+        return parent.slice
     if isinstance(parent, ast.Compare) and node in parent.comparators:
-        return _text_of([parent.left])
+        return parent.left
+    call = parent
     if isinstance(parent, ast.Attribute) and parent.attr in ("get", "pop", "setdefault"):
-        call = parents.get(parent)
-        if isinstance(call, ast.Call) and call.func is parent:
-            return _text_of(call.args)
+        node, call = parent, parents.get(parent)
+    elif name != "getenv":
+        return None
+    return call.args[0] if isinstance(call, ast.Call) and call.func is node and call.args else None
+
+
+def _defaults(tree: ast.Module, parents: Mapping[ast.AST, ast.AST]) -> Iterator[tuple[str, str]]:
+    """The variables that a module reads by their names, each with what it uses where one is not set.
+
+    It may do so by a function of its own: ``def setting(name, default): ...os.environ.get(name, default)``.
+    """
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    readers: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Name | ast.Attribute) and _last(node) in ("environ", "getenv")):
+            continue
+        if name := _variable(node, _last(node), parents):
+            yield name, _literal(_stands_for(node, parents), constants)
+            continue
+        function: ast.AST | None = node
+        while function is not None and not isinstance(function, ast.FunctionDef):
+            function = parents.get(function)
+        read = _key(node, _last(node), parents)
+        names = [argument.arg for argument in function.args.args] if function is not None else []
+        if function is not None and isinstance(read, ast.Name) and read.id in names:
+            readers[function.name] = names.index(read.id)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in readers:
+            at = readers[node.func.id]
+            if name := _text_of(node.args[at:]):
+                others = [*node.args[at + 1 :], *(keyword.value for keyword in node.keywords)]
+                yield name, next(filter(None, (_literal(other, constants) for other in others)), "")
+
+
+def _last(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr
+
+
+def _stands_for(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST | None:
+    """What is used where a variable is not set: the second argument, or what follows ``or`` or ``else``."""
+    while isinstance(parent := parents.get(node), ast.Attribute | ast.Subscript | ast.Call | ast.BoolOp | ast.IfExp):
+        if isinstance(parent, ast.Call) and parent.func is node:
+            defaults = [*parent.args[1:2], *(k.value for k in parent.keywords if k.arg == "default")]
+            if defaults:
+                return defaults[0]
+        elif isinstance(parent, ast.BoolOp) and isinstance(parent.op, ast.Or) and parent.values[0] is node:
+            return parent.values[1]
+        elif isinstance(parent, ast.IfExp) and parent.body is node:
+            return parent.orelse
+        node = parent
     return None
+
+
+def _literal(node: ast.AST | None, constants: Mapping[str, ast.expr]) -> str:
+    """A number or a text as it stands there, in ``str(...)`` or under a constant's name; "" for anything else."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name):
+        node = node.args[0]
+    node = constants.get(node.id) if isinstance(node, ast.Name) else node
+    try:
+        value = None if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ""  # it is computed
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+
+def defaults_of(script: ScriptText) -> dict[str, str]:
+    """The variables that are the script's own, not a library's or a launcher's, with their defaults."""
+    return {name: value for name, value in script.defaults.items() if not _OF_LIBRARIES.fullmatch(name)}
 
 
 def _text_of(arguments: Sequence[ast.expr]) -> str | None:

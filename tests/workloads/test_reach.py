@@ -21,7 +21,7 @@ HELPER = "import os\ndef setting(name, default):\n    return os.environ.get(name
 def told(folder: Path, text: str, name: str = "LR", *words: str) -> Reach:
     (folder / "train.py").write_text(text)
     argv = ("python3", "train.py", *words)
-    return reach(name, argv, (), script_text(argv, folder))
+    return reach(name, argv, {}, script_text(argv, folder))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_libraries_read_whatever_the_script_says_is_not_known(tmp_path: Pat
 @pytest.mark.parametrize("argv", [("./train",), ("bash", "-c", "python train.py"), ("python", "-m", "mine")])
 def test_another_program_may_read_anything(argv: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CONSTANTS)
-    assert reach("LR", argv, (), script_text(argv, tmp_path)) is Reach.UNKNOWN
+    assert reach("LR", argv, {}, script_text(argv, tmp_path)) is Reach.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_another_program_may_read_anything(argv: tuple[str, ...], tmp_path: Path
 )
 def test_the_script_is_known_behind_its_launcher(argv: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CONSTANTS)
-    assert reach("LR", argv, (), script_text(argv, tmp_path)) is Reach.NO
+    assert reach("LR", argv, {}, script_text(argv, tmp_path)) is Reach.NO
 
 
 STUDY = """
