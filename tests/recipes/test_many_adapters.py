@@ -59,20 +59,6 @@ def test_each_of_several_trains_what_the_recipe_trains() -> None:
         assert all(table[name][row] == value for name, value in point.items())
 
 
-def test_what_a_trial_drops_does_not_depend_on_its_company() -> None:
-    alone = many_adapters.run({**FIXED, "LORA_DROPOUT": 0.3, "SEED": 2}, tokens=1)
-    beside = many_adapters.run({**FIXED, "LORA_DROPOUT": [0.0, 0.3], "SEED": [1, 2]}, tokens=4 * 4 * 64)
-    assert beside["eval_loss"][3].tolist() == alone["eval_loss"][0].tolist()
-    assert beside["eval_loss"][3].tolist() != beside["eval_loss"][1].tolist()
-
-
-def test_a_diverging_neighbour_disturbs_nobody() -> None:
-    alone = many_adapters.run({**FIXED, "LR": 5e-3}, tokens=1)
-    beside = many_adapters.run({**FIXED, "LR": [5e-3, 9.0]}, tokens=2 * 4 * 64)
-    assert beside["eval_loss"][0].tolist() == pytest.approx(alone["eval_loss"][0].tolist(), abs=3e-5)
-    assert not beside["eval_loss"][1][-1] < 3
-
-
 def test_trials_of_different_length_and_batch_share_a_table() -> None:
     grid = {**FIXED, "MAX_STEPS": [5, 12], "MINIBS": [2, 4]}
     table = many_adapters.run(grid, tokens=4096)

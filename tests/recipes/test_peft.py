@@ -628,15 +628,6 @@ def test_eval_loss_is_the_mean_of_per_sequence_means(trainer: Trainer) -> None:
     assert trainer.evaluate(masked) == pytest.approx(float(np.mean(means)), abs=1e-5)
 
 
-def test_warm_up_restores_weights_optimizer_and_random_state(trainer: Trainer) -> None:
-    weights = [p.detach().clone() for p in trainer._parameters]
-    random_state = torch.get_rng_state()
-    trainer.warm_up()
-    assert all(torch.equal(a, b) for a, b in zip(weights, trainer._parameters, strict=True))
-    assert not trainer._optimizer.state
-    assert torch.equal(random_state, torch.get_rng_state())
-
-
 def test_accumulation_and_recomputation_change_no_number() -> None:
     losses = []
     for variant in ({"MBS": "4"}, {"MBS": "1"}, {"RECOMPUTE_GRANULARITY": "full"}):
