@@ -26,7 +26,7 @@ from lora_tune.config.parameters import Conditions
 from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
 from lora_tune.search.grey_box.gaussian import Array, positive_part
 from lora_tune.search.grey_box.memory import needs_as_much
-from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, learn
+from lora_tune.search.grey_box.model import SearchModel, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
 from lora_tune.search.physics import StudyPhysics
@@ -36,7 +36,7 @@ CANDIDATES = 600
 """Points that a proposal chooses from, beside the neighbours of the fastest known."""
 FASTEST = 5
 """Known points whose neighbours are candidates."""
-DOOMED = 0.995
+DOOMED = 0.9999
 """Risk of a point that needs at least the memory of one that died."""
 DEATH_SHARE = 0.5
 """Cost of a run that dies of memory, as a share of one that lives: it ends before it is measured."""
@@ -90,7 +90,6 @@ class ThroughputSampler(BaseSampler):
         )  # fmt: skip
         self._rng = np.random.default_rng(seed)
         self._random = RandomSampler(seed=seed)
-        self._scales: GreyBoxScales | None = None
         self._physics, self._unit = physics, unit
         self._chosen: tuple[object, tuple[Choice | None, list[Observation]]] = (None, (None, []))
 
@@ -142,9 +141,7 @@ class ThroughputSampler(BaseSampler):
         points = candidates(self._coordinates, observations, tried, self._rng)
         if not points:
             return None, observations
-        model = learn(self._coordinates, Goal(), observations, self._scales, needs=self._physics)
-        self._scales = model.scales
-        return best(model, points), observations
+        return best(learn(self._coordinates, Goal(), observations, needs=self._physics), points), observations
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -1,4 +1,4 @@
-"""With ten parameters no random point, and no neighbour of a run, is near the best: the search walks there."""
+"""Ten parameters, and slots that ask at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lora_tune.base.scatter import SEED_SD
-from lora_tune.search.grey_box.acquisition import WALKS, candidates, value_actions
+from lora_tune.search.grey_box.acquisition import value_actions
 from lora_tune.search.grey_box.features import Coordinates, unit
-from lora_tune.search.grey_box.model import SearchModel, learn
+from lora_tune.search.grey_box.model import learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.observations import Observation
 
@@ -41,41 +40,11 @@ def runs(count: int) -> list[Observation]:
     return found
 
 
-def believed(model: SearchModel) -> float:
-    """The lowest ln(samples) that are believed of anything that the search considers."""
-    considered = candidates(model, np.random.default_rng(1))
-    rows = [{**group.layouts[0], **values} for group in considered for values in group.configurations]
-    return float(model.predict_ln_samples(rows)[0].min())
-
-
-def test_the_grey_box_considers_what_its_model_believes_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = learn(COORDINATES, Goal(schedule=closed_schedule), runs(25))
-    walked = believed(model)
-    monkeypatch.setattr("lora_tune.search.grey_box.acquisition.WALKS", ())
-    assert walked < believed(model) - 0.02
-
-
-def test_each_batch_size_is_walked_at_as_the_layout_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    layouts = CategoricalDistribution(("tp4 pp1 cp1 minibs4 mbs1", "tp4 pp1 cp1 minibs16 mbs1"))
-    both = Coordinates(distributions={**SPACE, "layout": layouts}, gpus=8, centre=dict.fromkeys(KNOBS, 1.0))
-    walked: list[float] = []
-
-    def walk(_: SearchModel, values: Mapping[str, Any], *rest: object) -> Mapping[str, Any]:
-        walked.append(both.batch(values))
-        return {name: values[name] for name in both.convergence_names}
-
-    monkeypatch.setattr("lora_tune.search.grey_box.acquisition._downhill", walk)
-    groups = candidates(learn(both, Goal(schedule=closed_schedule), runs(25)), np.random.default_rng(1))
-    assert [g.batch for g in groups] == [8, 32]
-    assert walked == [g.batch for g in groups for _ in WALKS]
-
-
 def asked_at_once(count: int) -> list[Values]:
     """What the grey box proposes after 25 runs, so many times without a result between."""
     observations, rng, asked = runs(25), np.random.default_rng(1), list[Values]()
-    scales = learn(COORDINATES, Goal(schedule=closed_schedule), observations).scales
     for number in range(count):
-        model = learn(COORDINATES, Goal(schedule=closed_schedule), observations, scales)
+        model = learn(COORDINATES, Goal(schedule=closed_schedule), observations)
         asked.append(value_actions(model, rng, probes=False, capped=True)[0].values)
         observations.append(Observation(number=100 + number, values=asked[-1], open=True))
     return asked

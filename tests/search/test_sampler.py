@@ -7,11 +7,8 @@ import math
 import numpy as np
 import optuna
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
-from scipy.special import betaln
 
 from benchmarks.laboratory.arena import play
 from benchmarks.laboratory.ours import GreyBox, misleading
@@ -21,12 +18,11 @@ from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutPara
 from lora_tune.config.space import Space
 from lora_tune.launchers.simulated.h100 import time_to_target
 from lora_tune.logs.run import Eval
-from lora_tune.search.grey_box.acquisition import OOM_SECONDS, Action, Beliefs, value_actions
+from lora_tune.search.grey_box.acquisition import OOM_SECONDS, value_actions
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.gaussian import Joint, Prior
-from lora_tune.search.grey_box.model import SearchModel, learn
+from lora_tune.search.grey_box.model import learn
 from lora_tune.search.grey_box.objective import Goal, closed_schedule
-from lora_tune.search.grey_box.sampler import GreyBoxSampler, explain
+from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
 
@@ -121,31 +117,6 @@ def test_a_layout_that_always_dies_is_soon_left_alone() -> None:
     assert not made.recommend(study)[0]["layout"].startswith("tp1 ")
 
 
-def probes_of(layout: str, deaths: int) -> tuple[list[Action], SearchModel]:
-    """The short runs of a layout that are considered after so many deaths of it, beside a slower one that is known."""
-    known = [
-        Observation(
-            number=k, values=GOOD, samples_per_second=2.2, seconds_per_eval=35.0, reached=3072, init_seconds=70.0
-        )
-        for k in range(8)
-    ]  # fmt: skip
-    lost = [Observation(number=10 + k, values={**GOOD, "layout": layout}, infeasible=True) for k in range(deaths)]
-    model = learn(Coordinates(distributions=SPACE, gpus=8), GOAL, [*known, *lost])
-    actions = value_actions(model, np.random.default_rng(0), probes=True, capped=True)
-    return [a for a in actions if a.kind == "probe" and a.values["layout"] == layout], model
-
-
-def test_a_fast_layout_that_died_once_is_valued_as_several_short_runs_and_each_death_makes_it_worth_less() -> None:
-    """One survival would leave it as likely to die as not; only several in a row would change the recommendation."""
-    fast = "tp2 pp1 cp2 minibs4 mbs1"
-    (never,), _ = probes_of(fast, 0)
-    (once,), model = probes_of(fast, 1)
-    (thrice,), _ = probes_of(fast, 3)
-    assert once.seeds > 1
-    assert never.rate > once.rate > 3 * thrice.rate > 0
-    assert "of a layout that died, in case of bad luck" in explain(model, once)
-
-
 @pytest.mark.parametrize(
     ("fixed", "seen", "samples"),
     [({"VAL_CHECK_INTERVAL": 40}, (), 80), ({}, (128.0, 256.0, 384.0), 256), ({}, (), 768)],
@@ -163,30 +134,6 @@ def test_a_short_run_is_expected_to_train_two_of_the_studys_own_eval_intervals(f
     work = samples / math.exp(speeds[0]) + math.exp(evals[0])
     seconds = 70 + (1 - short.risk) * work + short.risk * OOM_SECONDS
     assert 3600 * short.node_hours == pytest.approx(seconds, rel=1e-3)
-
-
-@given(st.floats(0.01, 0.99), st.floats(0.15, 8), st.integers(1, 8))
-@settings(max_examples=25, deadline=None)
-def test_survivals_in_a_row_are_those_of_the_beta_belief(death: float, weight: float, runs: int) -> None:
-    belief = beliefs_of(death, weight)
-    alive, expected, after = belief.survivals(runs)
-    dead, lives = death * weight, (1 - death) * weight
-    chances = [math.exp(betaln(dead, lives + k) - betaln(dead, lives)) for k in range(runs + 1)]
-    assert alive[0] == pytest.approx(chances[runs], rel=1e-6)
-    assert expected[0] == pytest.approx(sum(chances[:runs]), rel=1e-6)
-    assert after[0] == pytest.approx(dead / (weight + runs), rel=1e-6)
-
-
-def beliefs_of(death: float, weight: float) -> Beliefs:
-    """Beliefs that know one layout's chance of death only."""
-    none, square = np.zeros(1), np.zeros((1, 1))
-    prior = Prior(mean=none, sd=none, amplitude=1.0, length=1.0, weights=none)
-    joint = Joint(prior=prior, x=square, basis=square, half=square, mean=none, variance=none)
-    return Beliefs(
-        groups=[], rows=[], columns=[], joint=joint, total=none, speed=none, evals=none,
-        spread=none, covariance=np.zeros((1, 1)), death=np.array([death]),
-        death_after=np.array([death * weight / (weight + 1)]), tested=none > 0, due=none > 0, slopes=[],
-    )  # fmt: skip
 
 
 def test_the_recommendation_combines_the_best_parts_of_different_trials() -> None:

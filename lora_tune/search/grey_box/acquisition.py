@@ -3,7 +3,7 @@
 Knowledge gradient (Frazier, Powell, Dayanik 2009, "The knowledge-gradient policy for correlated normal beliefs") on
 the composed score: for each action, the expected fall of the lowest expected ln(score) once its result is known, over
 the two things that a run teaches (samples at its hyperparameters, seconds of its layout), its chance of dying of
-memory, and its cost. A single noisy run teaches nearly nothing near the best, so each action is also valued as several
+memory, and its cost. A single noisy run teaches nearly nothing near the best, so each full run is valued as several
 seeds at once and credited by the run (Frazier and Powell 2010, "Paradoxes in learning and the marginal value of
 information").
 """
@@ -25,7 +25,7 @@ from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit
 from lora_tune.search.grey_box.gaussian import Array, Joint
 from lora_tune.search.grey_box.memory import death_logs
 from lora_tune.search.grey_box.model import SearchModel
-from lora_tune.search.grey_box.objective import Goal, Slopes
+from lora_tune.search.grey_box.objective import Goal
 
 Values = Mapping[str, Any]
 
@@ -40,9 +40,6 @@ GROUPS = 6
 """Batch sizes (and other values that both models share) considered at once."""
 TRIED = 200
 """Newest tried settings that are considered again."""
-WALKS, WIDTHS, STEPS = (0.0, 1.0), (0.5, 0.35, 0.25, 0.15, 0.1, 0.05), 20
-"""Walks downhill of many parameters, by how many sd below the mean each looks; widths of their rounds, points each."""
-
 Flags = npt.NDArray[np.bool_]
 
 
@@ -81,9 +78,7 @@ def candidates(model: SearchModel, rng: np.random.Generator) -> list[BatchGroup]
             rows.append({**shared, **free})
             rows += [{**shared, **_jittered(c, free, rng, width)} for width in (0.05, 0.15)]
             if c.other_features:
-                rows += [{**shared, **_some_moved(c, free, rng, width)} for width in (0.1, 0.3)]
-        if c.other_features and tried:
-            rows += [{**shared, **_downhill(model, {**tried[0], **members[0]}, rng, by)} for by in WALKS]
+                rows += [{**shared, **_some_moved(c, free, rng, width)} for width in (0.1, 0.3, 1.0)]
         unique = list({tuple(r.items()): r for r in rows}.values())
         batch = c.batch({**unique[0], **members[0]})
         groups.append(BatchGroup(batch=batch, schedule=model.schedule(batch), configurations=unique, layouts=members))
@@ -115,26 +110,6 @@ def _some_moved(c: Coordinates, values: Values, rng: np.random.Generator, width:
     """A neighbour in two of many parameters, so that one direction after the other is tried."""
     chosen = {str(n) for n in rng.choice(sorted(values), min(2, len(values)), replace=False)}
     return {**values, **_jittered(c, {n: v for n, v in values.items() if n in chosen}, rng, width)}
-
-
-def _downhill(model: SearchModel, values: Values, rng: np.random.Generator, optimism: float) -> Values:
-    """Where a walk from ``values`` ends that takes what is believed best of neighbours in one or two parameters.
-
-    Of many parameters no random point and no neighbour of what has run is near what the model believes best.
-    """
-    c, goal = model.coordinates, model.goal
-    batch = c.batch(values)
-    schedule, free = model.schedule(batch), [n for n in c.convergence_names if n not in c.speed_names]
-    for width in WIDTHS:
-        neighbours = [
-            values,
-            *({**values, **_some_moved(c, {n: values[n] for n in free}, rng, width)} for _ in range(STEPS)),
-        ]
-        joint = model.ln_samples(neighbours)
-        sd, total = np.sqrt(joint.variance), np.array([c.total_samples(v) for v in neighbours])
-        hoped = goal.scored_ln_samples(joint.mean - optimism * sd, sd, batch, schedule)
-        values = neighbours[int(np.argmin(hoped + goal.log_risk(joint.mean, sd, total, schedule)))]
-    return {n: values[n] for n in free}
 
 
 def _best_tried(model: SearchModel) -> list[Values]:
@@ -172,7 +147,8 @@ class Beliefs:
     configurations (n): ln samples, ``joint``; ``total``: samples at which training ends.
     layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds,
     ``together`` (m, m): its covariance; ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it
-    ran in this study; ``due``: it runs now. slopes: per group, how its score follows its samples.
+    ran in this study; ``due``: it runs now. anchors: per group, ln of
+    the samples at which layouts are compared.
     """
 
     groups: list[BatchGroup]
@@ -188,23 +164,13 @@ class Beliefs:
     death_after: Array
     tested: Flags
     due: Flags
-    slopes: list[Slopes]
+    anchors: list[float]
 
     @property
     def death_sd(self) -> Array:
         """Sd of the death rates (m): a Beta belief of mean ``death`` that becomes ``death_after`` with one survival."""
         weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
         return np.asarray(np.sqrt(self.death * (1 - self.death) / (weight + 1)))
-
-    def survivals(self, runs: int) -> tuple[Array, Array, Array]:
-        """Of ``runs`` runs in a row of each layout, ended by its first death: chance that all live, runs expected, and
-        the chance of death after that (m each), for the Beta beliefs of :attr:`death_sd`."""
-        weight = np.maximum(self.death_after / np.maximum(self.death - self.death_after, 1e-9), 1e-9)
-        alive, expected = np.ones(len(weight)), np.zeros(len(weight))
-        for done in range(runs):
-            expected = expected + alive
-            alive = alive * ((1 - self.death) * weight + done) / (weight + done)
-        return alive, expected, self.death * weight / (weight + runs)
 
     @property
     def mean(self) -> Array:
@@ -231,14 +197,14 @@ class Beliefs:
         group, total = self.groups[g], self.total[self.rows[g]]
         total = total if mean.ndim == 1 else total[:, None]
         scored = goal.scored_ln_samples(mean, sd, group.batch, group.schedule)
-        return self.slopes[g].log_score(mean, scored) + goal.log_risk(mean, sd, total, group.schedule)
+        return scored + goal.log_risk(mean, sd, total, group.schedule)
 
     def layout_logs(self, goal: Goal, ln_samples: Sequence[float]) -> Array:
         """ln of the seconds per layout (m) of runs that count as ``ln_samples[g]`` in group g, if they live."""
         logs = np.empty(len(self.speed))
-        for group, columns, needed, slopes in zip(self.groups, self.columns, ln_samples, self.slopes, strict=True):
+        for group, columns, needed, at in zip(self.groups, self.columns, ln_samples, self.anchors, strict=True):
             speed, evals = np.exp(self.speed[columns]), np.exp(self.evals[columns])
-            logs[columns] = goal.log_seconds(np.array([slopes.at]), speed, evals, group.schedule) + needed - slopes.at
+            logs[columns] = goal.log_seconds(np.array([at]), speed, evals, group.schedule) + needed - at
         return logs
 
 
@@ -264,23 +230,17 @@ def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
         total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
         spread=np.zeros(len(layouts)), covariance=np.zeros((len(layouts), len(layouts))),
         death=death, death_after=death_after,
-        tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]), slopes=[],
+        tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]), anchors=[],
     )  # fmt: skip
-    beliefs.slopes[:] = [_slopes(model.goal, beliefs, g) for g in range(len(groups))]
+    # The best that a group may hope for, by reference or belief.
+    beliefs.anchors[:] = [
+        max(float(beliefs.mean[rows_].min()), model.goal.ln_reference(group.batch, group.schedule))
+        for group, rows_ in zip(groups, rows, strict=True)
+    ]
     share = _eval_share(model.goal, beliefs)
     beliefs.covariance[:] = (1 - share) ** 2 * speed_covariance + share**2 * eval_covariance
     beliefs.spread[:] = np.sqrt(np.diag(beliefs.covariance))
     return beliefs
-
-
-def _slopes(goal: Goal, beliefs: Beliefs, g: int) -> Slopes:
-    """Around the best that group g may hope for, by reference or belief, on its fastest layout that may well live."""
-    group, columns = beliefs.groups[g], beliefs.columns[g]
-    at = max(float(beliefs.mean[beliefs.rows[g]].min()), goal.ln_reference(group.batch, group.schedule))
-    speed, evals = np.exp(beliefs.speed[columns]), np.exp(beliefs.evals[columns])
-    seconds = goal.log_seconds(np.array([at]), speed, evals, group.schedule)
-    m = int(np.argmin(seconds + beliefs.death[columns]))
-    return goal.slopes(at, float(speed[m]), float(evals[m]), group.schedule)
 
 
 def _eval_share(goal: Goal, beliefs: Beliefs) -> float:
@@ -296,8 +256,8 @@ def _eval_share(goal: Goal, beliefs: Beliefs) -> float:
 
 Rows = npt.NDArray[np.int64]
 
-SEEDS = (1, 3, 8)
-"""Seeds at once by which an action is also valued."""
+SEEDS = 3
+"""Seeds at once as which a full run is valued."""
 OOM_SECONDS = 60.0
 """What a job that dies of memory costs beyond its start-up."""
 CAP = 1.25
@@ -326,7 +286,6 @@ class Action:
     node_hours: float
     new_layout: bool
     risk: float
-    seeds: int
 
     @property
     def rate(self) -> float:
@@ -376,12 +335,11 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
     layout_values = _layout_values(beliefs, now, beliefs.death_after)
     actions: list[Action] = []
     if probes:
-        actions += _probes(model, beliefs, now)
+        actions += _probes(model, beliefs, now, layout_values)
     chosen = _promising(model, beliefs, rng)
     covariance = beliefs.joint.covariance_with(chosen)
-    for seeds in SEEDS:
-        falls = _falls(model, beliefs, now, (chosen, covariance), seeds)
-        actions += _full_runs(model, beliefs, now, (chosen, falls, seeds), layout_values, capped=capped)
+    falls = _falls(model, beliefs, now, (chosen, covariance))
+    actions += _full_runs(model, beliefs, now, (chosen, falls), layout_values, capped=capped)
     return sorted(actions, key=lambda a: -a.rate)
 
 
@@ -397,14 +355,14 @@ def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -
     return np.array(sorted(set(picks)))
 
 
-def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows, Array], seeds: int) -> Array:
-    """(actions, groups, len(Z)): change of each group's best ln samples once ``seeds`` runs of an action are known.
+def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows, Array]) -> Array:
+    """(actions, groups, len(Z)): change of each group's best ln samples once ``SEEDS`` runs of an action are known.
 
     actions: their rows, and the covariance of all rows with them.
     """
     chosen, covariance = actions
     variance = beliefs.joint.variance
-    directions = covariance.T / np.sqrt(variance[chosen] + SEED_SD**2 / seeds)[:, None]
+    directions = covariance.T / np.sqrt(variance[chosen] + SEED_SD**2 / SEEDS)[:, None]
     falls = np.empty((len(chosen), len(beliefs.groups), len(Z)))
     for g, rows in enumerate(beliefs.rows):
         direction = directions[:, rows]
@@ -443,8 +401,8 @@ def _expected(falls: Array, seconds: Array, value: float) -> Array:
     return np.asarray(value - rows @ (lowest @ WEIGHTS).T)
 
 
-def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
-    gains, times = _probe_gains(beliefs, now)
+def _probes(model: SearchModel, beliefs: Beliefs, now: _Now, layout_values: Array) -> list[Action]:
+    gains = (1 - beliefs.death) * _expected(np.zeros((len(beliefs.groups), 1)), layout_values, now.value)
     best = [int(np.argmin(beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)[r])) for r in beliefs.rows]
     probes = []
     for g, columns in enumerate(beliefs.columns):
@@ -464,33 +422,16 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now) -> list[Action]:
                     node_hours=seconds * model.goal.nodes / 3600,
                     new_layout=True,
                     risk=float(beliefs.death[m]),
-                    seeds=int(times[m]),
                 )
             )
     return probes
 
 
-def _probe_gains(beliefs: Beliefs, now: _Now) -> tuple[Array, Array]:
-    """Gain per probe of each layout (m), and as how many probes in a row it is the highest (m).
-
-    A layout that died once is not worth having after one survival, but may be after several; probes of it go on while
-    it lives, so that k of them cost as many as survivals are expected before.
-    """
-    unchanged = np.zeros((len(beliefs.groups), 1))
-    gains, times = np.zeros(len(beliefs.death)), np.ones(len(beliefs.death))
-    for probes in SEEDS:
-        alive, expected, death = beliefs.survivals(probes)
-        values = _layout_values(beliefs, now, death)
-        each = alive * _expected(unchanged, values, now.value) / expected
-        gains, times = np.maximum(gains, each), np.where(each > gains, probes, times)
-    return gains, times
-
-
 def _full_runs(
-    model: SearchModel, beliefs: Beliefs, now: _Now, learned: tuple[Rows, Array, int], layout_values: Array,
+    model: SearchModel, beliefs: Beliefs, now: _Now, learned: tuple[Rows, Array], layout_values: Array,
     *, capped: bool,
 ) -> list[Action]:  # fmt: skip
-    chosen, falls, seeds = learned
+    chosen, falls = learned
     speed_only = _expected(np.zeros((len(beliefs.groups), 1)), layout_values, now.value)
     runs = []
     for i, at in enumerate(chosen):
@@ -508,11 +449,10 @@ def _full_runs(
             Action(
                 values={**group.configurations[at - beliefs.rows[g].start], **group.layouts[m]},
                 kind="full",
-                gain=float(gains[m]) / seeds,
+                gain=float(gains[m]) / SEEDS,
                 node_hours=float(seconds[m]) * model.goal.nodes / 3600,
                 new_layout=not (beliefs.tested | beliefs.due)[columns][m],
                 risk=float(beliefs.death[columns][m]),
-                seeds=seeds,
             )
         )
     return runs

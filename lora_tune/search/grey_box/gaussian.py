@@ -2,15 +2,15 @@
 
 The model of one quantity y over features x in about [-1, 1]: a linear trend with Gaussian coefficients, a smooth
 residual (Matern 5/2), and for every source of data, this study among them, a shift and a residual of its own, so that
-old or published figures inform without being believed: how far sources depart is learned from the data.
-Rasmussen and Williams (2006), chapters 2 (regression, trends) and 3.6 (expectation propagation for one-sided sites).
+old or published figures inform without being believed.
+Rasmussen and Williams (2006), chapters 2 (regression, trends) and 3.6 (one-sided sites).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,14 @@ KEPT = 4
 """Parts of prior covariances that data keep."""
 LEAST_VARIANCE = 1e-10
 """What is never known better."""
+LEAST_TILT = 1e-12
+"""Of a bound that says nothing."""
 NOISE_RUNS = 8.0
 """Repeated seeds that the belief in the usual noise of readings is worth: an sd of a quarter."""
+
+
+COLUMNS = ("x", "basis", "y", "sd", "source", "below", "extended")
+"""What is known of each reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,24 @@ class Data:
     below: npt.NDArray[np.bool_]
     extended: Array
     _kept: dict[tuple[str, float, bytes], Array] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Parts of the newest prior covariances: a fit moves one scale after the other, and most leave most parts alone."""
+    """Parts of the newest prior covariances: of many priors in turn most share most parts."""
+
+    @classmethod
+    def local(cls, x: Array, basis: Array, y: Array, sd: float) -> Data:
+        """Exact readings of this study, all of this sd."""
+        none = np.zeros(len(y))
+        return cls(
+            x=x, basis=basis, y=y, sd=none + sd, source=np.full(len(y), THIS_STUDY, dtype=np.int64), below=none > 0,
+            extended=none,
+        )  # fmt: skip
+
+    def beside(self, more: Data) -> Data:
+        """These readings and ``more``."""
+        return Data(**{name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in COLUMNS})
+
+    def rows(self, keep: npt.NDArray[np.int64]) -> Data:
+        """Some of the readings."""
+        return Data(**{name: getattr(self, name)[keep] for name in COLUMNS})
 
     def covariance(self, prior: Prior) -> Array:
         """Prior covariance of what the readings are about (n, n)."""
@@ -204,12 +227,11 @@ def _summed(
 
 
 def condition(data: Data, prior: Prior) -> Posterior:
-    """The posterior given ``data``; lower bounds enter as Gaussian sites found by expectation propagation."""
+    """The posterior given ``data``; lower bounds enter as Gaussian sites."""
     kernel, offset, variance = _beforehand(data, prior)
     evidence = math.nan
     if data.below.any():
-        approximation = sites(kernel, offset, variance, data.below)
-        offset, variance, evidence = approximation.y, approximation.variance, approximation.log_evidence
+        offset, variance, evidence = sites(kernel, offset, variance, data.below)
     factor, weights = _factorised(kernel, offset, variance)
     if math.isnan(evidence):
         evidence = _gaussian_evidence(offset, factor, weights)
@@ -220,7 +242,7 @@ def log_evidence(data: Data, prior: Prior) -> float:
     """That of :func:`condition` alone, for less where there are bounds."""
     kernel, offset, variance = _beforehand(data, prior)
     if data.below.any():
-        return sites(kernel, offset, variance, data.below).log_evidence
+        return sites(kernel, offset, variance, data.below)[2]
     return _gaussian_evidence(offset, *_factorised(kernel, offset, variance))
 
 
@@ -244,42 +266,8 @@ def _gaussian_evidence(offset: Array, factor: Array, weights: Array) -> float:
     return float(-0.5 * offset @ weights - np.log(factor.diagonal()).sum() - 0.5 * n * math.log(2 * math.pi))
 
 
-LogPrior = Callable[[Prior], float]
-
-
-def fit(data: Data, start: Prior, log_prior: LogPrior, *, sweeps: int = 2) -> Prior:
-    """Scales of ``start`` moved to the best evidence times belief, one scale after the other on a coarse grid.
-
-    A coarse grid (factors of 2) suffices: beliefs are weak, and a finer optimum changes no decision.
-    """
-    best = start
-    best_value = log_evidence(data, best) + log_prior(best)
-    for _ in range(sweeps):
-        for name, factor in STEPS:
-            for direction in (factor, 1 / factor):
-                for _ in range(LONGEST_WALK):
-                    trial = replace(best, **{name: getattr(best, name) * direction})
-                    value = log_evidence(data, trial) + log_prior(trial)
-                    if value <= best_value + 1e-6:
-                        break
-                    best, best_value = trial, value
-    return best
-
-
-LONGEST_WALK = 6
-"""Steps of one scale in one direction: a factor of 64, beyond which no belief reaches."""
-STEPS = (("departure", 2.0), ("shift", 2.0), ("amplitude", 2.0), ("length", 2.0), ("noise_scale", 1.25))
-"""Scales that are fitted, and the factors by which they are moved."""
-
-
-# Lower bounds, as Gaussian sites found by expectation propagation. Exact readings enter first; the sites are then found
-# in the belief that these leave of the bounded values, so that a sweep factorises as many rows as there are bounds.
-
-
-Pair = tuple[Array, Array]
-
-SWEEPS = 6
-LARGEST_VARIANCE = 1e8
+# Lower bounds, as Gaussian sites that are taken in one after the other (assumed-density filtering) in the belief that
+# the exact readings leave.
 
 
 def lower_factor(matrix: Array) -> Array:
@@ -305,32 +293,28 @@ def half_solved(factor: Array, right: Array) -> Array:
     return np.asarray(dtrtrs(factor, right, lower=1)[0]) if right.size else right
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sites:
-    """y and variance (n) of every reading, those of bounds found; log_evidence: of all readings."""
+def sites(kernel: Array, offset: Array, variance: Array, below: npt.NDArray[np.bool_]) -> tuple[Array, Array, float]:
+    """y and variance (n) of every reading, those of bounds as sites, and the evidence of all.
 
-    y: Array
-    variance: Array
-    log_evidence: float
-
-
-def sites(kernel: Array, offset: Array, variance: Array, below: npt.NDArray[np.bool_]) -> Sites:
-    """The sites of readings with this prior covariance (n, n), distance from the prior mean and variance (n).
-
-    below: (n) True where the reading is only a lower bound; of at least one.
+    kernel: prior covariance (n, n). offset: distance from the prior mean (n). below: (n) True where the reading is only
+    a lower bound. A site has the moments of Phi((f - bound) / sd): equation 3.58 of the book.
     """
     exact, bounds = np.flatnonzero(~below), np.flatnonzero(below)
-    mean, conditional, evidence = _after(kernel, offset, variance, (exact, bounds))
-    bound, spread = offset[bounds], variance[bounds]
-    site: Pair = (bound.copy(), np.full(len(bounds), LARGEST_VARIANCE))
-    for _ in range(SWEEPS):
-        cavity, _ = _cavity(mean, conditional, site)
-        site = _matched(cavity, site, bound, spread)
-    cavity, more = _cavity(mean, conditional, site)
-    y, all_variance = offset.copy(), variance.copy()
-    y[bounds], all_variance[bounds] = site
-    evidence += more + _corrections(cavity, site, bound, spread) - 0.5 * len(offset) * math.log(2 * math.pi)
-    return Sites(y=y, variance=all_variance, log_evidence=evidence)
+    mean, covariance, evidence = _after(kernel, offset, variance, (exact, bounds))
+    y, spread = offset.copy(), variance.copy()
+    for place, at in enumerate(bounds):
+        row = covariance[:, place].copy()
+        scale = math.sqrt(row[place] + variance[at])
+        z = (mean[place] - offset[at]) / scale
+        log_chance = float(log_ndtr(z))
+        evidence += log_chance
+        ratio = math.exp(-0.5 * z * z - log_chance) / math.sqrt(2 * math.pi)
+        shrink = max(ratio * (z + ratio) / scale**2, LEAST_TILT)  # of the variance, by its square
+        y[at] = mean[place] + ratio / (scale * shrink)
+        spread[at] = max(1 / shrink - row[place], LEAST_VARIANCE)
+        mean += row * (ratio / scale)
+        covariance -= np.outer(row, row) * shrink
+    return y, spread, evidence - 0.5 * len(exact) * math.log(2 * math.pi)
 
 
 def _after(
@@ -350,39 +334,3 @@ def _after(
         block - half.T @ half,
         -0.5 * float(explained @ explained) - float(np.log(factor.diagonal()).sum()),
     )
-
-
-def _cavity(mean: Array, conditional: Array, site: Pair) -> tuple[Pair, float]:
-    """Mean and variance of each bounded value without its own site, and what the sites add to the evidence."""
-    tilted = conditional.copy()
-    tilted.flat[:: len(mean) + 1] += site[1]
-    factor = lower_factor(tilted)
-    half, apart = half_solved(factor, conditional), half_solved(factor, site[0] - mean)
-    now = mean + half.T @ apart
-    spread = np.maximum(conditional.diagonal() - (half**2).sum(0), 1e-12)
-    precision = np.maximum(1 / spread - 1 / site[1], 1e-9)
-    evidence = -0.5 * float(apart @ apart) - float(np.log(factor.diagonal()).sum())
-    return ((now / spread - site[0] / site[1]) / precision, 1 / precision), evidence
-
-
-def _corrections(cavity: Pair, site: Pair, bound: Array, variance: Array) -> float:
-    """What the bounds add to the Gaussian evidence of their sites: equation 3.65 of the book, less shared terms."""
-    (mean, spread), (site_y, site_variance) = cavity, site
-    total = spread + site_variance
-    normal = 0.5 * np.log(2 * math.pi * total) + (mean - site_y) ** 2 / (2 * total)
-    return float((log_ndtr((mean - bound) / np.sqrt(variance + spread)) + normal).sum())
-
-
-def _matched(cavity: Pair, site: Pair, bound: Array, variance: Array) -> Pair:
-    """One damped sweep: sites whose moments match Phi((f - bound) / sd); equations 3.58, 3.59 of the book."""
-    (mean, spread), (site_y, site_variance) = cavity, site
-    scale = np.sqrt(variance + spread)
-    z = (mean - bound) / scale
-    ratio = np.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - log_ndtr(z))
-    new_mean = mean + spread * ratio / scale
-    new_variance = np.maximum(spread - spread**2 * ratio * (z + ratio) / scale**2, 1e-9)
-    tilt = np.minimum(np.maximum(1 / new_variance - 1 / spread, 1 / LARGEST_VARIANCE), 1e9)
-    shift = new_mean / new_variance - mean / spread
-    damped = 0.5 * tilt + 0.5 / site_variance
-    damped_shift = 0.5 * shift + 0.5 * site_y / site_variance
-    return damped_shift / damped, 1 / damped

@@ -86,7 +86,7 @@ def death_logs(p: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Coefficients (1 + d) with their covariance, and each layout's own record; labels (d): what the features are.
+    """Coefficients (1 + d) with their covariance, and each layout's own record.
 
     limit: GiB of a GPU, where rows begin with physics' GiB, and the line is of ln(peak); None: of log-odds.
     """
@@ -94,7 +94,6 @@ class MemoryModel:
     coefficients: Array
     covariance: Array
     record: Record
-    labels: tuple[str, ...]
     limit: float | None = None
 
     def probability(self, x: Array) -> Array:
@@ -102,21 +101,13 @@ class MemoryModel:
         prior_rate = self.prior_rate(x)
         runs = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2)
         died, lived = runs.T
-        observed = (LAYOUT_PRIOR_RUNS * prior_rate + died) / (LAYOUT_PRIOR_RUNS + died + lived)
-        if self.limit is not None:
-            return np.asarray(observed)
-        low, high = self._bounds(x, prior_rate)
-        # What others did says nothing against a layout's own runs.
-        return np.asarray(np.clip(observed, np.where(lived > 0, 0.0, low), np.where(died + lived > 0, 1.0, high)))
+        return np.asarray((LAYOUT_PRIOR_RUNS * prior_rate + died) / (LAYOUT_PRIOR_RUNS + died + lived))
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
         """Death rates (n, count) drawn jointly: untried layouts share the line's error, others have a record."""
         coefficients = rng.multivariate_normal(self.coefficients, self.covariance, count)
         offset, rows = self._line(x)
         drawn = self._chance(offset[:, None] + rows @ coefficients.T, np.zeros(1))
-        if self.limit is None:
-            low, high = self._bounds(x, self.prior_rate(x))
-            drawn = np.clip(drawn, low[:, None], high[:, None])
         p, weight = self.probability(x), self.weight(x)
         for at in np.flatnonzero(weight > LAYOUT_PRIOR_RUNS):
             safe = min(1 - 1e-6, max(1e-6, p[at]))
@@ -145,32 +136,13 @@ class MemoryModel:
         # The logistic averaged over a Gaussian: MacKay (1992), "The evidence framework", equation 10.
         return np.asarray(expit(place / np.sqrt(1 + np.pi * variance / 8)))
 
-    def _bounds(self, x: Array, prior_rate: Array) -> tuple[Array, Array]:
-        """The least and the largest chance (n) of rows (n, d) by layouts that always died, or lived, on less, or more.
-
-        Deaths of what needs less, and survivals of what needs more, count as a layout's own: one may be bad luck, as
-        its own first may, and each further one says more. The line alone would have each of the many try.
-        """
-        tried = np.array(list(self.record)).reshape(len(self.record), x.shape[1])
-        runs = np.array(list(self.record.values()), dtype=np.float64).reshape(len(tried), 2)
-        died, lived = np.where(runs[:, ::-1] == 0, runs, 0.0).T
-        more, less = _as_much(x, tried, self.labels), _as_much(tried, x, self.labels).T
-        deaths, lives = (more & ~less) @ died, (less & ~more) @ lived
-        low = np.where(deaths > 0, (LAYOUT_PRIOR_RUNS * prior_rate + deaths) / (LAYOUT_PRIOR_RUNS + deaths), 0.0)
-        high = np.where(lives > 0, LAYOUT_PRIOR_RUNS * prior_rate / (LAYOUT_PRIOR_RUNS + lives), 1.0)
-        return low, np.maximum(low, high)
-
 
 def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Whether each of ``x`` (n, d) needs at least the memory of one of ``dead`` (m, d), by the beliefs' directions."""
-    return np.asarray(_as_much(x, dead, labels).any(axis=1))
-
-
-def _as_much(x: Array, than: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Whether each of ``x`` (n, d) needs at least the memory of each of ``than`` (m, d): (n, m)."""
     way = np.array([_PRIOR_LOG_ODDS.get(name, _SWITCH)[0] for name in labels])
-    more = (x[:, None, :] - than[None, :, :]) * np.where(way == 0, 1, np.sign(way))
-    return np.asarray(np.where(way == 0, more == 0, more >= 0).all(axis=2))
+    more = (x[:, None, :] - dead[None, :, :]) * np.where(way == 0, 1, np.sign(way))
+    as_much = np.where(way == 0, more == 0, more >= 0).all(axis=2)
+    return np.asarray(as_much.sum(axis=1) > 0)
 
 
 def fit(
@@ -190,7 +162,7 @@ def fit(
     else:  # slope: of the logistic that is nearest to the normal distribution
         slope, mean = 1.702 / FRAGMENTS, np.zeros(x.shape[1])
         sd = np.r_[level_sd, np.full(x.shape[1] - 1, FEATURE_SD)]
-    offset, rows = MemoryModel(mean, np.diag(sd**2), {}, (), limit)._line(x)
+    offset, rows = MemoryModel(mean, np.diag(sd**2), {}, limit)._line(x)
     known = np.zeros(len(x), dtype=np.bool_) if measured is None or limit is None else measured < BEYOND * limit
     target = np.zeros(len(x))
     if measured is not None and limit is not None:
@@ -215,7 +187,7 @@ def fit(
         beta, now = beta + step, then
         if np.abs(step).max() < 1e-7:
             break
-    return MemoryModel(beta, np.asarray(np.linalg.inv(now[2])), _recorded(x, died), tuple(labels), limit)
+    return MemoryModel(beta, np.asarray(np.linalg.inv(now[2])), _recorded(x, died), limit)
 
 
 def _recorded(x: Array, died: Sequence[bool]) -> Record:

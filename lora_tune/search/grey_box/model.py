@@ -23,16 +23,14 @@ from lora_tune.search.grey_box.gaussian import (
     Array,
     Data,
     Joint,
-    LogPrior,
     Posterior,
     Prior,
     condition,
-    fit,
     log_evidence,
     repeated_noise,
 )
 from lora_tune.search.grey_box.memory import MemoryRisk, Needs, learn_memory
-from lora_tune.search.grey_box.objective import HALF, Goal
+from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation, Reading, readings
 from lora_tune.search.usual_names import RATE
 
@@ -75,24 +73,13 @@ def speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, floa
     for row, (_, value) in zip(rows, local, strict=True):
         by_row.setdefault(tuple(row), []).append(math.log(value))
     x = np.array(list(by_row)).reshape(len(by_row), len(coordinates.speed_labels))
-    return Data(
-        x=x, basis=trend(x, ()), y=np.array([float(np.median(v)) for v in by_row.values()]),
-        sd=np.full(len(by_row), noise), source=np.full(len(by_row), THIS_STUDY, dtype=np.int64),
-        below=np.zeros(len(by_row), dtype=np.bool_), extended=np.zeros(len(by_row)),
-    )  # fmt: skip
-
-
-def pick(data: Data, keep: npt.NDArray[np.int64]) -> Data:
-    """Some rows."""
-    return Data(
-        x=data.x[keep], basis=data.basis[keep], y=data.y[keep], sd=data.sd[keep], source=data.source[keep],
-        below=data.below[keep], extended=data.extended[keep],
-    )  # fmt: skip
+    y = np.array([float(np.median(v)) for v in by_row.values()])
+    return Data.local(x, trend(x, ()), y, noise)
 
 
 def thinned(data: Data, largest: int) -> Data:
     """At most ``largest`` rows of ``data``, as :func:`chosen` has them."""
-    return data if len(data.y) <= largest else pick(data, chosen(data.source, largest))
+    return data if len(data.y) <= largest else data.rows(chosen(data.source, largest))
 
 
 def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]:
@@ -130,15 +117,8 @@ def with_expected_speed(
 
 def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
     """The posterior as if ``x`` had been measured with the mean outcome: less is to be learned there."""
-    mean, _ = posterior.predict(x, basis)
-    old = posterior.data
-    data = Data(
-        x=np.r_[old.x, x], basis=np.r_[old.basis, basis], y=np.r_[old.y, mean], sd=np.r_[old.sd, np.full(len(x), sd)],
-        source=np.r_[old.source, np.full(len(x), THIS_STUDY, dtype=np.int64)],
-        below=np.r_[old.below, np.zeros(len(x), dtype=np.bool_)],
-        extended=np.r_[old.extended, np.zeros(len(x))],
-    )  # fmt: skip
-    return condition(data, posterior.prior)
+    mean, _ = posterior.predict_each(x, basis)
+    return condition(posterior.data.beside(Data.local(x, basis, mean, sd)), posterior.prior)
 
 
 # What the search believes before any run: of samples to the target, of speed, and of how smooth both are.
@@ -267,89 +247,29 @@ def _by_label(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]],
     )  # fmt: skip
 
 
-def scale_prior(start: Prior) -> LogPrior:
-    """Log belief about fitted scales: lognormal around ``start``."""
-    widths = {"amplitude": 0.7, "length": 0.5, "shift": 1.2, "departure": 0.8, "noise_scale": 0.25}
-
-    def log_prior(prior: Prior) -> float:
-        return -0.5 * sum((math.log(getattr(prior, n) / getattr(start, n)) / w) ** 2 for n, w in widths.items())
-
-    return log_prior
-
-
-# Scales of the three models: as believed at first, fitted to data, and whether other sources agree with this study.
-
-
 CONTRADICTION = 3.0
 """ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
 FEWEST = 3
 """This study's own readings before other sources may be set aside: one unlucky run is no evidence against a hundred."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GreyBoxScales:
-    """Scales of the three models after fitting, kept between asks so that they are fitted rarely.
+def _others_agree(data: Data, prior: Prior) -> bool:
+    """Whether other sources are used: by the Bayes factor for this study's readings given theirs.
 
-    trusted: whether other sources' readings are used; they are set aside once they contradict this study's own.
-    """
-
-    convergence: Prior
-    speed: Prior
-    evals: Prior
-    trusted: bool = True
-    fitted_at: int = -1
-
-
-def first_scales(coordinates: Coordinates, base: float, speeds: Sequence[float]) -> GreyBoxScales:
-    """Before anything is fitted. base: ln(samples to the target) at best so far. speeds: samples/s seen."""
-    level = float(np.median([math.log(speed) for speed in speeds])) if speeds else 0.0
-    labels = coordinates.speed_labels
-    return GreyBoxScales(
-        convergence=convergence_prior(coordinates, base),
-        speed=speed_prior(labels, level),
-        evals=eval_prior(labels, level),
-    )
-
-
-def fitted(coordinates: Coordinates, base: float, data: tuple[Data, Data, Data], due: int) -> GreyBoxScales:
-    """Scales of the three models fitted to their data; ``due``: readings that they are fitted to."""
-    labels = coordinates.speed_labels
-    _, speed_data, eval_data = data
-    level, eval_level = (float(np.median(d.y)) if len(d.y) else 0.0 for d in (speed_data, eval_data))
-    starts = (
-        convergence_prior(coordinates, base),
-        speed_prior(labels, level),
-        eval_prior(labels, eval_level),
-    )
-    starts = (replace(starts[0], noise_scale=repeated_noise(data[0])), *starts[1:])
-    moved = [fit(thinned(d, 120), s, scale_prior(s)) if len(d.y) > 2 else s for d, s in zip(data, starts, strict=True)]
-    convergence, trusted = _weighed(thinned(data[0], 120), moved[0], starts[0])
-    return GreyBoxScales(convergence=convergence, speed=moved[1], evals=moved[2], trusted=trusted, fitted_at=due)
-
-
-def _weighed(data: Data, joint_fit: Prior, start: Prior) -> tuple[Prior, bool]:
-    """The prior to use, and whether other sources are: by the Bayes factor for this study's readings given theirs.
-
-    ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); they are believed unless that is worse by
-    more than ``DOUBT``.
+    ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); they are, unless that is worse by more than
+    ``CONTRADICTION``.
     """
     local, others = np.flatnonzero(data.source == THIS_STUDY), np.flatnonzero(data.source != THIS_STUDY)
     if len(local) < FEWEST or not len(others):
-        return joint_fit, True
-    local_fit = fit(pick(data, local), start, scale_prior(start))
-    log_prior_of = scale_prior(start)
-    apart = log_evidence(pick(data, local), local_fit) + log_prior_of(local_fit)
-    joint = log_evidence(data, joint_fit) + log_prior_of(joint_fit)
-    joint -= log_evidence(pick(data, others), joint_fit)
-    return (joint_fit, True) if joint > apart - CONTRADICTION else (local_fit, False)
+        return True
+    joint = log_evidence(data, prior) - log_evidence(data.rows(others), prior)
+    return joint > log_evidence(data.rows(local), prior) - CONTRADICTION
 
 
 USUAL_EVAL_SAMPLES = 384.0
 """Samples between evals where neither a study nor a trial says it: those of MLPerf's LoRA."""
 INIT_SECONDS = 90.0
 """Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
-OVERSHOOT_WEIGHT = 10.0
-"""Runs that the belief in an overshoot of half an interval is worth."""
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 """Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
 
@@ -358,6 +278,7 @@ SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 class SearchModel:
     """Everything believed about a study. Build with :func:`learn`.
 
+    trusted: whether other sources' readings are used; they are set aside once they contradict this study's own.
     measured: convergence, speed and evals without what is expected of running trials.
     """
 
@@ -368,7 +289,7 @@ class SearchModel:
     speed: Posterior
     evals: Posterior
     memory: MemoryRisk
-    scales: GreyBoxScales
+    trusted: bool
     init_seconds: float
     curved: tuple[int, ...]
     schedules: Mapping[float, Schedule]
@@ -377,7 +298,7 @@ class SearchModel:
     @property
     def target_known(self) -> bool:
         """Whether a run has reached the target, here or at a source that is believed."""
-        return any(math.isfinite(o.reached) for o in self.observations if self.scales.trusted or not o.source)
+        return any(math.isfinite(o.reached) for o in self.observations if self.trusted or not o.source)
 
     def predict_ln_samples(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Mean (n) and covariance (n, n) of ln(mean samples to the target) of configurations."""
@@ -414,12 +335,10 @@ class SearchModel:
 
 
 def learn(
-    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], scales: GreyBoxScales | None = None,
-    *, needs: Needs | None = None,
-) -> SearchModel:  # fmt: skip
+    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], *, needs: Needs | None = None
+) -> SearchModel:
     """The model after ``observations``; running trials count as measured with the result expected of them.
 
-    scales: as fitted before; they are fitted anew when readings of ended trials grew by a tenth, at the latest.
     needs: of GPU memory, by physics.
     """
     rate = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
@@ -427,24 +346,23 @@ def learn(
     usable = [o for o in observations if _complete(coordinates, o)]
     totals = [coordinates.total_samples(o.values) for o in usable]
     by_run = readings(usable, goal.target, totals, [goal.family(coordinates.batch(o.values)) for o in usable])
-    goal = replace(goal, overshoot=_overshoot(usable, by_run))
     base = min((r.ln_samples for r in by_run.values() if not r.below), default=math.log(coordinates.reference_samples))
     local = [o for o in usable if not o.source]
     rates = [(o, o.samples_per_second, o.seconds_per_eval) for o in usable if o.samples_per_second > 0]
-    if scales is None:
-        scales = first_scales(coordinates, base, [speed for _, speed, _ in rates])
-    due = sum(not (usable[at].source or usable[at].open) for at in by_run) + len(rates)
     data = convergence_data(coordinates, curved, usable, by_run)
     speeds = speed_data(coordinates, [(o, s) for o, s, _ in rates], SPEED_NOISE)
     eval_data = speed_data(coordinates, [(o, e) for o, _, e in rates if e > 0], EVAL_NOISE)
-    if due > 0 and due > 1.1 * scales.fitted_at:
-        scales = fitted(coordinates, base, (data, speeds, eval_data), due)
-    if not scales.trusted:
-        data = pick(data, np.flatnonzero(data.source == THIS_STUDY))
-    goal = replace(goal, noise=scales.convergence.noise_scale)
+    prior = replace(convergence_prior(coordinates, base), noise_scale=repeated_noise(data))
+    if not (trusted := _others_agree(thinned(data, 120), prior)):
+        data = data.rows(np.flatnonzero(data.source == THIS_STUDY))
+    goal = replace(goal, noise=prior.noise_scale)
+    level, eval_level = (float(np.median(d.y)) if len(d.y) else 0.0 for d in (speeds, eval_data))
+    labels = coordinates.speed_labels
     convergence, speed, evals = measured = (
-        condition(data, scales.convergence), condition(speeds, scales.speed), condition(eval_data, scales.evals)
-    )  # fmt: skip
+        condition(data, prior),
+        condition(speeds, speed_prior(labels, level)),
+        condition(eval_data, eval_prior(labels, eval_level)),
+    )
     if waiting := [o for o in local if o.open]:
         convergence = with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
         speed = with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
@@ -452,26 +370,10 @@ def learn(
     inits = [o.init_seconds for o in local if o.init_seconds > 0]
     return SearchModel(
         coordinates=coordinates, goal=goal, observations=tuple(observations), convergence=convergence, speed=speed,
-        evals=evals, memory=learn_memory(coordinates, local, needs), scales=scales,
+        evals=evals, memory=learn_memory(coordinates, local, needs), trusted=trusted,
         init_seconds=float(np.median(inits)) if inits else INIT_SECONDS, curved=curved,
         schedules=_schedules(coordinates, local), measured=measured,
     )  # fmt: skip
-
-
-def _overshoot(observations: Sequence[Observation], by_run: Mapping[int, Reading]) -> float:
-    """Mean eval intervals from the crossing that a run's reading names to the eval that stopped it, here so far.
-
-    Evals are noisy and the first one at the target stops a run, so curves that end there are read as crossing earlier
-    than they do, by a percent or so: nothing between configurations, but much against a reference in samples.
-    """
-    late = []
-    for at, r in by_run.items():
-        o = observations[at]
-        step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
-        if step > 0 and math.isfinite(o.reached) and not (r.below or o.source):
-            # A reading far from its stop follows a spike or another shape; readings by a family keep to this range.
-            late.append(min(3.0, max(-1.0, (o.reached - math.exp(r.ln_samples)) / step)))
-    return (OVERSHOOT_WEIGHT * HALF + sum(late)) / (OVERSHOOT_WEIGHT + len(late))
 
 
 def _complete(coordinates: Coordinates, o: Observation) -> bool:

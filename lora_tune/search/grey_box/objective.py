@@ -58,33 +58,6 @@ HALF = 0.5
 WINDOW = 6
 """Evals on either side of the crossing at which a run may pass or miss: six standard deviations of an interval each."""
 
-STEP = 0.05
-"""Of ln(samples) over which slopes are taken: about what seeds scatter by, so that they follow no single eval."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slopes:
-    """How ln(score) follows ln(samples) around ``at``: a line on either side of the reference.
-
-    seconds, stop: growth of ln(seconds) and of ln(samples at the stop) per ln(samples at the crossing). first: ln of
-    the samples before which no crossing is seen.
-    """
-
-    at: float
-    seconds: float
-    stop: float
-    first: float
-
-    def log_score(self, mean: Array, scored: Array) -> Array:
-        """Expected ln(score) on a layout, plus ``at`` less its ln(seconds) there; shapes as ``scored``.
-
-        score = seconds(s) max(1, R / s), so ln(score) = ln seconds(s) - ln(s) + max(ln s, ln R): what converging below
-        R saves in samples is taken back, but it saves evals out of proportion, as the first are skipped, and those
-        stay saved. mean: of ln(samples). scored: from :meth:`Goal.scored_ln_samples`.
-        """
-        kept = (self.seconds - self.stop) * (np.maximum(mean, self.first) - self.at)
-        return np.asarray(self.at + kept + self.stop * (scored - self.at))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
@@ -93,8 +66,7 @@ class Goal:
     target: eval loss. schedule: evals by global batch size; None: learned from the trials. reference_samples: RCP mean
     by batch, 0 for none (then the score is plain time to target). family: the published shape of curves by batch.
     nodes: of one trial. limit_seconds: after which a trial is stopped. run_sd: spread of ln(samples) between seeds, for
-    the risk of not finishing, as usual; noise: how many times as far they scatter in this study. overshoot: eval
-    intervals from the crossing that readings name to the eval that stops.
+    the risk of not finishing, as usual; noise: how many times as far they scatter in this study.
     """
 
     target: float = 0.925
@@ -105,7 +77,6 @@ class Goal:
     limit_seconds: float = math.inf
     run_sd: float = STOP_SD
     noise: float = 1.0
-    overshoot: float = HALF
 
     def log_seconds(self, ln_samples: Array, speed: Array, eval_seconds: Array, schedule: Schedule) -> Array:
         """ln of the expected seconds from run_start to the stop of runs whose readings scatter about ``ln_samples``.
@@ -127,7 +98,7 @@ class Goal:
         from scipy.special import ndtr
 
         interval = max(schedule.interval_samples, 1e-9)
-        crossing = np.exp(np.minimum(ln_samples, 60.0)) + (self.overshoot - HALF) * interval
+        crossing = np.exp(np.minimum(ln_samples, 60.0))
         sd = np.maximum(crossing * self.run_sd * self.noise / interval, 1e-3)
         missed = (crossing - schedule.first_samples) / interval
         whole = np.maximum(0.0, np.floor(missed) - WINDOW)  # evals that are as good as surely missed
@@ -137,24 +108,10 @@ class Goal:
         summed = whole + ndtr(after / sd[..., None]).sum(axis=-1)
         return np.asarray(schedule.first_samples + interval * np.where(sd < 1.0, summed, smooth))
 
-    def slopes(self, ln_samples: float, speed: float, eval_seconds: float, schedule: Schedule) -> Slopes:
-        """The slopes of :meth:`log_seconds` at a reading of ``ln_samples`` and at these speeds."""
-        interval, step = max(schedule.interval_samples, 1e-9), STEP
-        at = np.array([ln_samples - step, ln_samples, ln_samples + step])
-        before, stop, after = map(float, self.expected_stop(at, schedule))
-        evals = 1.0 + (stop - schedule.first_samples) / interval
-        growth = (after - before) / (2 * step)
-        return Slopes(
-            at=ln_samples,
-            seconds=growth * (1 / speed + eval_seconds / interval) / (stop / speed + evals * eval_seconds),
-            stop=growth / stop,
-            first=math.log(max(schedule.first_samples - self.overshoot * interval, 1.0)),
-        )
-
     def ln_reference(self, batch: float, schedule: Schedule) -> float:
-        """ln of the reference mean as a crossing, ``overshoot`` eval intervals before; -inf where there is none."""
+        """ln of the reference mean as a crossing, half an eval interval before; -inf where there is none."""
         reference = self.reference_samples(batch) if math.isfinite(batch) else 0.0
-        reference -= self.overshoot * schedule.interval_samples
+        reference -= HALF * schedule.interval_samples
         return math.log(reference) if reference > 0 else -math.inf
 
     def scored_ln_samples(self, mean: Array, sd: Array, batch: float, schedule: Schedule) -> Array:
@@ -162,7 +119,7 @@ class Goal:
 
         With a reference, converging below its mean R is taken back, so samples below R count as R:
         E max(x, ln R) = ln R + (mean - ln R) Phi(d) + sd phi(d), d = (mean - ln R) / sd. The reference is a mean of
-        stops, ``overshoot`` eval intervals after the crossings that the belief is about.
+        stops, half an eval interval after the crossings that the belief is about.
         """
         reference = self.ln_reference(batch, schedule)
         if not math.isfinite(reference):
@@ -183,6 +140,6 @@ class Goal:
         spread = np.hypot(sd, self.run_sd * max(1.0, self.noise))
         interval = max(schedule.interval_samples, 1e-9)
         evals = np.floor((total - schedule.first_samples) / interval + 1e-9)  # of which the last is the last chance
-        usable = np.maximum(schedule.first_samples + evals * interval + (HALF - self.overshoot) * interval, 1e-9)
+        usable = np.maximum(schedule.first_samples + evals * interval, 1e-9)
         p = ndtr((np.log(usable) - mean) / spread)
         return np.where(total < schedule.first_samples, 0.0, p)

@@ -20,7 +20,7 @@ from lora_tune.config.parameters import Conditions
 from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, candidates, predict_all, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory import Needs, death_logs
-from lora_tune.search.grey_box.model import GreyBoxScales, SearchModel, as_known, learn
+from lora_tune.search.grey_box.model import SearchModel, as_known, learn
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import UNIFORM_SD, Observation
 from lora_tune.search.recorded import TrialReader, annotate, filled_in
@@ -139,7 +139,7 @@ def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, floa
     schedule, goal = model.schedule(batch), model.goal
     seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
     normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
-    noise = (SEED_SD * model.scales.convergence.noise_scale) ** 2
+    noise = (SEED_SD * model.goal.noise) ** 2
     # A run ends at an eval, which lies anywhere within an interval after its crossing.
     noise += (UNIFORM_SD * min(1.0, schedule.interval_samples / math.exp(ln_samples))) ** 2
     return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
@@ -272,7 +272,6 @@ class GreyBoxSampler(BaseSampler):
         self._fallback = TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._random = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
-        self._scales: GreyBoxScales | None = None
         self._learned: SearchModel | None = None
         self._known: tuple[SearchModel, SearchModel] | None = None
         self._readers: dict[frozenset[str], TrialReader] = {}
@@ -386,7 +385,7 @@ class GreyBoxSampler(BaseSampler):
         )
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
-        """The model after ``observations``; its scales are kept for the next call, and it is where nothing changed."""
+        """The model after ``observations``, kept where nothing changed."""
         known = self._learned
         if (
             known is not None
@@ -394,10 +393,8 @@ class GreyBoxSampler(BaseSampler):
             and known.observations == (tuple(observations))
         ):
             return known
-        coordinates = self.coordinates(search_space)
-        model = learn(coordinates, self._goal, observations, self._scales, needs=self._needs)
-        self._scales, self._learned = model.scales, model
-        return model
+        self._learned = learn(self.coordinates(search_space), self._goal, observations, needs=self._needs)
+        return self._learned
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
         """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret.
