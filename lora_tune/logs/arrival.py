@@ -72,7 +72,10 @@ def log_pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogRea
     if points:
         by_progress = _by_progress(points[:: -(-len(points) // most)], begin, end)
         return by_progress if len(_windows(begin, end)) == 1 else _filled(by_progress, begin, most)
-    return _by_bytes(cuts, begin, end) if begin else _header(at, end)
+    if begin:
+        return [LogPiece(cut, (cut - begin) / (end - begin)) for cut in (*cuts, end)]
+    # The beginning of a log, up to no progress yet: its run may have begun at once.
+    return [*([LogPiece(at, 0.0)] if at else []), LogPiece(end, 1.0)]
 
 
 def _windows(begin: int, end: int) -> list[tuple[int, int]]:
@@ -120,8 +123,6 @@ def _points(reader: LineReader) -> list[tuple[int, float]]:
 
 def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[LogPiece]:
     """Before the first point lies as much training as usually between two."""
-    if not points:
-        return []
     (first, least), (_, most) = points[0], points[-1]
     usual = median(b - a for (_, a), (_, b) in pairwise(points)) if len(points) > 1 else most
     base = max(0.0, least - usual)
@@ -141,15 +142,6 @@ def _filled(log_pieces: list[LogPiece], begin: int, most: int) -> list[LogPiece]
             filled.append(LogPiece(end, piece.share + passed * (after.share - piece.share)))
         filled.append(piece._replace(share=filled[-1].share) if filled and filled[-1].share > piece.share else piece)
     return filled
-
-
-def _by_bytes(cuts: list[int], begin: int, end: int) -> list[LogPiece]:
-    return [LogPiece(at, (at - begin) / (end - begin)) for at in (*cuts, end)]
-
-
-def _header(last_line: int, end: int) -> list[LogPiece]:
-    """The beginning of a log, up to no progress yet: its run may have begun at once."""
-    return [*([LogPiece(last_line, 0.0)] if last_line else []), LogPiece(end, 1.0)]
 
 
 # When the bytes of a log without time stamps arrived, kept on disk: a driver that starts anew reads the same times.

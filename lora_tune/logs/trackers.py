@@ -1,6 +1,6 @@
 """Runs as other programs recorded them: Optuna's studies, MLflow, Weights & Biases, TensorBoard, tables.
 
-Each kind is an entry of ``TRACKERS``: whether it knows a source, and how it reads it. What a parameter or a metric is
+Each kind is an entry of ``TRACKERS``. What a parameter or a metric is
 called there, and what this study calls it, is no matter of theirs: see :mod:`lora_tune.search.priors`.
 """
 
@@ -46,23 +46,15 @@ class TrackedRun:
     maximised: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Tracker:
-    """A kind of source. knows: whether it is of this kind, without reading it whole. read: its runs."""
-
-    knows: Callable[[str], bool]
-    read: Callable[[str], Iterator[TrackedRun]]
-
-
 def tracked_runs(source: str) -> list[TrackedRun] | None:
     """The runs of a path or database address; None where no tracker knows it.
 
     Raises InputError for one that is damaged, SetupError where a program is needed that is not installed.
     """
-    for tracker in TRACKERS.values():
-        if tracker.knows(source):
+    for knows, read in TRACKERS.values():
+        if knows(source):
             try:
-                return list(tracker.read(source))
+                return list(read(source))
             except (OSError, ValueError, sqlite3.Error, csv.Error) as error:
                 raise InputError(f"{source}: cannot be read: {error}") from error
     return None
@@ -368,11 +360,11 @@ def _hparams(file: Path) -> dict[str, Scalar]:
     return _present({name: scalar(value) for name, _, value in pairs})
 
 
-TRACKERS: Mapping[str, Tracker] = {
-    "optuna": Tracker(_optuna_knows, _optuna),
-    "mlflow": Tracker(_mlflow_knows, _mlflow),
-    "wandb": Tracker(_wandb_knows, _wandb),
-    "tensorboard": Tracker(_tensorboard_knows, _tensorboard),
-    "table": Tracker(_table_knows, _table),
+TRACKERS: Mapping[str, tuple[Callable[[str], bool], Callable[[str], Iterator[TrackedRun]]]] = {
+    "optuna": (_optuna_knows, _optuna),
+    "mlflow": (_mlflow_knows, _mlflow),
+    "wandb": (_wandb_knows, _wandb),
+    "tensorboard": (_tensorboard_knows, _tensorboard),
+    "table": (_table_knows, _table),
 }
-"""Kinds by name; the first that knows a source reads it."""
+"""Kinds by name: whether one knows a source, without reading it whole, and its runs. The first that knows it reads."""

@@ -256,15 +256,8 @@ def test_batches_that_no_count_tells_apart_are_said_to_be_passed_over() -> None:
     assert "EDIT: 4 other values for the same progress" in study_text(ScriptFacts(command=("true",), log=found))
 
 
-def test_an_accuracy_is_a_measure_that_rises() -> None:
-    found = guess(b"epoch 1 test accuracy 0.81\nepoch 2 test accuracy 0.85\n")
-    assert found is not None
-    assert found.rising
-    assert [round(e.loss, 2) for e in found.run.evals] == [0.81, 0.85]
-
-
-def test_a_detector_s_precision_rises_too() -> None:
-    for log in (MMDETECTION, MMCLASSIFICATION):
+def test_an_accuracy_and_a_detector_s_precision_are_measures_that_rise() -> None:
+    for log in ("epoch 1 test accuracy 0.81\nepoch 2 test accuracy 0.85\n", MMDETECTION, MMCLASSIFICATION):
         found = guess(log.encode())
         assert found is not None
         assert (found.is_eval, found.rising) == (True, True)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from lora_tune.logs import lines as line_reader
 from lora_tune.logs import readers
 from lora_tune.logs.lines import make_reader
-from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader, RunLog
 
 
@@ -241,9 +240,6 @@ class TestSettings:
             make_reader(**settings)  # type: ignore[arg-type]
         assert words in str(error.value)
         assert "\n" not in str(error.value)
-
-    def test_mllog_is_the_reader_of_mllog(self) -> None:
-        assert isinstance(make_reader("mllog"), MllogReader)
 
 
 KINDS: dict[str, Callable[[Clock], LogReader]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,27 +84,17 @@ def test_a_file_that_vanishes_leaves_what_was_read(log: Path) -> None:
     assert len(tail.reader.run().evals) == 1
 
 
-def test_a_truncated_file_is_read_from_its_start_by_a_fresh_reader(log: Path) -> None:
-    tail = LogTail(log, Bytes)
-    log.write_bytes(b"a long first attempt\n")
-    tail.poll()
-    with log.open("r+b") as file:
-        file.truncate(0)
-        file.write(b"second\n")
-    assert tail.poll()
-    assert fed(tail) == b"second\n"
-    assert tail.restarts == 1
-
-
-def test_a_file_that_was_truncated_and_grew_past_the_offset_is_noticed(log: Path) -> None:
+@pytest.mark.parametrize("second", [b"second\n", b"second attempt, and a longer one\n"], ids=["shorter", "grown past"])
+def test_a_truncated_file_is_read_from_its_start_by_a_fresh_reader(log: Path, second: bytes) -> None:
     tail = LogTail(log, Bytes)
     log.write_bytes(b"first attempt\n")
     tail.poll()
-    with log.open("r+b") as file:  # the same inode, and longer than before
+    with log.open("r+b") as file:  # the same inode
         file.truncate(0)
-        file.write(b"second attempt, and a longer one\n")
-    tail.poll()
-    assert fed(tail) == b"second attempt, and a longer one\n"
+        file.write(second)
+    assert tail.poll()
+    assert fed(tail) == second
+    assert tail.restarts == 1
 
 
 def test_another_file_in_its_place_is_read_from_its_start(log: Path, tmp_path: Path) -> None:
@@ -131,19 +122,18 @@ def test_a_poll_reads_a_bounded_piece_of_a_bounded_size(log: Path, monkeypatch: 
     assert fed(tail) == log.read_bytes()
 
 
-def test_what_is_no_file_is_an_error_that_says_so(log: Path) -> None:
-    log.mkdir()
-    with pytest.raises(SetupError, match="not a regular file"):
-        LogTail(log, Bytes).poll()
-
-
-def test_a_pipe_does_not_stop_the_driver(log: Path) -> None:
-    os.mkfifo(log)
-    with pytest.raises(SetupError, match="not a regular file"):
-        LogTail(log, Bytes).poll()
-
-
-def test_a_file_that_cannot_be_read_is_an_error_that_says_so(log: Path) -> None:
-    log.symlink_to(log)
-    with pytest.raises(SetupError, match="may read"):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Path.mkdir, "not a regular file"),
+        (os.mkfifo, "not a regular file"),
+        (lambda log: log.symlink_to(log), "may read"),
+    ],
+    ids=["a folder", "a pipe", "a link to itself"],
+)
+def test_what_cannot_be_read_is_an_error_that_says_so_and_stops_no_driver(
+    log: Path, make: Callable[[Path], object], words: str
+) -> None:
+    make(log)
+    with pytest.raises(SetupError, match=words):
         LogTail(log, Bytes).poll()
