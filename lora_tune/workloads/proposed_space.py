@@ -24,6 +24,7 @@ _START = re.compile(r"^\s{0,12}(?P<text>-{1,2}[A-Za-z].*)$")
 _FLAG = re.compile(r"(?<![\w-])-{1,2}[A-Za-z][\w.-]*")
 _DEFAULT = re.compile(r"(?i)\bdefaults?(?: is| to| value)?\s*[:=]?\s*(?P<value>\"[^\"]*\"|'[^']*'|[^\s)\],;]+)")
 _CHOICES = re.compile(r"\{(?P<names>[\w.+-]+(?:,[\w.+-]+)+)\}")
+_BINDING = re.compile(r"--?[A-Za-z][\w-]*=[A-Za-z][\w./]*=[^=]+$")
 _NUMBER = re.compile(r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)[fF]?")
 
 
@@ -125,12 +126,15 @@ def _option(block: Sequence[str]) -> Option | None:
 
 
 def from_command(command: Sequence[str]) -> list[Option]:
-    """The options with a value that a command line gives: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``."""
+    """The options with a value that a command line gives: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``.
+
+    Also gin's ``--gin_bindings=train.lr=1``, whose flag is all before the last sign.
+    """
     options = []
     for at, token in enumerate(command):
-        name, equals, value = token.partition("=")
+        name, equals, value = token.rpartition("=") if _BINDING.match(token) else token.partition("=")
         after = command[at + 1] if at + 1 < len(command) else ""
-        if equals and re.fullmatch(r"-{0,2}[A-Za-z][\w.-]*", name):
+        if equals and re.fullmatch(r"-{0,2}[A-Za-z][\w.-]*(?:=[\w./]+)?", name):
             options.append(Option(flag=name, value=value, at=at))
         elif (
             re.fullmatch(r"-{1,2}[A-Za-z][\w.-]*", token) and after and (not after.startswith("-") or _is_number(after))
@@ -186,7 +190,7 @@ def merged_options(typed: Sequence[Option], listed: Sequence[Option], *, parsed:
             others = tuple(flag for flag in (described.flag, *described.aliases) if flag != option.flag)
             option = replace(option, description=described.description, choices=described.choices, aliases=others)
         # Of words such as optimizer.lr=0.02 an argument parser of dashed options knows nothing.
-        if described is not None or not parsed or not option.flag.startswith("-"):
+        if described is not None or not parsed or not option.flag.startswith("-") or "=" in option.flag:
             both.append(option)
     taken = {_bare(flag) for option in both for flag in (option.flag, *option.aliases)}
     return [*both, *(option for option in listed if option.may_be_added and _bare(option.flag) not in taken)]

@@ -252,6 +252,15 @@ def test_a_file_that_a_program_saves_is_the_trial_s_own() -> None:
     assert place_of(Option(flag="-input-file", value="data")) == ""
 
 
+@pytest.mark.parametrize("words", [("--gin_bindings=train.lr=2e-3",), ("--gin_bindings", "train.lr=2e-3")])
+def test_a_binding_within_an_option_is_filled_where_it_stands(words: tuple[str, ...]) -> None:
+    _, study = begun("--no-help", "python", "train.py", *words, "--plain=a,b=c")
+    assert study is not None
+    filled = [word.replace("2e-3", "{LR}") for word in words]
+    assert study.workload.model_dump()["argv"] == ["python", "train.py", *filled, "--plain=a,b=c"]
+    assert study.search.enqueue == ({"LR": 2e-3},)
+
+
 @pytest.mark.parametrize(
     ("words", "filled"),
     [
