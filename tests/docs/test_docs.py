@@ -115,16 +115,6 @@ def test_every_study_on_the_pages_loads() -> None:
     assert found
 
 
-def test_the_notebook_of_the_review_page_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    names: dict[str, object] = {}
-    for block in blocks(DOCS / "review.md", "python"):
-        exec(block, names)  # the page's own code
-    drawn = names["drawn"]
-    assert isinstance(drawn, dict)
-    assert {"eval-curves", "time"} <= drawn.keys()
-
-
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):

@@ -79,7 +79,7 @@ def test_explain_recommends_with_the_expected_score_and_the_expected_regret(tmp_
     where = ["--study", str(STUDIES / "simulated_h100.toml"), "--output", str(tmp_path / "sweep")]
     told = CliRunner().invoke(explain, where)
     assert told.exit_code == 0, told.output
-    assert re.search(r"LR.*: expected \d+:\d\d min to the target, \d+ runs of these hyperparameters; "
+    assert re.search(r"LR.*: expected \d+:\d\d min to the target, \d+ runs? of these hyperparameters; "
                      r"expected to be \d+\.\d% above the best there is", told.output)  # fmt: skip
 
 
