@@ -34,13 +34,13 @@ from lora_tune.launchers import local
 from lora_tune.launchers.base import JobState, Ticket
 from lora_tune.launchers.job_records import describe, read_records
 from lora_tune.launchers.job_runner import command_record, read_command
-from lora_tune.launchers.simulated import launcher
-from lora_tune.launchers.simulated import launcher as simulated
 from lora_tune.launchers.slurm import launcher as slurm
 from lora_tune.logs import arrival
 from lora_tune.store import SaveCount, outage, records
 from lora_tune.store.records import Attempt, StudyRecords, Trial
 from lora_tune.workloads.base import Job
+from lora_tune_simulation import launcher
+from lora_tune_simulation import launcher as simulated
 
 TOKEN = "a" * 32
 NOBODY = {**describe(2**22, TOKEN), "start_ticks": 1}

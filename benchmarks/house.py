@@ -28,6 +28,9 @@ ORDER = (
 TRAINERS = "lora_tune_recipes"
 OF_TRAINERS = ("base", "mlperf", "launchers")
 """What programs inside a trial may know: errors, what MLPerf's logs disclose, a pack's folder. Nobody knows them."""
+SIMULATION = "lora_tune_simulation"
+"""Simulated trials, beside the tuner: what tests and benchmarks search on. It knows the rooms up to the launchers."""
+BESIDE = (TRAINERS, SIMULATION)
 KINDS_OF_TRAINERS = ("workloads.py", "pack_gain.py", "peft_refusals.py")
 """Where the trainers are workloads of the tuner, reached by entry points: they know the rooms up to the workloads."""
 
@@ -80,10 +83,10 @@ class Module:
 
 
 def modules(root: Path) -> list[Module]:
-    """Every module of the tuner below ``root``, and of the trainers beside it, whose room is their package."""
+    """Every module of the tuner below ``root``, and of the packages beside it, whose room is their name."""
     return [
         _module(path, root / package)
-        for package in ("lora_tune", TRAINERS)
+        for package in ("lora_tune", *BESIDE)
         for path in sorted((root / package).rglob("*.py"))
     ]
 
@@ -99,7 +102,7 @@ def _module(path: Path, package: Path) -> Module:
     return Module(
         path=path,
         name=name,
-        room=TRAINERS if package.name == TRAINERS else parts[0] if len(parts) > 1 else "",
+        room=package.name if package.name in BESIDE else parts[0] if len(parts) > 1 else "",
         lines=text.count("\n"),
         imports=Counter(n.split(".")[1] for n in imported if n.startswith("lora_tune.") and "__" not in n),
         knows=loaded - {name},
@@ -217,6 +220,8 @@ def against_the_order(found: list[Module]) -> list[str]:
                 allowed = other in ORDER[: ORDER.index("launchers")]
             elif module.room == TRAINERS:
                 allowed = other in OF_TRAINERS
+            elif module.room == SIMULATION:
+                allowed = other in ORDER[: ORDER.index("search")]
             else:
                 allowed = other in ORDER and ORDER.index(other) < ORDER.index(module.room)
             if not allowed:
@@ -230,9 +235,9 @@ def figures(root: Path) -> dict[str, object]:
     largest = max(found, key=lambda m: m.lines)
     long = [f"{m.path.name}:{name} {lines}" for m in found for name, lines in m.functions if lines > LONG_FUNCTION]
     return {
-        "modules of the tuner": sum(m.room != TRAINERS for m in found),
+        "modules of the tuner": sum(m.room not in BESIDE for m in found),
         "modules of the trainers": sum(m.room == TRAINERS for m in found),
-        "rooms of the tuner": len({m.room for m in found} - {"", TRAINERS}),
+        "rooms of the tuner": len({m.room for m in found} - {"", *BESIDE}),
         "modules at the root": sum(not m.room and not m.path.name.startswith("__") for m in found),
         "import edges between rooms": len(edges(found)),
         "largest module": f"{largest.path.name} {largest.lines}",
@@ -242,11 +247,11 @@ def figures(root: Path) -> dict[str, object]:
         "class names that stand for two things": len(shared_class_names(found)),
         "parameters called by what happened to them": len(unnamed_parameters(found)),
         "import circles": [" ".join(circle) for circle in circles(found)],
-        "dataclasses of the tuner": sum(m.kinds["dataclasses"] for m in found if m.room != TRAINERS),
-        "protocols of the tuner": sum(m.kinds["protocols"] for m in found if m.room != TRAINERS),
+        "dataclasses of the tuner": sum(m.kinds["dataclasses"] for m in found if m.room not in BESIDE),
+        "protocols of the tuner": sum(m.kinds["protocols"] for m in found if m.room not in BESIDE),
         "everyday words in identifiers, %": {room: round(share, 2) for room, share in everyday_share(found).items()},
         "lines by room": dict(_lines(found)),
-        "lines of the tuner": sum(m.lines for m in found if m.room != TRAINERS),
+        "lines of the tuner": sum(m.lines for m in found if m.room not in BESIDE),
         "lines of the trainers": sum(m.lines for m in found if m.room == TRAINERS),
     }
 

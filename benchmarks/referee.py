@@ -40,7 +40,7 @@ def normal_runs(_: np.random.Generator) -> Draw:
 
 def recorded_runs(rng: np.random.Generator) -> Draw:
     """Runs of one point of the recorded table, in its standard deviations about its mean."""
-    from lora_tune.launchers.simulated.lora_tables import tiny
+    from lora_tune_simulation.lora_tables import tiny
 
     losses = tiny.table.losses[..., EVAL].reshape(-1, tiny.table.seeds)
     points = losses[np.isfinite(losses).all(axis=1) & (losses.std(axis=1) > 0)]

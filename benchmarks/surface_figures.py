@@ -1,7 +1,7 @@
 """Derive the figures of the simulated surfaces from the public MLPerf results v4.0 to v5.0.
 
 ``python -m benchmarks.surface_figures [FOLDER]`` reads ``submissions.csv`` and ``runs.jsonl.gz`` from FOLDER
-(default: ``$LORA_TUNE_MLPERF`` or ``../shared/mlperf``) and writes ``lora_tune/launchers/simulated/figures.json``.
+(default: ``$LORA_TUNE_MLPERF`` or ``../shared/mlperf``) and writes ``lora_tune_simulation/figures.json``.
 Only figures are written: regression coefficients, noise levels and their residuals, none of the runs.
 """
 

@@ -1,7 +1,7 @@
 """The h100 study with its switches beside the former one, on simulated sites: ``python -m benchmarks.switches``.
 
 The real driver on the virtual clock plays both files against sites whose switches are hidden from the search
-(:mod:`lora_tune.launchers.simulated.simulated_run`), with a budget of node-hours and four trials at a time. Of what
+(:mod:`lora_tune_simulation.simulated_run`), with a budget of node-hours and four trials at a time. Of what
 each hands over in the end it prints the true score beside the published configuration's, and the share of what was
 there to win: the best score of the whole space, searched with the truth in hand.
 
@@ -30,10 +30,10 @@ import numpy as np
 
 from lora_tune.cli.api import Sweep
 from lora_tune.config.study import Study, load_study
-from lora_tune.launchers.simulated.h100 import with_switches
-from lora_tune.launchers.simulated.simulated_run import LEVELS, SwitchedRun
 from lora_tune.search.recommendation import recommend
 from lora_tune.store.records import StudyRecords
+from lora_tune_simulation.h100 import with_switches
+from lora_tune_simulation.simulated_run import LEVELS, SwitchedRun
 
 HERE = Path(__file__).resolve().parent
 STUDIES = {"shipped": HERE.parent / "studies" / "h100.toml", "former": HERE / "records" / "h100_former.toml"}
@@ -70,7 +70,7 @@ def play(name: str, site: int, hours: float, folder: Path) -> Played:
     """One study on one site."""
     surface = folder / f"site{site}.py"
     surface.write_text(
-        f"from lora_tune.launchers.simulated.h100 import with_switches\n\nfunction = with_switches.variant({site})\n",
+        f"from lora_tune_simulation.h100 import with_switches\n\nfunction = with_switches.variant({site})\n",
         encoding="utf-8",
     )
     file = folder / f"{name}{site}.toml"

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lora_tune.launchers.simulated.tabular import TABLES, Array, Table, read_table
+from lora_tune_simulation.tabular import TABLES, Array, Table, read_table
 
 SHARE = 0.25
 """Of the grid's points that reach the target with every seed."""

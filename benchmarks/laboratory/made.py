@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lora_tune.launchers.simulated.simulated_run import Luck, RunOutcome, UndisturbedRun, timed
+from lora_tune_simulation.simulated_run import Luck, RunOutcome, UndisturbedRun, timed
 
 Array = npt.NDArray[np.float64]
 DRAWS = 192

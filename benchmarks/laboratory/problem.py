@@ -12,8 +12,8 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from lora_tune.config.space import Space
-from lora_tune.launchers.simulated.simulated_run import SimulatedRun, rcp_samples
 from lora_tune.search.grey_box.features import Coordinates, at_random, from_unit, unit
+from lora_tune_simulation.simulated_run import SimulatedRun, rcp_samples
 
 CLOSED_INTERVAL = 384.0
 """Samples between evals in the closed division."""

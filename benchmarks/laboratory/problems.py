@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.laboratory.problem import Problem
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter, Parameter
 from lora_tune.config.space import Space
-from lora_tune.launchers.simulated.h100 import function as h100
-from lora_tune.launchers.simulated.tabular import TabularSurface
+from lora_tune_simulation.h100 import function as h100
+from lora_tune_simulation.tabular import TabularSurface
 
 
 def hyperparameters() -> dict[str, Parameter]:
@@ -39,14 +39,14 @@ def h100_wide(variant: int) -> Problem:
 
 def lora_tiny(variant: int) -> Problem:
     """Measured trials of the tiny task, over the grid's own ranges; its schedules are the ones measured."""
-    from lora_tune.launchers.simulated.lora_tables import tiny
+    from lora_tune_simulation.lora_tables import tiny
 
     return _table("lora_tiny", tiny.variant(variant))
 
 
 def lora_small(variant: int) -> Problem:
     """Measured trials of a 23.5 M Llama, likewise."""
-    from lora_tune.launchers.simulated.lora_tables import small
+    from lora_tune_simulation.lora_tables import small
 
     return _table("lora_small", small.variant(variant))
 

@@ -23,10 +23,10 @@ import lora_tune.studies
 from lora_tune.config.study import Study, load_study
 from lora_tune.controller.evidence import courses
 from lora_tune.controller.pruning import judge_curve
-from lora_tune.launchers.simulated.tabular import TABLES, Table, read_table
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.search.samplers import make_sampler
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
+from lora_tune_simulation.tabular import TABLES, Table, read_table
 
 SEEDS = 20
 TRIALS = (16, 32)

@@ -18,8 +18,8 @@ from lora_tune.mlperf import convergence
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = {
-    "lora_tiny": (ROOT / "lora_tune/launchers/simulated/tables/lora_tiny.npz", (1.60, 1.64, 1.68)),
-    "lora_small": (ROOT / "lora_tune/launchers/simulated/tables/lora_small.npz", (1.08,)),
+    "lora_tiny": (ROOT / "lora_tune_simulation/tables/lora_tiny.npz", (1.60, 1.64, 1.68)),
+    "lora_small": (ROOT / "lora_tune_simulation/tables/lora_small.npz", (1.08,)),
     "lora_warmup": (ROOT / "benchmarks/records/lora_warmup.npz", (1.06,)),
 }
 """Tables of real trials with the targets that they are judged by: between a tenth and a half of the runs reach them."""

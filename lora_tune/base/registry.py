@@ -165,12 +165,11 @@ LAUNCHERS = Registry(
     {
         "local": "lora_tune.launchers.local:KIND",
         "slurm": "lora_tune.launchers.slurm.launcher:KIND",
-        "simulated": "lora_tune.launchers.simulated.launcher:KIND",
         "outside": "lora_tune.launchers.outside:KIND",
     },
     needs=("submit", "poll", "cancel"),
 )
-"""``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`."""
+"""``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`. "simulated" is ``lora_tune_simulation``'s."""
 
 
 def on_this_machine(launcher: str) -> bool:
@@ -185,11 +184,10 @@ WORKLOADS = Registry(
         "mlperf": "lora_tune.workloads.mlperf:MlperfWorkload",
         "mlperf_docker": "lora_tune.workloads.docker:DockerWorkload",
         "command": "lora_tune.workloads.command:CommandWorkload",
-        "surface": "lora_tune.launchers.simulated.simulated_run:SurfaceWorkload",
     },
 )
 """``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings). The trainers of
-``lora_tune_recipes`` (peft, nemo, bridge) come by entry points, as anybody's do."""
+``lora_tune_recipes`` (peft, nemo, bridge) and the surface of ``lora_tune_simulation`` come by entry points."""
 
 SAMPLERS = Registry(
     "lora_tune.samplers",

@@ -7,8 +7,8 @@ import numpy as np
 from benchmarks.stopping.first import at_places, sweep
 from benchmarks.stopping.sweeps import as_of, play
 from benchmarks.stopping.tables import table, whole
-from lora_tune.launchers.simulated.tabular import TABLES, read_table
 from lora_tune.store.records import TrialState
+from lora_tune_simulation.tabular import TABLES, read_table
 
 SAMPLES = np.arange(10.0, 101.0, 10.0)
 

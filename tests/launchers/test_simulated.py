@@ -14,13 +14,13 @@ from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import load_study
 from lora_tune.launchers.base import JobState, Ticket
-from lora_tune.launchers.simulated.h100 import function as h100
-from lora_tune.launchers.simulated.launcher import Cluster, SimulatedLauncher, of_study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.search.samplers import make_sampler
 from lora_tune.workloads import load
 from lora_tune.workloads.base import Job, Proposal, Resources
 from lora_tune.workloads.implementation import PROBE_STEPS
+from lora_tune_simulation.h100 import function as h100
+from lora_tune_simulation.launcher import Cluster, SimulatedLauncher, of_study
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 GOOD = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "PP": 1, "CP": 1, "MINIBS": 4, "MBS": 1, "GBS": 8}

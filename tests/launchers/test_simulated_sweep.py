@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from lora_tune.explain import main as explain
 from lora_tune.ingest import main as ingest
-from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.status import main as status
 from lora_tune.sweep import main
+from lora_tune_simulation.h100 import function as h100
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
 

@@ -21,6 +21,7 @@ from submitit.slurm import slurm
 
 import lora_tune
 import lora_tune_recipes
+import lora_tune_simulation
 from tests.conftest import REPOSITORY
 
 
@@ -70,7 +71,9 @@ OF_TORCH = {"_dynamo"}
 def private_names() -> set[str]:
     """Names with an underscore in front that lora_tune uses and nowhere defines."""
     used, defined = set[str](), set[str]()
-    for file in (f for p in (lora_tune, lora_tune_recipes) for f in Path(p.__file__).parent.rglob("*.py")):
+    for file in (
+        f for p in (lora_tune, lora_tune_recipes, lora_tune_simulation) for f in Path(p.__file__).parent.rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             match node:
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):

@@ -22,7 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     there = {
         str(path.relative_to(REPOSITORY))
-        for package in ("lora_tune", "lora_tune_recipes")
+        for package in ("lora_tune", "lora_tune_recipes", "lora_tune_simulation")
         for path in (REPOSITORY / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

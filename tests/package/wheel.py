@@ -28,6 +28,6 @@ def copied(folder: Path) -> Path:
     source.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    for package in ("lora_tune", "lora_tune_recipes"):
+    for package in ("lora_tune", "lora_tune_recipes", "lora_tune_simulation"):
         shutil.copytree(REPOSITORY / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     return source

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from lora_tune.cli.replay import as_object
 from lora_tune.config.study import load_study
-from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.logs import follower
 from lora_tune.logs.log_files import TICK_MS, printed_settings, ticks
 from lora_tune.logs.mllog import MllogReader
@@ -24,6 +23,7 @@ from lora_tune.replay import main
 from lora_tune.review.log_replay import Replay
 from lora_tune.store.records import Verdict
 from lora_tune.sweep import main as sweep
+from lora_tune_simulation.h100 import function as h100
 from tests.recorded import recorded
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"

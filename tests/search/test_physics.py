@@ -17,7 +17,6 @@ from benchmarks.layout_replay import RECORDS, recorded, replay
 from lora_tune.base.llama import SHAPES
 from lora_tune.config.layout import Layout
 from lora_tune.config.study import load_study, parse_study
-from lora_tune.launchers.simulated.machine import Degrees
 from lora_tune.search import physics
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory import MemoryModel, fit
@@ -28,6 +27,7 @@ from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
 from lora_tune.search.physics import far_over_memory, physics_of
 from lora_tune.search.samplers import _time_to_target, make_sampler
+from lora_tune_simulation.machine import Degrees
 
 TWO = RECORDS / "nemo_h200x2"
 PROBES = json.loads((RECORDS / "nemo_70b_probes_h200x4" / "probes.json").read_text(encoding="utf-8"))["records"]

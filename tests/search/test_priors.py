@@ -17,11 +17,11 @@ from benchmarks.laboratory.problems import h100_wide
 from lora_tune.base.errors import InputError
 from lora_tune.config.study import load_study
 from lora_tune.ingest import main as ingest
-from lora_tune.launchers.simulated.h100 import function as h100
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.review.summary import prior_text
 from lora_tune.search import priors
 from lora_tune.store.records import StudyRecords
+from lora_tune_simulation.h100 import function as h100
 
 STUDY = Path(__file__).resolve().parents[2] / "studies" / "simulated_h100.toml"
 GOOD = {"LR": 4e-4, "MAX_STEPS": 1024, "WARMUP_STEPS": 0, "TP": 4, "MINIBS": 4}

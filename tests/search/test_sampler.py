@@ -16,7 +16,6 @@ from benchmarks.laboratory.problem import Problem
 from lora_tune.base.text import duration
 from lora_tune.config.parameters import FloatParameter, IntParameter, LayoutParameter
 from lora_tune.config.space import Space
-from lora_tune.launchers.simulated.h100 import time_to_target
 from lora_tune.logs.run import Eval
 from lora_tune.search.grey_box.acquisition import OOM_SECONDS, value_actions
 from lora_tune.search.grey_box.features import Coordinates
@@ -25,6 +24,7 @@ from lora_tune.search.grey_box.objective import Goal, closed_schedule
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
 from lora_tune.search.published import llama2_70b_lora
+from lora_tune_simulation.h100 import time_to_target
 
 SPACE = {
     "LR": FloatDistribution(1e-5, 1e-2, log=True),

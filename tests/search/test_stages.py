@@ -16,13 +16,13 @@ from optuna.trial import TrialState
 
 from lora_tune.base.errors import StudyError
 from lora_tune.config.study import Study, load_study, parse_study
-from lora_tune.launchers.simulated.h100 import with_switches
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.session import Session
 from lora_tune.search.stages.arithmetic import Arithmetic, ArithmeticChoice, WholeRun
 from lora_tune.search.stages.sampler import StagesSampler
 from lora_tune.search.stages.screening import Screening, Setting, Switch, SwitchReading
+from lora_tune_simulation.h100 import with_switches
 from tests.conftest import REPOSITORY
 
 SCATTER = 0.0017

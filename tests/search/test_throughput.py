@@ -18,13 +18,13 @@ from optuna.trial import TrialState, create_trial
 from benchmarks.laboratory.problems import h100_wide
 from lora_tune.config.layout import parse_layout
 from lora_tune.config.study import load_study
-from lora_tune.launchers.simulated.machine import Degrees
 from lora_tune.search import throughput
 from lora_tune.search.grey_box import memory
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import positive_part
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler, best
+from lora_tune_simulation.machine import Degrees
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
 LAYOUTS = ("tp1 pp1 cp1 minibs4 mbs1", "tp1 pp1 cp2 minibs4 mbs1", "tp2 pp1 cp1 minibs4 mbs1 sp1")

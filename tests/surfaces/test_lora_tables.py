@@ -16,14 +16,14 @@ from benchmarks.laboratory.problem import Problem
 from benchmarks.laboratory.problems import PROBLEMS
 from benchmarks.tables import EASIER, chosen_target, crossings, path_of, warmup_lost
 from lora_tune.config.study import parse_study
-from lora_tune.launchers.simulated import load
-from lora_tune.launchers.simulated.lora_tables import small, tiny
-from lora_tune.launchers.simulated.machine import Degrees
-from lora_tune.launchers.simulated.simulated_run import PARAMETERS, SurfaceWorkload
-from lora_tune.launchers.simulated.tabular import TABLES, Table, read_table
 from lora_tune.search.grey_box.acquisition import PROBE_BLOCKS
 from lora_tune.search.grey_box.model import WARMUP_COST
 from lora_tune.workloads.base import Proposal
+from lora_tune_simulation import load
+from lora_tune_simulation.lora_tables import small, tiny
+from lora_tune_simulation.machine import Degrees
+from lora_tune_simulation.simulated_run import PARAMETERS, SurfaceWorkload
+from lora_tune_simulation.tabular import TABLES, Table, read_table
 
 SURFACES = {"lora_tiny": tiny, "lora_small": small}
 LAYOUTS = 3

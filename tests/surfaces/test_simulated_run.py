@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError
-from lora_tune.launchers.simulated import SHIPPED, load
-from lora_tune.launchers.simulated.h100 import function as h100
-from lora_tune.launchers.simulated.h100 import gb200x72 as gb200
-from lora_tune.launchers.simulated.h100 import sixty_four_nodes, time_to_target
-from lora_tune.launchers.simulated.machine import Recipe, ln_samples
-from lora_tune.launchers.simulated.simulated_run import eval_samples, rcp_samples
+from lora_tune_simulation import SHIPPED, load
+from lora_tune_simulation.h100 import function as h100
+from lora_tune_simulation.h100 import gb200x72 as gb200
+from lora_tune_simulation.h100 import sixty_four_nodes, time_to_target
+from lora_tune_simulation.machine import Recipe, ln_samples
+from lora_tune_simulation.simulated_run import eval_samples, rcp_samples
 
 PUBLISHED = {"LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "PP": 1, "CP": 1, "MINIBS": 4, "MBS": 1}
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lora_tune.base.errors import InputError
-from lora_tune.launchers.simulated.machine import MEMORY_SPREAD_GB, Degrees, Machine
-from lora_tune.launchers.simulated.simulated_run import TEARDOWN_SECONDS
-from lora_tune.launchers.simulated.tabular import TabularSurface, read_table
+from lora_tune_simulation.machine import MEMORY_SPREAD_GB, Degrees, Machine
+from lora_tune_simulation.simulated_run import TEARDOWN_SECONDS
+from lora_tune_simulation.tabular import TabularSurface, read_table
 
 RATES, STEPS, MINIBS, SEEDS = (1e-4, 1e-3, 1e-2), (100, 200), (4, 8), (1, 2, 3)
 MACHINE = Machine(family="hopper", accelerator="H100", gpus=8, nodes=1, memory_gb=78.0)

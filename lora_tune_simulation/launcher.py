@@ -23,8 +23,8 @@ from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.files import number_of, read_json
 from lora_tune.config.study import Study
 from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
-from lora_tune.launchers.simulated import SurfaceFunction, load
 from lora_tune.workloads.base import Job
+from lora_tune_simulation import SurfaceFunction, load
 
 # What a simulated job will do: its record on disk, and its course, fixed by its parameters, its seed and its name.
 

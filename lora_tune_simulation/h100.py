@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lora_tune.launchers.simulated.machine import Machine
-from lora_tune.launchers.simulated.simulated_run import SimulatedRun, SiteSwitches, SwitchedRun
+from lora_tune_simulation.machine import Machine
+from lora_tune_simulation.simulated_run import SimulatedRun, SiteSwitches, SwitchedRun
 
 USABLE_GB = 78.0
 """Memory of an 80 GB card that CUDA contexts and NCCL leave (assumption)."""

@@ -19,8 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.layout import config_file_name, layout_of
 from lora_tune.config.study import Study
-from lora_tune.launchers.simulated import SHIPPED, machine
-from lora_tune.launchers.simulated.machine import AVERAGE, FIGURES, TARGET, Array, Degrees, Machine, Recipe, SiteEffect
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import LORA, find_benchmark
@@ -28,6 +26,8 @@ from lora_tune.workloads.base import Export, Job, Proposal, Resources
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.implementation import PROBE_STEPS
 from lora_tune.workloads.record import Record
+from lora_tune_simulation import SHIPPED, machine
+from lora_tune_simulation.machine import AVERAGE, FIGURES, TARGET, Array, Degrees, Machine, Recipe, SiteEffect
 
 FloatArray = npt.NDArray[np.float64]
 EPOCH_MS = 1_700_000_000_000

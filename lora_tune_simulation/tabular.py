@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lora_tune.base.errors import InputError
-from lora_tune.launchers.simulated.machine import Degrees, Machine
-from lora_tune.launchers.simulated.simulated_run import RunOutcome, UndisturbedRun, draw, log_lines, timed
+from lora_tune_simulation.machine import Degrees, Machine
+from lora_tune_simulation.simulated_run import RunOutcome, UndisturbedRun, draw, log_lines, timed
 
 Array = npt.NDArray[np.float64]
 TABLES = Path(__file__).parent / "tables"

@@ -10,9 +10,9 @@ down so that the samples of the best measured point take as long as there (25 mi
 
 from __future__ import annotations
 
-from lora_tune.launchers.simulated.h100 import USABLE_GB
-from lora_tune.launchers.simulated.machine import Machine
-from lora_tune.launchers.simulated.tabular import TABLES, Table, TabularSurface, read_table
+from lora_tune_simulation.h100 import USABLE_GB
+from lora_tune_simulation.machine import Machine
+from lora_tune_simulation.tabular import TABLES, Table, TabularSurface, read_table
 
 PUBLIC_SAMPLES, PUBLIC_INTERVAL = 3100, 384
 """Samples of a good run of Llama-2-70B at GBS 8 in the public results, and between its evals."""
