@@ -34,6 +34,7 @@ from lora_tune.workloads.base import (
     Resources,
     SlotTerms,
     Value,
+    Workload,
     reader_of,
     unseen,
 )
@@ -67,7 +68,7 @@ class PeftSettings(RecipeSettings):
     )
 
 
-class RecipeWorkload:
+class RecipeWorkload(Workload):
     """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
 
     module: ClassVar[str]
@@ -76,7 +77,6 @@ class RecipeWorkload:
     packed: ClassVar[str | None] = None
     """The module that trains several trials side by side; None where there is none."""
     ends_probes: ClassVar[bool] = True
-    """Its trials end a short run by themselves (``PROBE``)."""
     Settings: ClassVar[type[RecipeSettings]] = RecipeSettings
 
     def __init__(self, study: Study, settings: RecipeSettings) -> None:
@@ -133,10 +133,6 @@ class RecipeWorkload:
         if not self._settings.warm_worker or site.slots is not None or not on_this_machine(site.launcher):
             return contextlib.nullcontext()
         return kept_worker(folder, self.imports, site.python)
-
-    def reads_variable(self, name: str) -> bool:
-        """Whether a recipe reads ``name``."""
-        return name in _recipe_variables() or name in BY_THE_SITE
 
     def readers(self, names: Iterable[str]) -> dict[str, str]:
         """Who reads each variable, in words; "" for nobody."""

@@ -22,7 +22,7 @@ from lora_tune.config.study import Study
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import LORA, find_benchmark
-from lora_tune.workloads.base import Export, Job, Proposal, Resources
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Workload
 from lora_tune.workloads.config_file import render
 from lora_tune.workloads.implementation import PROBE_STEPS
 from lora_tune.workloads.record import Record
@@ -475,7 +475,7 @@ class SurfaceSettings(BaseModel):
     preemptions_per_1000_hours: float = Field(0, ge=0, description="preemptions of a job in 1,000 hours of running")
 
 
-class SurfaceWorkload:
+class SurfaceWorkload(Workload):
     """Trials of a surface."""
 
     Settings = SurfaceSettings

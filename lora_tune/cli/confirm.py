@@ -62,7 +62,6 @@ from lora_tune.store import Changes, open_store
 from lora_tune.store.leases import take_lease
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import seeds_per_job
 
 if TYPE_CHECKING:
     from lora_tune.search.session import SearchPoint
@@ -135,7 +134,7 @@ def _options(
     if seeds == 1 and not scale_of(review.study).relative:
         raise errors.InputError("--seeds 1: how far values differ between seeds shows from 2 runs on; give 2 or more")
     seeds = seeds or (benchmark.runs if benchmark else USUAL_RUNS)
-    per_job = seeds_per_job(load_workload(review.study, review.file))
+    per_job = load_workload(review.study, review.file).seeds_per_job
     field = tuple(contenders(review.study, review.sweep, top))
     noise = noise_of(review.study, review.sweep)
     settings = race_settings(study, len(field), seeds, per_job=per_job, confidence=confidence, noise=noise)

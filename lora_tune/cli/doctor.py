@@ -45,7 +45,7 @@ from lora_tune.launchers.slurm.launcher import COMMANDS, SlurmLauncher
 from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
 from lora_tune.launchers.slurm.submission import question
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import ALSO, PYXIS, Examined, Job, Resources, Workload, places, some_proposal
+from lora_tune.workloads.base import ALSO, PYXIS, Job, Resources, Workload, places, some_proposal
 
 SWEEP_GB = 1.0
 """Room for a sweep's logs and database; a trial's log has a few megabytes."""
@@ -93,10 +93,8 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
     """What can be seen without a cluster."""
     yield free_space(paths.root, SWEEP_GB, "logs and the database grow there")
     yield database_server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
-    if isinstance(workload, Examined):
-        yield from workload.findings(paths)
-    else:
-        yield from _command(study, workload, paths)
+    findings = workload.findings(paths)
+    yield from _command(study, workload, paths) if findings is None else findings
 
 
 def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
@@ -114,7 +112,7 @@ def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Fi
 
 def _places(study: Study, workload: Workload) -> dict[str, str]:
     """Container, data, model and tokenizer under our names only, of any workload."""
-    known = workload.known_places() if isinstance(workload, Examined) else places(study.site)
+    known = workload.known_places() or places(study.site)
     return {name: known[name] for name in ALSO if known.get(name)}
 
 
@@ -136,8 +134,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
         return
     yield accounting(queried)
     yield partition(queried, study.site)
-    engine = workload.engine if isinstance(workload, Examined) else PYXIS
-    if "CONT" in _places(study, workload) and engine == PYXIS:
+    if "CONT" in _places(study, workload) and workload.engine == PYXIS:
         yield pyxis(queried)
     yield mpi(queried, study.site)
     try:
@@ -154,8 +151,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
     """What a node says."""
-    sudo = workload.sudo_calls() if isinstance(workload, Examined) else []
-    questions = questions_of(study.site, _places(study, workload), paths.root, sudo)
+    questions = questions_of(study.site, _places(study, workload), paths.root, workload.sudo_calls())
     try:
         launcher = SlurmLauncher(study.site)
         yield from probe(launcher, study.site, questions, paths.root, limit, click.echo)

@@ -32,7 +32,7 @@ from lora_tune.search.pace import clock_text
 from lora_tune.search.recommendation import Recommended, nearest, nearest_text, recommend
 from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import Proposal, SourcesConfigs, Workload
+from lora_tune.workloads.base import Proposal, Workload
 
 _PACKAGES = ("optuna", "submitit", "torch")
 
@@ -165,7 +165,7 @@ def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: P
 def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
     """The workload with the machine's own config as the sweep measured it, where it has that on record."""
     base = base_trial(sweep)
-    if base is None or not base.base_values or not isinstance(workload, SourcesConfigs):
+    if base is None or not base.base_values:
         return workload
     return workload.as_recorded(str(base.metrics.base), base.base_values)
 
@@ -176,7 +176,7 @@ def typed(written: Written, workload: Workload) -> str:
     Some configs lie beside others and are sourced there; the rest from the present folder.
     """
     line = written.usage
-    if config_check.config_folder(workload) is None:
+    if workload.config_folder() is None:
         line = line.replace(f"source {written.path.name}", f"source {shlex.quote(display_path(written.path))}", 1)
     return line.replace(" python -m ", f" {python()} -m ")
 
@@ -270,12 +270,12 @@ def _checked(config: Path, trial: Trial, workload: Workload) -> str:
     exported = config_check.exported_by(config, workload)
     if differences := config_check.effective(trial.parameters, exported):
         raise InputError(f"{config}: {'; '.join(differences)}; a file that it sources sets it again, remove it there")
-    unread = config_check.without_effect(config, workload)
-    if unread is None:
+    readers = workload.readers(exported)
+    if readers is None:
         return f"checked: {len(exported)} variables source cleanly; which of them your command reads is not known here"
-    if unread:
+    if unread := sorted(name for name, reader in readers.items() if not reader):
         raise InputError(
             f"{config}: nothing in the implementation reads {', '.join(unread)}; remove them from the study"
         )
-    lines = [f"  {name:<32} {reader}" for name, reader in sorted(config_check.readers(exported, workload).items())]
+    lines = [f"  {name:<32} {reader}" for name, reader in sorted(readers.items())]
     return "\n".join((f"checked: {len(exported)} variables source cleanly; who reads each:", *lines))

@@ -35,7 +35,6 @@ from lora_tune.mlperf.package import (
 )
 from lora_tune.mlperf.submission import Submission, chance, read_submission, result_files, sentences
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import SourcesConfigs
 
 CHECKERS = ("package_checker", "repo_checker")
 """Programs of mlperf_logging that must accept a package, as they ship."""
@@ -101,9 +100,9 @@ def _of_sweep(review: Review, code: Path | None, configs: Sequence[Path], rulese
     trial, recommended = export.chosen(study, review.sweep, None)
     results = review.paths.confirm(trial.number)
     if code is None:
-        if not isinstance(workload, SourcesConfigs):
-            raise InputError(f"{study.name}: its study names no folder of the code; --code FOLDER does")
         code = workload.scripts_folder()
+        if code is None:
+            raise InputError(f"{study.name}: its study names no folder of the code; --code FOLDER does")
     exported = results / "config"
     if not exported.exists() and results.is_dir():
         with tempfile.TemporaryDirectory(prefix=".config-", dir=results) as scratch:

@@ -57,7 +57,7 @@ from lora_tune.search.recommendation import best_run, nearest, nearest_text, rec
 from lora_tune.store import Lease
 from lora_tune.store.leases import take_lease, wait_for_lease
 from lora_tune.store.records import StudyRecords, Trial, Verdict
-from lora_tune.workloads.base import Job, Prepares, Start, Workload, start, unread_switches
+from lora_tune.workloads.base import Job, Start, Workload
 from lora_tune.workloads.base_config import parameters_at
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def print_proposals(plan: DrivePlan) -> None:
     session = Session(study, start=begin)
     click.echo("".join(f"# {line}\n" for line in _outline(study, begin)), nl=False)
     click.echo("".join(f"# stage {at}, {line}\n" for at, line in enumerate(session.plan(), 1)), nl=False)
-    if isinstance(workload, Prepares) and (preparation := workload.preparation(paths.preparation(0).folder)):
+    if preparation := workload.preparation(paths.preparation(0).folder):
         click.echo("# before the first trial, once\n" + _shown(study, preparation))
     _print_trials(plan, study, session, begin)
 
@@ -332,7 +332,7 @@ def _outline(study: Study, begin: Start | None) -> Iterator[str]:
 def _start(workload: Workload) -> Start | None:
     """The configuration of today; None also where its files are not there yet, which the first line says."""
     try:
-        return start(workload)
+        return workload.start()
     except errors.SetupError:
         return None
 
@@ -340,7 +340,7 @@ def _start(workload: Workload) -> Start | None:
 def _unread(workload: Workload) -> tuple[str, ...]:
     """The switches that nothing reads; none where nobody can tell: that is said, and the plan shown all the same."""
     try:
-        return unread_switches(workload)
+        return workload.unread_switches()
     except errors.SetupError:
         return ()
 

@@ -11,7 +11,7 @@ from lora_tune.config.holding import study_holding
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.conclusion import PLAUSIBLE_VERDICTS
 from lora_tune.store.records import StudyRecords, Trial
-from lora_tune.workloads.base import Start, Starts, Workload, start
+from lora_tune.workloads.base import Start, Workload
 from lora_tune.workloads.base_config import differences
 
 # Whether the machine's own config still is what a sweep's trials were compared with.
@@ -44,8 +44,8 @@ def with_base(
 
 def edited(workload: Workload) -> str:
     """What of the config's files has changed since the workload read them; "" for nothing, and where it has none."""
-    begin = start(workload)
-    if begin is None or not isinstance(workload, Starts):
+    begin = workload.start()
+    if begin is None:
         return ""
     try:
         now = workload.start_values()
@@ -57,7 +57,7 @@ def edited(workload: Workload) -> str:
 def departed(sweep: StudyRecords, workload: Workload) -> str:
     """What the config's files set otherwise than when the sweep measured it; "" for nothing, and where it did not."""
     base = base_trial(sweep)
-    if base is None or not base.base_values or not isinstance(workload, Starts):
+    if base is None or not base.base_values:
         return ""
     try:
         now = workload.start_values()

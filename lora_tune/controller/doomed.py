@@ -11,7 +11,7 @@ from lora_tune.config.study import Study
 from lora_tune.controller.jobs import proposal as proposal_of
 from lora_tune.logs.failures import is_refusal
 from lora_tune.store.records import StudyRecords, Verdict
-from lora_tune.workloads.base import ListsEvals, Proposal, Workload
+from lora_tune.workloads.base import Proposal, Workload
 
 MOST = 200
 """Proposals in a row that must fail before a sweep asks for no more."""
@@ -51,7 +51,7 @@ def why_doomed(workload: Workload, sweep: StudyRecords, proposal: Proposal) -> s
     By its own numbers, and by what the trainer has said of a training of the same length (PyTorch Lightning: an
     interval beyond the training's batches is refused).
     """
-    if not isinstance(workload, ListsEvals) or (known := workload.first_eval(proposal)) is None:
+    if (known := workload.first_eval(proposal)) is None:
         return ""
     first, samples = known
     if first > samples:
@@ -65,7 +65,7 @@ def why_doomed(workload: Workload, sweep: StudyRecords, proposal: Proposal) -> s
     return ""
 
 
-def _refused(workload: ListsEvals, sweep: StudyRecords) -> Iterator[_Refused]:
+def _refused(workload: Workload, sweep: StudyRecords) -> Iterator[_Refused]:
     for attempt in sweep.attempts.values():
         if attempt.failure and (match := _REFUSED.search(attempt.line)):
             known = workload.first_eval(proposal_of(sweep.trials[attempt.trial], attempt.number))

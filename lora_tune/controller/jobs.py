@@ -16,7 +16,7 @@ from lora_tune.launchers.base import Launcher, Ticket
 from lora_tune.launchers.job_records import foreign
 from lora_tune.logs.run import LogReader
 from lora_tune.store.records import Attempt, StopKind, Trial, UnitOfWork
-from lora_tune.workloads.base import Job, Proposal, Value, Workload, written
+from lora_tune.workloads.base import Job, Proposal, Value, Workload
 
 # Jobs that are asked to end: the wish on record first, then the launcher.
 
@@ -86,7 +86,7 @@ class Jobs:
 
     def written(self, trial: Trial) -> Mapping[str, Value]:
         """What the trial's jobs are written with: what its log is held against."""
-        return written(self._workload, proposal(trial, 0))
+        return self._workload.written(proposal(trial, 0))
 
     def foreign_record(self, attempt: Attempt) -> str:
         """Which record in the folder of an attempt is another one's; "" where none is."""

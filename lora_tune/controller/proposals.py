@@ -19,7 +19,6 @@ from lora_tune.search.no_effect import no_effect
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, Trial, TrialState, UnitOfWork, Value
-from lora_tune.workloads.base import start
 from lora_tune.workloads.base_config import parameters_at
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class Proposals:
         return sentence
 
     def _new_trial(self, study: Study, proposal: SearchPoint) -> Trial:
-        begin, space = start(self._dependencies.workload), study.search_space
+        begin, space = self._dependencies.workload.start(), study.search_space
         parameters = proposal.parameters or parameters_at(begin, space, proposal.tuned)
         schedule, why = ({}, "") if proposal.parameters else eval_schedule.chosen(study, self._work.sweep, parameters)
         return Trial(

@@ -38,14 +38,9 @@ from lora_tune.store import Changes, Lease, Registered, open_store
 from lora_tune.store.leases import keeping
 from lora_tune.store.records import TrialState
 from lora_tune.workloads.base import (
-    ChecksBeforehand,
     Job,
-    Prepares,
-    RunsBeside,
     Workload,
     some_proposal,
-    start,
-    unread_switches,
 )
 from lora_tune.workloads.script_needs import (
     environment_options,
@@ -188,10 +183,10 @@ def preflight_warnings(workload: Workload, study: Study, paths: SweepPaths) -> S
 
     Raises SetupError for what is surely missing, and for options of ``sbatch`` under which no job is its trial's.
     """
-    checked = workload.check() if isinstance(workload, ChecksBeforehand) else ()
+    checked = workload.check()
     try:
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
-        before = workload.preparation(paths.preparation(0).folder) if isinstance(workload, Prepares) else None
+        before = workload.preparation(paths.preparation(0).folder)
     except LoraTuneError:  # of these values; what is wrong with a trial's own is said when it is made
         return checked
     for each in (job, *([before] if before else [])):
@@ -372,8 +367,8 @@ def driver(
         record_study(plan, store, lease, accept_changes=accept_changes, fixed=environment.fixed)
         if (sweep := store.load(plan.study.name)) is not None:
             anew = environment.fixed and node_faults.nothing_measured(plan.study, sweep)
-            unread = unread_switches(plan.workload)
-            plan = replace(plan, study=with_base(plan.study, sweep, start(plan.workload), unread, anew=anew))
+            unread = plan.workload.unread_switches()
+            plan = replace(plan, study=with_base(plan.study, sweep, plan.workload.start(), unread, anew=anew))
         requests = stores.Requests(store, plan.study.name, lease)
 
         def search() -> Proposer:
@@ -475,7 +470,7 @@ def at_work(
         _prepare_once(plan, dependencies, lease, environment.pause, prepared)
         grace = plan.launcher_kind.submit_grace_seconds
         fixed_at = clock.now() if environment.fixed else -math.inf
-        with _beside(plan):
+        with plan.workload.beside(plan.paths.root):
             yield Driver(plan.study, plan.paths, dependencies, lease, period=plan.period, submit_grace_seconds=grace,
                          fixed_at=fixed_at)  # fmt: skip
 
@@ -486,18 +481,13 @@ def retry_after_fix(
     """Trials that the set-up failed wait for another attempt; a search that is made after this knows of no failure."""
     sweep = records.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its driver"
-    retries = node_faults.retry_after_fix(plan.study, sweep, start(plan.workload), now)
+    retries = node_faults.retry_after_fix(plan.study, sweep, plan.workload.start(), now)
     if not retries:
         return
     records.save(lease, retries, now)
     if numbers := [str(trial.number) for trial in retries.trials if trial.state is TrialState.WAITING]:
         which = f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(numbers)}"
         echo(f"run again under the same number, after a fault of the set-up or with more budget: {which}")
-
-
-def _beside(plan: DrivePlan) -> contextlib.AbstractContextManager[None]:
-    """What the workload keeps beside the trials while they are started."""
-    return plan.workload.beside(plan.paths.root) if isinstance(plan.workload, RunsBeside) else contextlib.nullcontext()
 
 
 def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
@@ -508,7 +498,7 @@ def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
 
     study, known = plan.study, priors.live(plan.paths.priors, plan.study.target)
     records = store.load(study.name)
-    begun, baseline = len(records.trials) if records else 0, start(plan.workload)
+    begun, baseline = len(records.trials) if records else 0, plan.workload.start()
     first = None if baseline is None else baseline.tuned
     point = start_of(records) if records is not None and begun else first
     sampler = make_sampler(study, known, begun=begun, start=point)
@@ -519,8 +509,6 @@ def _prepare_once(
     plan: DrivePlan, dependencies: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
 ) -> None:
     """What the workload wants made before the first trial."""
-    if not isinstance(dependencies.workload, Prepares):
-        return
 
     def tick() -> None:
         pause(plan.period)

@@ -16,7 +16,7 @@ from lora_tune.search.objectives import objective_of
 from lora_tune.search.recommendation import UNRUN, Recommended
 from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import Trial
-from lora_tune.workloads.base import ListsVariables, SourcesConfigs, Workload
+from lora_tune.workloads.base import Workload
 from lora_tune.workloads.base_config import Difference, differences, equal
 from lora_tune.workloads.config_file import value_text
 from lora_tune.workloads.implementation import sourced, sourced_file
@@ -139,16 +139,16 @@ def changed_against(base: Path, config: Path, workload: Workload | None = None) 
     that is not there may be named relative to the implementation's folder, as ``workload.base`` is. Raises InputError
     when it is nowhere.
     """
-    tree = workload if isinstance(workload, SourcesConfigs) else None
-    if tree is not None and not base.is_absolute() and not base.exists():
-        base = tree.scripts_folder() / base
-    if tree is not None and (recorded := tree.recorded_values(base)) is not None:
+    scripts = workload.scripts_folder() if workload is not None else None
+    if scripts is not None and not base.is_absolute() and not base.exists():
+        base = scripts / base
+    if workload is not None and (recorded := workload.recorded_values(base)) is not None:
         return differences(recorded, {**recorded, **_changed_lines(config, recorded)})
     if not base.is_file():
         raise InputError(f"--diff {base}: there is no such file; name the site's present config_*.sh")
     file = base.resolve()
-    if tree is not None and file.is_relative_to(tree.scripts_folder()):
-        return differences(tree.values_of(file), exported_by(config, workload))
+    if workload is not None and (now := workload.values_of(file)) is not None:
+        return differences(now, exported_by(config, workload))
     return differences(source_files([file]).values, sourced_beside(config, file.parent))
 
 
@@ -159,31 +159,9 @@ def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
     return sourced("\n".join((*exports, *own)) + "\n", config.name)
 
 
-def config_folder(workload: Workload) -> Path | None:
-    """The folder in which this workload's configs are sourced; None: anywhere."""
-    return workload.config_folder() if isinstance(workload, SourcesConfigs) else None
-
-
 def exported_by(config: Path, workload: Workload) -> dict[str, str]:
     """What ``config`` exports where this workload's users source it. Raises SetupError when it cannot be sourced."""
-    root = workload.scripts_folder() if isinstance(workload, SourcesConfigs) else None
-    return sourced_beside(config, config_folder(workload), root)
-
-
-def readers(names: Iterable[str], workload: Workload) -> dict[str, str]:
-    """Who reads each variable, in words; "" for nobody. Empty where nobody can know (another's command)."""
-    return workload.readers(names) if isinstance(workload, ListsVariables) else {}
-
-
-def without_effect(config: Path, workload: Workload) -> list[str] | None:
-    """The variables of an exported config that its implementation never reads; None where that cannot be known.
-
-    Sources it in a clean bash as its user would. Raises SetupError when it cannot be sourced.
-    """
-    exported = exported_by(config, workload)
-    if not isinstance(workload, ListsVariables):
-        return None
-    return sorted(name for name in exported if not workload.reads_variable(name))
+    return sourced_beside(config, workload.config_folder(), workload.scripts_folder())
 
 
 def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> list[str]:

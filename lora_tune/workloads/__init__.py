@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isabstract
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,9 +21,10 @@ def load(study: Study, file: Path | str) -> Workload:
         workload_class = WORKLOADS.load(table.kind)
     except InputError as error:
         raise StudyError(file, "workload.kind", str(error)) from error
-    if not isinstance(workload_class, type) or not hasattr(workload_class, "Settings"):
-        problem = f"{table.kind!r} is {workload_class!r:.60}; name a class with a pydantic model Settings"
-        raise StudyError(file, "workload.kind", problem)
+    is_workload = isinstance(workload_class, type) and issubclass(workload_class, Workload)
+    if not is_workload or not hasattr(workload_class, "Settings") or isabstract(workload_class):
+        needed = "extend lora_tune.workloads.base.Workload: a pydantic model Settings, job, reader, export"
+        raise StudyError(file, "workload.kind", f"{table.kind!r} is {workload_class!r:.60}; {needed}")
     try:
         settings = workload_class.Settings.model_validate(table.model_extra or {})
     except ValidationError as error:

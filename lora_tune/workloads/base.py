@@ -7,11 +7,14 @@ It is pure; it never starts anything. A trial knows nothing of Optuna or the dat
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import ClassVar, Self
+
+from pydantic import BaseModel
 
 from lora_tune.base.errors import Finding, StudyError
 from lora_tune.base.paths import SweepPaths
@@ -116,24 +119,6 @@ class Export:
     usage: str
 
 
-@runtime_checkable
-class Prepares(Protocol):
-    """A workload that may need something made once, before any trial of a sweep."""
-
-    def preparation(self, folder: Path) -> Job | None:
-        """The job that makes it, to run in ``folder``; None where there is nothing to make. Pure."""
-        ...
-
-
-@runtime_checkable
-class RunsBeside(Protocol):
-    """A workload of which something runs beside the trials while a driver starts them."""
-
-    def beside(self, folder: Path) -> AbstractContextManager[None]:
-        """What is there while trials are started. folder: the sweep's."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """A configuration that is there before any trial: trial 0 measures it as it stands.
@@ -159,57 +144,6 @@ class Start:
         return f"{self.name} as it stands: what all others are compared with{apart if self.outside else ''}"
 
 
-@runtime_checkable
-class Starts(Protocol):
-    """A workload whose users have a configuration already."""
-
-    def start(self) -> Start | None:
-        """That configuration; None where the study names none. Raises SetupError when it cannot be read."""
-        ...
-
-    def start_values(self) -> Mapping[str, str]:
-        """What its files set now, as ``Start.values`` has it. Raises SetupError when they cannot be read."""
-        ...
-
-
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A workload whose trials may not read every switch of a study."""
-
-    def unread_switches(self) -> tuple[str, ...]:
-        """The switches that nothing reads. Raises SetupError where nobody can tell."""
-        ...
-
-
-def unread_switches(workload: Workload) -> tuple[str, ...]:
-    """The switches of its study that are not swept since nothing reads them. Raises SetupError."""
-    return workload.unread_switches() if isinstance(workload, LeavesOut) else ()
-
-
-@runtime_checkable
-class StatesWritten(Protocol):
-    """A workload whose jobs are written with more than a trial's parameters, or with others."""
-
-    def written(self, proposal: Proposal) -> Record:
-        """Every variable that a trial's program finds, by its name there: what the trial changes, the base config's
-        own, the implementation's defaults, the values of a probe. Raises SetupError where the files cannot be read."""
-        ...
-
-
-def written(workload: Workload, proposal: Proposal) -> Record:
-    """The effective record of a trial: what its job is written with; its parameters where the workload adds nothing."""
-    return workload.written(proposal) if isinstance(workload, StatesWritten) else Record(stated=proposal.parameters)
-
-
-@runtime_checkable
-class ListsEvals(Protocol):
-    """A workload that knows beforehand when its trials evaluate."""
-
-    def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
-        """Samples before a trial's first eval, and samples of its whole training; None where nobody states them."""
-        ...
-
-
 PYXIS = "pyxis"
 """Slurm's plugin that starts containers."""
 
@@ -218,107 +152,111 @@ BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLT
 """Variables that launch scripts and sbatch read, not the training."""
 
 
-@runtime_checkable
-class ListsVariables(Protocol):
-    """A workload that knows which variables its trials read."""
+class Workload(ABC):
+    """One kind of trial program. Constructed from a validated study and its ``Settings``; see ``workloads.load``.
 
-    def reads_variable(self, name: str) -> bool:
-        """Whether ``name`` has an effect on trials, or may have one."""
-        ...
+    ``job``, ``reader`` and ``export`` are each kind's own. The other answers are those of a program of which nothing
+    more is known. Methods that read its files raise SetupError where they cannot be read.
+    """
 
-    def readers(self, names: Iterable[str]) -> dict[str, str]:
-        """Who reads each variable, in words; "" for nobody."""
-        ...
-
-
-@runtime_checkable
-class SourcesConfigs(Protocol):
-    """A workload whose configs lie in a folder of launch scripts and are sourced there."""
-
-    def scripts_folder(self) -> Path:
-        """The folder of launch scripts. Raises SetupError when it is not there."""
-        ...
-
-    def config_folder(self) -> Path:
-        """Where in it configs lie and are sourced: beside what they source."""
-        ...
-
-    def values_of(self, file: Path) -> Mapping[str, str]:
-        """What a config in that folder exports now. Raises SetupError where it cannot be sourced."""
-        ...
-
-    def recorded_values(self, file: Path) -> Mapping[str, str] | None:
-        """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
-        ...
-
-    def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
-        """The same with the base config as a sweep has it on record. name, values: of ``Start``."""
-        ...
-
-
-@runtime_checkable
-class Examined(Protocol):
-    """A workload that says of its own files, one by one, whether trials would run: what ``doctor`` shows."""
-
-    engine: str
+    Settings: ClassVar[type[BaseModel]]
+    needs_goal: ClassVar[bool] = False
+    """Its study must state a target or a metric."""
+    ends_probes: ClassVar[bool] = False
+    """Its trials end a short run by themselves."""
+    seeds_per_job: ClassVar[int] = 1
+    """Seeds that a job of a confirmation runs one after another (``Proposal.replicates``)."""
+    engine: str = PYXIS
     """What starts the container: ``PYXIS``, or a command that the launch script calls."""
 
-    def findings(self, paths: SweepPaths) -> Iterator[Finding]:
-        """What there is to say of the files that its trials need. paths: the sweep's."""
-        ...
+    @abstractmethod
+    def job(self, proposal: Proposal, folder: Path) -> Job:
+        """The files and the command of one attempt, to run in ``folder``. Pure."""
+
+    @abstractmethod
+    def reader(self, proposal: Proposal | None = None) -> LogReader:
+        """A fresh reader for this workload's log format; ``proposal`` where it depends on the trial (its batch)."""
+
+    @abstractmethod
+    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
+        """The proposal in the form that this workload's users run by hand; ``provenance`` lines become comments."""
+
+    # A trial, beforehand
+
+    def written(self, proposal: Proposal) -> Record:
+        """Its effective record: every variable that its program finds, by its name there. What the trial changes, the
+        base config's own, the implementation's defaults, the values of a probe."""
+        return Record(stated=proposal.parameters)
+
+    def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
+        """Samples before its first eval, and samples of its whole training; None where nobody states them."""
+        return None
+
+    def unread_switches(self) -> tuple[str, ...]:
+        """The switches of the study that are not swept since nothing reads them."""
+        return ()
+
+    # What is there before any trial
+
+    def start(self) -> Start | None:
+        """The configuration that trial 0 measures as it stands; None where the study names none."""
+        return None
+
+    def start_values(self) -> Mapping[str, str]:
+        """What that configuration's files set now, as ``Start.values`` has it."""
+        return {}
+
+    def preparation(self, folder: Path) -> Job | None:
+        """The job that makes, once, what every trial needs, to run in ``folder``; None without any. Pure."""
+        return None
+
+    def beside(self, folder: Path) -> AbstractContextManager[None]:
+        """What runs beside the trials while a driver starts them. folder: the sweep's."""
+        return nullcontext()
+
+    # What can be told of its files
+
+    def check(self) -> Sequence[str]:
+        """What may yet be wrong with what every trial needs, a sentence each. SetupError: surely missing."""
+        return ()
+
+    def findings(self, paths: SweepPaths) -> Iterator[Finding] | None:
+        """What ``doctor`` says of its files, one by one; None: what ``check`` says. paths: the sweep's."""
+        return None
 
     def known_places(self) -> Mapping[str, str]:
-        """Container, data and model by every name that they go by, as a trial would have them."""
-        ...
+        """Container, data and model by every name that they go by, as a trial would have them; {}: the site's."""
+        return {}
 
     def sudo_calls(self) -> Sequence[str]:
         """The commands that its launch script runs with sudo, as it writes them."""
-        ...
+        return ()
 
+    # Its configs, where they lie in a folder of launch scripts and are sourced there
 
-@runtime_checkable
-class ChecksBeforehand(Protocol):
-    """A workload that can tell beforehand that no trial of it would run."""
+    def scripts_folder(self) -> Path | None:
+        """The folder of launch scripts."""
+        return None
 
-    def check(self) -> Sequence[str]:
-        """Look for what every trial needs. Returns what may yet be wrong, one sentence each.
+    def config_folder(self) -> Path | None:
+        """Where in it configs lie and are sourced, beside what they source; None: anywhere."""
+        return None
 
-        Raises SetupError for what is certainly missing.
-        """
-        ...
+    def values_of(self, file: Path) -> Mapping[str, str] | None:
+        """What a config in that folder exports now; None for one that lies elsewhere."""
+        return None
 
+    def recorded_values(self, file: Path) -> Mapping[str, str] | None:
+        """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
+        return None
 
-class Workload(Protocol):
-    """One kind of trial program. Constructed from a validated study; see ``workloads.load``."""
+    def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
+        """The same with the base config as a sweep has it on record. name, values: of ``Start``."""
+        return self
 
-    def job(self, proposal: Proposal, folder: Path) -> Job:
-        """The files and the command of one attempt, to run in ``folder``. Pure."""
-        ...
-
-    def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """A fresh reader for this workload's log format; ``proposal`` where it depends on the trial (its batch)."""
-        ...
-
-    def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The proposal in the form that this workload's users run by hand; ``provenance`` lines become comments."""
-        ...
-
-
-@runtime_checkable
-class RunsSeeds(Protocol):
-    """A workload of which one job can run several seeds one after another (``Proposal.replicates``)."""
-
-    seeds_per_job: int
-
-
-def seeds_per_job(workload: Workload) -> int:
-    """How many seeds a job of a confirmation runs."""
-    return workload.seeds_per_job if isinstance(workload, RunsSeeds) else 1
-
-
-def start(workload: Workload) -> Start | None:
-    """The configuration that trial 0 measures as it stands; None where there is none."""
-    return workload.start() if isinstance(workload, Starts) else None
+    def readers(self, names: Iterable[str]) -> Mapping[str, str] | None:
+        """Who reads each variable, in words, "" for nobody; None where nobody can know (another's command)."""
+        return None
 
 
 # How the evals of a study's logs are read.

@@ -24,7 +24,7 @@ from lora_tune.config.secrets import Variables
 from lora_tune.config.study import Study
 from lora_tune.logs.lines import SCALES, make_reader
 from lora_tune.logs.run import LogReader
-from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, places, reader_of, some_proposal
+from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, Workload, places, reader_of, some_proposal
 from lora_tune.workloads.config_file import changed, needs, render, value_text
 from lora_tune.workloads.reach import PLACE, Reach, idle_sentence, reaches, script_text, unsure_sentence
 
@@ -135,7 +135,7 @@ class CommandSettings(Variables):
     )
 
 
-class CommandWorkload:
+class CommandWorkload(Workload):
     """Runs ``argv`` with every parameter in its environment."""
 
     Settings = CommandSettings

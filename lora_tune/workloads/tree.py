@@ -19,7 +19,7 @@ from lora_tune.config.tables import WorkloadTable
 from lora_tune.mlperf.benchmark import LORA, check_name
 from lora_tune.mlperf.gate import as_value
 from lora_tune.mlperf.rulesets import rulesets, rulesets_with
-from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start, Value
+from lora_tune.workloads.base import BY_THE_SITE, LAUNCH, Start, Value, Workload
 from lora_tune.workloads.base_config import BaseConfig, read_base, recorded_base, starting_point
 from lora_tune.workloads.implementation import (
     LIBRARY_PREFIXES,
@@ -62,7 +62,7 @@ class MlperfSettings(BaseModel):
     compliance: bool = Field(False, description="let run.sub call the compliance checker after each run")
 
 
-class TreeWorkload:
+class TreeWorkload(Workload):
     """What workloads share that drive launch scripts as they are. The folder is read when it is asked for."""
 
     Settings: ClassVar[type[MlperfSettings]] = MlperfSettings
@@ -203,14 +203,12 @@ class TreeWorkload:
         """Where in it configs lie and are sourced."""
         return self.implementation.folder / self.config_place
 
-    def values_of(self, file: Path) -> Mapping[str, str]:
+    def values_of(self, file: Path) -> Mapping[str, str] | None:
         """What a config in the implementation's folder exports now. Raises SetupError where it cannot be sourced."""
         root = self.implementation.folder
+        if not file.is_relative_to(root):
+            return None
         return read_base(root, str(file.relative_to(root)), self.settings.before).values
-
-    def reads_variable(self, name: str) -> bool:
-        """Whether ``name`` has an effect on trials, or may have one."""
-        return self.implementation.reads_name(name) or name in self.implementation.values or name in BY_THE_SITE
 
     def readers(self, names: Iterable[str]) -> dict[str, str]:
         """Who reads each variable, in words; "" for nobody."""
@@ -224,6 +222,8 @@ class TreeWorkload:
                 return LAUNCH
             if name.startswith(LIBRARY_PREFIXES):
                 return "a library in the container, as its name says"
+            if name in tree.reads:
+                return "the container, as workload.reads says"
             if tree.in_container:
                 return "only the container can tell: the training code is not here"
             return "no file here; the config that it sources sets it" if name in tree.values else ""

@@ -16,7 +16,7 @@ from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
 from lora_tune.doctor import main
 from lora_tune.workloads import load, training_files
-from lora_tune.workloads.base import Examined
+from lora_tune.workloads.base import Workload
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
 
@@ -169,8 +169,8 @@ def test_sudo_calls_of_run_sub(tmp_path: Path) -> None:
     assert workload_of(implementation).sudo_calls() == ["/sbin/sysctl", "nvidia-smi"]
 
 
-def workload_of(implementation: Path, **settings: str) -> Examined:
-    workload = load(
+def workload_of(implementation: Path, **settings: str) -> Workload:
+    return load(
         Study.model_validate(
             {
                 "name": "examined",
@@ -181,8 +181,6 @@ def workload_of(implementation: Path, **settings: str) -> Examined:
         ),
         "examined.toml",
     )
-    assert isinstance(workload, Examined)
-    return workload
 
 
 def test_sudo_calls_are_those_of_the_script_that_is_launched(tmp_path: Path) -> None:

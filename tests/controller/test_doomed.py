@@ -77,7 +77,6 @@ def test_what_a_trainer_refused_once_speaks_of_later_evals_of_as_long_a_training
 def test_where_nobody_states_the_evals_nothing_is_judged() -> None:
     plain = proposal_of(Trial(number=1, seed=1, tuned={}, parameters={"LR": 1e-3}), 0)
     assert why_doomed(Evaluating(), refused(1152, 6400, LINE.format(1152, 1000)), plain) == ""  # type: ignore[arg-type]
-    assert why_doomed(object(), NOTHING, plain) == ""  # type: ignore[arg-type]
 
 
 class ByRate(Evaluating):

@@ -317,7 +317,28 @@ def test_a_workload_of_ones_own_that_is_no_class_is_refused(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FORGOTTEN)
     study = of_ones_own("mine.py:forgotten").with_options({"workload": {"kind": "mine.py:forgotten"}})
-    with pytest.raises(InputError, match=r"workload\.kind: 'mine\.py:forgotten' is <function .* name a class with a"):
+    with pytest.raises(InputError, match=r"workload\.kind: 'mine\.py:forgotten' is <function .* extend lora_tune"):
+        load_workload(study, "s.toml")
+
+
+@pytest.mark.parametrize(
+    ("base", "body"),
+    [
+        ("", "Settings = None"),
+        ("(Workload)", "job = reader = export = lambda self: None"),
+        ("(Workload)", "Settings = None"),
+    ],
+    ids=["no workload", "no settings", "no job"],
+)
+def test_a_workload_of_ones_own_that_lacks_something_is_refused(
+    base: str, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        f"from lora_tune.workloads.base import Workload\n\nclass Mine{base}:\n    {body}\n"
+    )
+    study = of_ones_own("mine.py:Mine").with_options({"workload": {"kind": "mine.py:Mine"}})
+    with pytest.raises(InputError, match="a pydantic model Settings, job, reader, export"):
         load_workload(study, "s.toml")
 
 

@@ -15,7 +15,7 @@ from lora_tune.init import main as init
 from lora_tune.launchers import make_launcher
 from lora_tune.launchers.base import JobState
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import ChecksBeforehand, Job
+from lora_tune.workloads.base import Job
 from tests.launchers.test_local import job_of, log_until, poll_until, ticket_of
 
 H100 = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)\n"
@@ -121,7 +121,6 @@ def test_the_sweep_says_what_a_study_makes_of_the_gpus(
 ) -> None:
     has(machine, H100)
     workload = load_workload(study(parallel, site, argv), Path("mine.toml"))
-    assert isinstance(workload, ChecksBeforehand)
     doubts = [words for words in workload.check() if "GPU" in words]
     assert len(doubts) == bool(doubt)
     assert doubt in "".join(doubts)

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from lora_tune.config.study import load_study
-from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import RunsBeside
 from lora_tune_recipes.hand_over import VARIABLE
 from lora_tune_recipes.kept_worker import kept_worker, socket_path
 from tests.recipes.served import CLIENT, PER_PROCESS
@@ -86,6 +84,4 @@ def test_a_folder_of_sockets_that_others_could_write_to_is_not_used(tmp_path: Pa
 
 def test_the_tiny_study_asks_for_one() -> None:
     study = load_study(REPOSITORY / "studies" / "tiny.toml")
-    workload = load_workload(study, "tiny.toml")
-    assert isinstance(workload, RunsBeside)
     assert study.workload.model_dump()["warm_worker"] is True

@@ -28,7 +28,7 @@ from lora_tune.search.session import Session
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Proposal, Start, Value, unread_switches
+from lora_tune.workloads.base import Proposal, Start, Value
 from lora_tune.workloads.base_config import computed_from, equal, read_base, starting_point
 from lora_tune.workloads.implementation import read_implementation, sourced_file, warmup_ratio
 from lora_tune.workloads.mlperf import MlperfWorkload, about_base
@@ -212,11 +212,11 @@ class TestTrialZero:
                 shutil.rmtree(tree / name) if (tree / name).is_dir() else (tree / name).unlink()
         space = {**SPACE, "WARMUP_STEPS": {"type": "int", "low": 0, "high": 40, "step": 10}}
         workload = made(tree, space, data=str(tmp_path), model=str(tmp_path))
-        assert unread_switches(workload) == ("WARMUP_STEPS",)
+        assert workload.unread_switches() == ("WARMUP_STEPS",)
         assert any("reads WARMUP_STEPS: these are not swept" in s for s in workload.check())
         start = start_of(workload)
         assert start.tuned is not None, start.outside
-        wider = study_holding(workload.study, start.tuned, unread_switches(workload))
+        wider = study_holding(workload.study, start.tuned, workload.unread_switches())
         assert wider.search_space.distributions()["WARMUP_STEPS"].single()
         assert {"WARMUP_STEPS", "WARMUP_RATIO"}.isdisjoint(workload.exports(changed(workload, LR=5e-4)))
 

@@ -15,14 +15,14 @@ from lora_tune.base.errors import SetupError, StudyError
 from lora_tune.config.study import Study, load_study
 from lora_tune.sweep import main
 from lora_tune.workloads import load
-from lora_tune.workloads.base import ChecksBeforehand, Proposal
+from lora_tune.workloads.base import Proposal, Workload
 from lora_tune_recipes import settings as peft
 from lora_tune_recipes.bridge import settings as bridge
 from lora_tune_recipes.nemo import settings as nemo
 from tests.conftest import REPOSITORY
 
 
-def workload(**site: Any) -> ChecksBeforehand:
+def workload(**site: Any) -> Workload:
     study = Study.model_validate(
         {
             "name": "nemo",
@@ -32,9 +32,7 @@ def workload(**site: Any) -> ChecksBeforehand:
             "budget": {"trials": 1},
         }
     )
-    found = load(study, "nemo.toml")
-    assert isinstance(found, ChecksBeforehand)
-    return found
+    return load(study, "nemo.toml")
 
 
 def test_paths_that_only_the_nodes_may_see_are_doubts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from lora_tune.base.paths import SweepPaths
 from lora_tune.config.study import Study, closed_violations
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Proposal, Value, written
+from lora_tune.workloads.base import Proposal, Value
 from lora_tune.workloads.base_config import parameters_at
 from lora_tune.workloads.mlperf import MlperfWorkload, about_base, findings
 from lora_tune.workloads.record import record_of
@@ -80,7 +80,7 @@ def test_null_in_the_base_is_no_value_to_any_reader(tmp_path: Path, null: str) -
     )
     proposal = trial(workload, LR=5e-4)
     assert environment(workload, proposal, tmp_path / "a")["INTERLEAVED_PIPELINE"] == null
-    record = written(workload, proposal)
+    record = workload.written(proposal)
     assert record.value("VP") is None
     assert "INTERLEAVED_PIPELINE" not in record
     assert (record.layout.vp, workload.proposed(proposal).layout.vp) == (1, 1)
@@ -102,21 +102,21 @@ def test_a_name_that_no_file_reads_is_no_value_where_another_name_is_read(tmp_pa
     start = workload.start()
     assert start is not None
     assert start.parameters["FP8_ACT"] == 0, "trial 0 runs without it, whatever its config meant"
-    assert written(workload, trial(workload)).value("FP8_ACTIVATION") == 0
-    assert written(workload, trial(workload)).unread == {"FP8_ACTIVATION": 1}
+    assert workload.written(trial(workload)).value("FP8_ACTIVATION") == 0
+    assert workload.written(trial(workload)).unread == {"FP8_ACTIVATION": 1}
     assert any("exports FP8_ACTIVATION=1, which no file in" in sentence for sentence in about_base(workload))
     both = tree(tmp_path / "both", LORA + "export FP8_ACTIVATION=1 FP8_ACT=1\n", yaml="act: ${oc.env:FP8_ACT,0}")
     assert not [s for s in about_base(both) if "FP8_ACT" in s], "an export for both rounds is heeded"
     on = trial(workload, LR=4e-4, FP8_ACT=1)
     assert environment(workload, on, tmp_path / "a")["FP8_ACT"] == "1"
-    assert written(workload, on).value("FP8_ACT") == 1
+    assert workload.written(on).value("FP8_ACT") == 1
 
 
 def test_a_probe_is_written_with_its_own_steps_and_its_own_evals(tmp_path: Path) -> None:
     space = {"LR": RATE, "MAX_STEPS": {"type": "int", "low": 500, "high": 1000, "step": 50}}
     workload = tree(tmp_path / "tree", LORA, space=space)
     probe = replace(trial(workload, LR=4e-4, MAX_STEPS=850), probe=True)
-    there, record = environment(workload, probe, tmp_path / "a"), written(workload, probe)
+    there, record = environment(workload, probe, tmp_path / "a"), workload.written(probe)
     assert [there[n] for n in ("MAX_STEPS", "VAL_CHECK_INTERVAL", "SKIP_EVALS")] == ["32", "128", "0"]
     assert [record.value(n) for n in ("MAX_STEPS", "VAL_CHECK_INTERVAL", "SKIP_EVALS")] == [32, 128, 0]
     assert workload.first_eval(probe) == (128, 256)
@@ -147,7 +147,7 @@ def test_evals_are_counted_as_the_tree_counts_them(
     assert workload.counts_steps() is steps
     proposal = trial(workload, LR=5e-4)
     assert environment(workload, proposal, tmp_path / "a")["VAL_CHECK_INTERVAL"] == str(interval)
-    record = written(workload, proposal)
+    record = workload.written(proposal)
     skipped = int(record.number("SKIP_EVALS") or 0)
     assert record.value("VAL_CHECK_INTERVAL") == interval
     assert workload.first_eval(proposal) == (first[0] * (1 + skipped), first[1])
@@ -177,7 +177,7 @@ def test_another_machines_architecture_is_told_of(
         (tmp_path / "tree" / "train.py").write_text(f'import os\narch = os.getenv("GPU_ARCH", "{default}")\n')
     sentences = [s for s in about_base(workload) if "GPU_ARCH" in s]
     assert [told in s for s in sentences] == ([True] if told else [])
-    stated = written(workload, trial(workload, LR=5e-4))["GPU_ARCH"]
+    stated = workload.written(trial(workload, LR=5e-4))["GPU_ARCH"]
     assert stated == (config.strip().rpartition("=")[2] or default)
 
 
@@ -215,7 +215,7 @@ class TestPlaces:
         (tmp_path / "here" / "lora.sqsh").write_bytes(b"hsqs")
         monkeypatch.chdir(tmp_path / "here")
         workload = tree(tmp_path / "tree", LORA + "export CONT=./lora.sqsh\n", site={"data": "d", "model": "/"})
-        assert written(workload, trial(workload))["CONT"] == "./lora.sqsh"
+        assert workload.written(trial(workload))["CONT"] == "./lora.sqsh"
         assert environment(workload, trial(workload), tmp_path / "a")["CONT"] == "./lora.sqsh"
         told = [f for f in findings(workload, SweepPaths(tmp_path / "sweep")) if "is relative" in f.what]
         assert [f.what.partition("=")[0] for f in told] == ["CONT", "DATADIR"]
@@ -303,7 +303,7 @@ def test_what_the_site_sets_for_every_job_is_what_trials_find(tmp_path: Path) ->
     workload = tree(tmp_path / "tree", LORA, site={"environment": {"MBS": "2", "CONT": "img"}})
     proposal = trial(workload, LR=5e-4)
     assert environment(workload, proposal, tmp_path / "a")["MBS"] == "2"
-    assert (written(workload, proposal)["MBS"], written(workload, trial(workload))["MBS"]) == (2, 2)
+    assert (workload.written(proposal)["MBS"], workload.written(trial(workload))["MBS"]) == (2, 2)
 
 
 def test_an_export_asks_the_record_what_the_config_leaves_to_the_shell(tmp_path: Path) -> None:

@@ -137,4 +137,4 @@ def test_an_export_whose_base_does_such_things_is_checked_in_a_sentence(
         base.write(text)
     monkeypatch.setattr(script_needs, "SECONDS", 2.0)
     with pytest.raises(SetupError, match="cannot be sourced"):
-        config_check.without_effect(file, workload)
+        config_check.exported_by(file, workload)

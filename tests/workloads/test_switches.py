@@ -15,7 +15,7 @@ from lora_tune.search.recorded import fitting
 from lora_tune.search.session import Session
 from lora_tune.store.records import Trial
 from lora_tune.workloads import load
-from lora_tune.workloads.base import Proposal, Start, unread_switches
+from lora_tune.workloads.base import Proposal, Start
 from lora_tune.workloads.base_config import parameters_at
 from lora_tune.workloads.mlperf import MlperfWorkload, check
 
@@ -74,7 +74,7 @@ def start_of(workload: MlperfWorkload) -> Start:
 
 
 def held(workload: MlperfWorkload) -> Study:
-    return study_holding(workload.study, start_of(workload).tuned, unread_switches(workload))
+    return study_holding(workload.study, start_of(workload).tuned, workload.unread_switches())
 
 
 def choices(study: Study, name: str) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ def test_the_base_is_a_point_whatever_its_switches_are(workload: MlperfWorkload)
 
 
 def test_what_no_file_reads_is_named_and_not_swept(workload: MlperfWorkload) -> None:
-    assert unread_switches(workload) == ("NOBODY_READS_THIS",)
+    assert workload.unread_switches() == ("NOBODY_READS_THIS",)
     assert choices(held(workload), "NOBODY_READS_THIS") == (0,)
     assert any("reads NOBODY_READS_THIS: these are not swept" in sentence for sentence in check(workload))
 
