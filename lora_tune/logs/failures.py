@@ -22,7 +22,7 @@ from lora_tune.logs.run import Eval, RunLog, TrainPoint
 
 # The failure texts that are recognised in logs (``failure_signatures.toml``), and the noise of healthy logs.
 #
-# Where several appear in a log, ``failure_evidence`` weighs them: by where in the log they stand, by their
+# Where several appear in a log, ``most_telling`` weighs them: by where in the log they stand, by their
 # ``Weight``, and then by their place in the table.
 
 
@@ -104,11 +104,11 @@ class Signature:
 
 
 def _signatures(row: Mapping[str, Any]) -> Iterator[Signature]:
-    """Those of a row of the table: of ``anchor`` and ``pattern``, or one of each of its plain ``texts``."""
+    """Those of a row of the table: one of each of its plain ``texts``, and of its ``patterns`` by their anchors."""
     weight = Weight[row.get("weight", "cause").upper()]
-    rest = {key: row[key] for key in row.keys() - {"texts", "anchor", "pattern"}}
-    forms = [(text, re.escape(text)) for text in row.get("texts", ())] or [(row["anchor"], row["pattern"])]
-    for anchor, pattern in forms:
+    rest = {key: row[key] for key in row.keys() - {"texts", "patterns"}}
+    forms = {text: re.escape(text) for text in row.get("texts", ())} | row.get("patterns", {})
+    for anchor, pattern in forms.items():
         known = {"anchor": anchor.encode(), "pattern": re.compile(pattern.encode())}
         yield Signature(**{**rest, **known, "kind": FailureKind(row["kind"]), "weight": weight})
 
