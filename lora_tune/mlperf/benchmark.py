@@ -1,4 +1,4 @@
-"""One MLPerf Training benchmark under one ruleset: target, metric, runs, rules and reference convergence as data."""
+"""One MLPerf Training benchmark under one ruleset, as data: target, metric, runs, rules and reference convergence."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _PROGRESS = re.compile(r"'(samples_count|epoch_num)' in v")
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What a ruleset says of a benchmark. Read it with :func:`read_benchmark`, or build one of your own.
+    """A benchmark under one ruleset. Read it with :func:`read_benchmark`, or construct your own.
 
-    metrics: what a run must reach, all of them; one but for stable_diffusion. progress: the key by which its evals
-    count progress. runs: result files of a submission. rules: the closed division's. text: what only the rules' text
-    states.
+    metrics: a run must reach all of them; one, except for stable_diffusion. progress: the key for the progress of
+    evals. runs: result files of a submission. rules: of the closed division. text: rules that only the rules' text has.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Benchmark:
 
     @property
     def stop_cv(self) -> float:
-        """Relative sd of the progress at which runs of one submission reach the target, as public ones show it."""
+        """Relative sd of the progress at which runs of one submission reach the target, from public submissions."""
         return STOP_CV.get(self.name, STOP_SD)
 
     @property
@@ -56,29 +55,29 @@ class Benchmark:
 
     @cached_property
     def fixed(self) -> Mapping[str, object]:
-        """MLLOG key -> the one value that the closed division allows at any batch size, the rules' text included."""
+        """MLLOG key -> the only value that the closed division allows at any batch size, the rules' text included."""
         return {**self.rules.demanded({}), **self.text.fixed}
 
     def demanded(self, header: Mapping[str, object]) -> dict[str, object]:
-        """MLLOG key -> the one value that the closed division allows beside the values in ``header``.
+        """MLLOG key -> the only value that the closed division allows, given the values in ``header``.
 
-        Give ``global_batch_size`` and whatever else is chosen: formulas follow from it.
+        ``header`` needs ``global_batch_size`` and the other chosen values, which formulas read.
         """
         by_text = self.by_text(header)
         return {**self.rules.demanded({**by_text, **header}), **by_text}
 
     def by_text(self, header: Mapping[str, object]) -> dict[str, object]:
-        """As :meth:`demanded`, of the rules' text alone."""
+        """As :meth:`demanded`, by the rules' text alone."""
         formulas = {key: value for key, rule in self.text.formulas.items() if (value := rule(header)) is not None}
         return {**self.text.fixed, **formulas}
 
     @cached_property
     def read_by_others(self) -> frozenset[str]:
-        """MLLOG keys whose values the rule of another key can read: the batch size, and what the rules' code keeps."""
+        """MLLOG keys that the rule of another key can read: the batch size, and keys whose values the rules keep."""
         return frozenset({"global_batch_size"}) | self.rules.keeping | self.text.reads
 
     def eval_schedule(self, batch: int) -> Schedule | None:
-        """When the closed division evaluates at a global batch size, in the unit of ``progress``; None: free.
+        """The closed division's evals at a global batch size, in the unit of ``progress``; None if they are free.
 
         Raises ValueError for a batch size below 1.
         """
@@ -92,19 +91,19 @@ class Benchmark:
         return Schedule(first or (text.first_samples if text else interval), interval)
 
     def reference(self, batch: int) -> Reference | None:
-        """What convergence at a batch size is compared with, in the unit of ``progress``; None where there is none."""
+        """The reference convergence at a batch size, in the unit of ``progress``; None if there is none."""
         return convergence.reference(self.name, batch, self.ruleset)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes with a reference convergence point, ascending; empty where there is none."""
+        """The batch sizes with a reference convergence point, ascending; empty if there is none."""
         return convergence.batch_sizes(self.name, self.ruleset)
 
 
 def read_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
-    """The benchmark as the installed mlperf_logging states it for a ruleset, by default the newest that has it.
+    """The benchmark from the installed mlperf_logging under a ruleset, by default the newest that has it.
 
-    Raises InputError for an unknown benchmark or ruleset, and where the rules state no target.
+    Raises InputError for an unknown benchmark or ruleset, or if the rules state no target.
     """
     used = newest_with(name) if ruleset is None else as_ruleset(ruleset)
     rules = read_rules(used, "closed_common", f"closed_{name}")
@@ -120,41 +119,41 @@ def read_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
 
 
 def _progress(rules: Rules) -> ProgressKey:
-    """The key that the rules want in the metadata of an eval."""
+    """The progress key that the rules demand in the metadata of an eval."""
     tests = " ".join(test for rule in rules.keys if rule.target_test for test in rule.tests)
     match = _PROGRESS.search(tests)
     return "epoch_num" if match and match[1] == "epoch_num" else "samples_count"
 
 
 def _runs(name: str, ruleset: str) -> int:
-    """Result files of a submission; half the reference's runs where the package has no count for the benchmark."""
+    """Result files of a submission; half the reference's runs if the package has no count for the benchmark."""
     from mlperf_logging.benchmark_meta import get_result_file_counts
 
     counted = get_result_file_counts("training").get(name)
     return int(counted) if counted else convergence.reference_runs(name, ruleset) // 2
 
 
-# The benchmarks that there are: those of the installed mlperf_logging, and those that other packages bring.
+# The benchmarks of the installed mlperf_logging and of other packages.
 
 
 GROUP = "lora_tune.benchmarks"
-"""Entry points of a package that brings benchmarks: name -> a callable that takes a ruleset or None for its newest."""
+"""Entry point group for benchmarks: name -> a callable that takes a ruleset, or None for its newest."""
 
 LORA = "llama2_70b_lora"
-"""The benchmark whose public runs this package was calibrated on."""
+"""The benchmark with whose public runs this package is calibrated."""
 
 STOP_CV: Mapping[str, float] = {
     LORA: STOP_SD, "llama31_8b": 0.04, "flux1": 0.029, "bert": 0.08, "dlrm_dcnv2": 0.069, "rgat": 0.061,
 }  # fmt: skip
 """Relative sd of the progress at which runs of one configuration reach the target, within public submissions
-(``python -m benchmarks.statistics.by_benchmark``); of others ``STOP_SD``."""
+(``python -m benchmarks.statistics.by_benchmark``); ``STOP_SD`` for other benchmarks."""
 
 
 @cache
 def find_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
     """The benchmark under a ruleset, by default the newest that has it.
 
-    Raises InputError for a name that neither mlperf_logging nor an installed package knows, and for such a ruleset.
+    Raises InputError for a benchmark or ruleset that neither mlperf_logging nor an installed package has.
     """
     if maker := _outside().get(name):
         return maker(ruleset)
@@ -165,12 +164,12 @@ def find_benchmark(name: str, ruleset: str | None = None) -> Benchmark:
 
 @cache
 def benchmark_names() -> tuple[str, ...]:
-    """Every benchmark that can be named, in any ruleset."""
+    """The names of all benchmarks, in any ruleset."""
     return tuple(sorted({name for r in rulesets() for name in benchmarks_of(r)} | set(_outside())))
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises ValueError where no benchmark is called so: for the validation of study files."""
+    """The name. Raises ValueError if no benchmark has it; used by the validation of study files."""
     if name not in (known := benchmark_names()):
         raise ValueError(unknown_benchmark(name, known))
     return name

@@ -1,7 +1,6 @@
 """Reference convergence points (RCPs) and the check against them, through ``mlperf_logging``.
 
-The package's checker is imported only when something is asked: that takes about a second. Batch sizes are global, in
-samples a step. Convergence is in the benchmark's own unit: samples, or epochs where its logs count epochs.
+The package's checker is imported on first use, because that takes about a second. Batch sizes are global, in
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
 
 
 PASS = "pruned_rcps"
-"""The reference points that submissions are checked against: those that no interpolation of others beats."""
+"""The reference points for submissions: those that converge no slower than the interpolation of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a batch size is compared with, in the benchmark's unit of convergence.
+    """The reference convergence at a batch size, in the benchmark's unit.
 
-    mean: faster submissions are scaled back to it. fastest: mean below this fails the check (5% one-sided t-test
-    against the reference runs). words: how the checker found it.
+    mean: faster submissions are scaled back to it. fastest: a mean below this fails the check (5% one-sided t-test
+    against the reference runs). words: which reference points the checker used.
     """
 
     mean: float
@@ -43,10 +42,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceCheck:
-    """The RCP checker's verdict on a result folder: whether it passes, its words, its normalisation of the score.
+    """The RCP checker's verdict on a result folder: whether it passes, its message, its normalisation of the score.
 
-    batch: the runs' global batch size, None where the logs do not agree on one. converged: what each run needed, in
-    the benchmark's unit, 1e9 for one that did not converge; empty where they are of no one submission.
+    batch: the runs' global batch size, None if the logs do not agree on one. converged: progress of each run at the
+    target, in the benchmark's unit, 1e9 if it did not converge; empty if the logs are not of one submission.
     """
 
     passes: bool
@@ -58,7 +57,7 @@ class ConvergenceCheck:
 
 @cache
 def reference(benchmark: str, batch: int, ruleset: str) -> Reference | None:
-    """The reference convergence at a batch size; None above the largest point, or where the benchmark has none."""
+    """The reference convergence at a batch size; None above the largest point, or if the benchmark has none."""
     if not convergence_file(ruleset, benchmark).is_file():
         return None
     checker = _checker(benchmark, ruleset)
@@ -86,9 +85,9 @@ def _batch(point: dict[str, Any]) -> float:
 
 
 def _fastest(checker: RCP_Checker, record: dict[str, Any], mean: float) -> float:
-    """The smallest mean that the check accepts, as the checker itself finds it by asking for a verdict.
+    """The smallest mean that the check accepts, from the checker's own verdict.
 
-    A rule of one benchmark (405B from 5.0 on: one eval interval less) is applied by the verdict alone.
+    Only the verdict applies the special rule of 405B from 5.0 on (one eval interval less).
     """
     submission = dict(record)
     with heard():
@@ -98,7 +97,7 @@ def _fastest(checker: RCP_Checker, record: dict[str, Any], mean: float) -> float
 
 @cache
 def batch_sizes(benchmark: str, ruleset: str) -> tuple[int, ...]:
-    """The global batch sizes that have a reference convergence point of their own, ascending."""
+    """The global batch sizes that have their own reference convergence point, ascending."""
     file = convergence_file(ruleset, benchmark)
     if not file.is_file():
         return ()
@@ -106,7 +105,7 @@ def batch_sizes(benchmark: str, ruleset: str) -> tuple[int, ...]:
 
 
 def reference_runs(benchmark: str, ruleset: str) -> int:
-    """The fewest runs behind a reference point of a benchmark: twice those of a submission."""
+    """The fewest runs behind a reference point of a benchmark, twice the runs of a submission."""
     records = json.loads(convergence_file(ruleset, benchmark).read_text(encoding="utf-8")).values()
     return min(len(runs) for record in records for key, runs in record.items() if key.lower().endswith("to converge"))
 
@@ -120,9 +119,9 @@ def _checker(benchmark: str, ruleset: str) -> RCP_Checker:
 
 
 def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, ruleset: str) -> ConvergenceCheck:
-    """The RCP checker's verdict on ``folder``, whose ``result_*.txt`` are ``files``, in plain text.
+    """The RCP checker's verdict on ``folder``, which holds the plain-text result files ``files``.
 
-    The folder's name must hold none of ``*?[``: the checker takes it for a pattern.
+    The folder's name must not contain ``*?[``, because the checker uses it as a glob pattern.
     """
     from mlperf_logging.rcp_checker import rcp_checker
 
@@ -142,7 +141,7 @@ def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, rules
                     str(folder), "training", spoken, verbose=False, bert_train_samples=False, rcp_file=points,
                     rcp_pass=PASS,
                 )  # fmt: skip
-        except Exception as error:  # noqa: BLE001  # the checker meets logs that nobody foresaw; that is its verdict
+        except Exception as error:  # noqa: BLE001  # the checker may fail on any malformed log; that is its verdict
             return ConvergenceCheck(False, f"the RCP checker fails: {type(error).__name__}: {error}", 1.0)
     measured = (float(batch) if batch != -1 else None, tuple(float(n) for n in needed or ()))
     if not math.isfinite(factor):
@@ -151,7 +150,7 @@ def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, rules
 
 
 def _without_mean(benchmark: str, runs: int, verdict: str) -> str:
-    """Why the checker has no mean to scale by: it leaves out the fastest and the slowest of the runs."""
+    """Why the checker has no mean to scale by: too few runs without the fastest and the slowest, or a mean of 0."""
     from mlperf_logging.rcp_checker.rcp_checker import submission_runs
 
     required = submission_runs["training"][benchmark]
@@ -161,35 +160,35 @@ def _without_mean(benchmark: str, runs: int, verdict: str) -> str:
 
 
 def _why(messages: Sequence[str]) -> str:
-    """Why the logs are of no one submission, in the checker's last words of that."""
+    """Why the logs are not of one submission: the checker's last message about it."""
     about = [m for m in messages if "do not match" in m]
     return about[-1].rstrip(".") if about else "no log names a benchmark"
 
 
-# The shipped families: Llama-2-70B LoRA on GovReport (MLPerf), calibrated on public runs, by global batch size.
+# Curve families shipped by global batch size: Llama-2-70B LoRA on GovReport (MLPerf), calibrated on public runs.
 
 
 CALIBRATION = Path(__file__).resolve().parent / "data" / "llama2_70b_lora.json"
 
 SMALLEST_GBS, LARGEST_GBS = 8, 128
-"""Between these the public runs say something."""
+"""Range of batch sizes of the public runs."""
 
 
 @cache
 def published(gbs: float) -> Envelope | None:
     """The median curve and envelope of good MLPerf Llama-2-70B LoRA runs at ``gbs``; None outside 8 to 128.
 
-    The shape serves any target near 0.925. Figures, method and the runs behind them: docs/statistics.md.
+    The shape fits any target near 0.925. Figures, method and runs: docs/statistics.md.
     """
     return envelope(json.loads(CALIBRATION.read_text()), gbs)
 
 
 @cache
 def crossing_family(gbs: float) -> Family | None:
-    """The family of :func:`published` at a batch size where enough submissions calibrate it for estimates; else None.
+    """The family of :func:`published` at batch sizes with enough submissions to estimate crossings by it; else None.
 
-    Elsewhere the shape is interpolated between batch sizes: good enough to tell bad runs, and 1 to 3% early where
-    crossings were estimated by it.
+    Elsewhere the shape is interpolated between batch sizes: accurate enough to detect bad runs, but crossings estimated
+    by it are 1 to 3% early.
     """
     calibration = json.loads(CALIBRATION.read_text())
     curve = published(gbs)
@@ -197,7 +196,7 @@ def crossing_family(gbs: float) -> Family | None:
 
 
 def envelope(calibration: Mapping[str, Any], gbs: float) -> Envelope | None:
-    """The envelope that a calibration (the JSON of ``benchmarks.calibrate_curves``) gives for ``gbs``.
+    """The envelope at ``gbs`` of a calibration (the JSON of ``benchmarks.calibrate_curves``); None outside its range.
 
     ``loss = target + slope(gbs) * ln(samples / crossing(gbs))`` with ``slope`` linear and ``ln(crossing)`` quadratic
     in ``g = ln(gbs / 8)``, valid from ``ln(samples / crossing) = noise.at[0]`` on.

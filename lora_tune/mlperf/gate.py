@@ -1,4 +1,4 @@
-"""Whether a configuration may enter the closed division: the compliance checker decides on the log it would print."""
+"""Checks a configuration against the closed division, by running the compliance checker on the log it would print."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from lora_tune.mlperf.log_check import findings, parse
 from lora_tune.mlperf.rules import reaching, read_rules
 from lora_tune.mlperf.rulesets import benchmarks_of
 
-# The log that a trial of a benchmark would print, before it runs: its header as announced, and one run that succeeds.
-#
-# Whatever is not announced is what the rules demand, or something that they accept: so what the compliance checker
-# says against such a log is about what was announced.
+# The synthetic log of a trial: a header with the announced values, and one run that succeeds. Keys that are not
+# announced get the value that the rules demand or accept, so every complaint is about an announced value.
 
 
 CLOSED: Mapping[str, object] = {
@@ -31,10 +29,10 @@ CLOSED: Mapping[str, object] = {
     "cache_clear": True,
     "seed": 1,
 }
-"""What a header says beside hyperparameters, whatever the benchmark."""
+"""Header values other than hyperparameters, the same for every benchmark."""
 
 READ_BY_OTHERS = ("global_batch_size", "opt_learning_rate_warmup_steps")
-"""Keys that rules of other keys read, in the order in which a log must have them."""
+"""Keys that the rules of other keys read, in the order in which a log must have them."""
 
 _EVENTS = frozenset({
     "init_start", "init_stop", "run_start", "run_stop", "block_start", "block_stop", "epoch_start", "epoch_stop",
@@ -43,15 +41,15 @@ _EVENTS = frozenset({
 
 
 def header(benchmark: Benchmark, announced: Mapping[str, object]) -> dict[str, object]:
-    """Every key of a compliant header in the order of the rules; values in ``announced`` stand as they are.
+    """Every key of a compliant header, in the order of the rules.
 
-    announced: values by MLLOG key, ``global_batch_size`` among them.
+    announced: values by MLLOG key, ``global_batch_size`` among them; the header holds them unchanged.
     """
     logged = {**CLOSED, "submission_benchmark": benchmark.name, **announced}
     for part in (benchmark.rules, read_rules(benchmark.ruleset, "common")):
         accepted = part.accepted({**benchmark.by_text(logged), **logged})
         logged |= {key: value for key, value in accepted.items() if key not in logged and key not in _EVENTS}
-    # The rules of a key may read what another key left behind, and run in the order of the log.
+    # The rule of a key may read state that another key set, and rules run in the order of the log.
     first = {key: logged[key] for key in READ_BY_OTHERS if key in logged}
     return first | logged
 
@@ -61,7 +59,7 @@ def log_lines(
 ) -> list[str]:
     """``:::MLLOG`` lines of a whole run with that header, which reaches the target at its first evals.
 
-    readings: what its evals read instead, by the metric's name.
+    readings: eval results by metric name, in place of ones that reach the target.
     """
     lines = [_line(0, "init_start")]
     lines += [_line(1, key, value) for key, value in header(benchmark, announced).items()]
@@ -71,7 +69,7 @@ def log_lines(
 
 
 def _evals(benchmark: Benchmark, batch: object, readings: Mapping[str, float]) -> Iterator[str]:
-    """The first two blocks and evals of a run, on the rules' grid."""
+    """The first two blocks and evals of a run, at the rules' eval schedule."""
     whole = batch if isinstance(batch, int) and batch >= 1 else 1
     schedule = benchmark.eval_schedule(whole)
     first, interval = (schedule.first_samples, schedule.interval_samples) if schedule else (whole, whole)
@@ -93,11 +91,11 @@ def _line(seconds: float, key: str, value: object = None, **metadata: object) ->
     return ":::MLLOG " + json.dumps({**record, "metadata": {"file": "header", "lineno": 1, **metadata}})
 
 
-# Which MLLOG key a variable of the public implementations ends in: ``knobs.csv``, with where each was seen.
+# ``knobs.csv``: the MLLOG key that each variable of the public implementations sets, with a source for each row.
 
 
 INTERVAL_NAMES = ("VAL_CHECK_INTERVAL", "PRIMUS_EVAL_INTERVAL", "EVAL_INTERVAL", "EVAL_EVERY", "EVAL_STEPS")
-"""Variables that say how often a run evaluates, in samples or in steps."""
+"""Variables that set the eval interval, in samples or in steps."""
 
 INTERVAL_IN_STEPS = frozenset({"llama31_405b", "llama31_8b", "gpt_oss_20b", "deepseekv3_671b"})
 """Benchmarks whose public implementations count VAL_CHECK_INTERVAL in optimizer steps; others count samples.
@@ -105,12 +103,12 @@ INTERVAL_IN_STEPS = frozenset({"llama31_405b", "llama31_8b", "gpt_oss_20b", "dee
 Source: conf/custom.yaml of NVIDIA's llama31_405b and llama31_8b (v5.0 to v6.0), conf/gpt_oss.yaml (v6.0)."""
 
 SKIP_NAMES = ("SKIP_EVALS", "SKIP_EVAL")
-"""Variables that say how many evals are left out at the start."""
+"""Variables that set how many evals are skipped at the start."""
 
 
 @cache
 def keys_of(benchmark: str) -> Mapping[str, str]:
-    """Variable (upper case) -> MLLOG key for a benchmark; its own rows before those for all."""
+    """Variable (upper case) -> MLLOG key for a benchmark; its own rows override those for all benchmarks."""
     text = (files("lora_tune.mlperf") / "knobs.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
     common = {row["variable"]: row["key"] for row in rows if row["benchmark"] == "*"}
@@ -118,12 +116,12 @@ def keys_of(benchmark: str) -> Mapping[str, str]:
 
 
 def batch_names(benchmark: str) -> tuple[str, ...]:
-    """Variables that state the global batch of a benchmark's implementations by themselves."""
+    """Variables other than GBS that set the global batch size in implementations of a benchmark."""
     return tuple(name for name, key in keys_of(benchmark).items() if key == "global_batch_size" and name != "GBS")
 
 
 def announced(benchmark: str, values: Mapping[str, object]) -> dict[str, object]:
-    """What a trial with these variables would announce, by MLLOG key; variables that no key names are left out.
+    """Values that a trial with these variables would log, by MLLOG key; variables without a key are left out.
 
     Numbers in text become numbers, as the implementations read them.
     """
@@ -133,7 +131,7 @@ def announced(benchmark: str, values: Mapping[str, object]) -> dict[str, object]
 
 
 def as_value(text: str) -> str | int | float:
-    """A variable's text as the value that a study would state: a whole number, a number, or the text."""
+    """A variable's text as an int, else a float, else the text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -146,7 +144,7 @@ def as_value(text: str) -> str | int | float:
 class Violation:
     """One breach of the closed division. fatal: the study is refused; otherwise it is a warning.
 
-    sentence: what came, what is allowed and what to do, with where the rule stands.
+    sentence: the value, what is allowed, what to do, and the source of the rule.
     """
 
     name: str
@@ -155,9 +153,9 @@ class Violation:
 
 
 def check_header(benchmark: Benchmark, values: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What the compliance checker says against a log with these values by MLLOG key, each with the key it is about.
+    """The compliance checker's complaints (key, message) about a log with these values by MLLOG key.
 
-    Nothing of a benchmark of another package: the checker has no rules for it.
+    Empty for a benchmark of another package, for which the checker has no rules.
     """
     if not _has_checker(benchmark):
         return []
@@ -165,17 +163,17 @@ def check_header(benchmark: Benchmark, values: Mapping[str, object]) -> list[tup
 
 
 def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Violation]:
-    """What a configuration breaks of the closed division, by the checker and by the rules' text; empty when nothing.
+    """Violations of the closed division by one configuration, by the checker and the rules' text.
 
-    A benchmark of another package is judged by its own rules alone. values: the trial's variables by name, GBS among
-    them where it is known.
+    A benchmark of another package is judged by its own rules alone. values: the trial's variables by name, with GBS
+    where it is known.
     """
     logged = announced(benchmark.name, values)
     names = {keys_of(benchmark.name).get(name.upper(), ""): name for name in values}
     demanded, broken = benchmark.demanded(logged), _broken(benchmark, logged)
-    stated = [key for key in broken if key in logged]  # what nobody states is the implementation's, no line of a study
+    stated = [key for key in broken if key in logged]  # other keys are set by the implementation, not by the study
     batch = logged.get("global_batch_size")
-    if batch is None:  # what a batch decides is broken where every reference batch says so
+    if batch is None:  # what depends on the batch size is broken only if every reference batch size breaks it
         beside = [_broken(benchmark, {**logged, "global_batch_size": size}) for size in benchmark.batch_sizes]
         stated = [key for key in stated if all(key in there for there in beside)]
     elif broken and not stated:
@@ -189,7 +187,7 @@ def check_values(benchmark: Benchmark, values: Mapping[str, object]) -> list[Vio
 
 
 def _broken(benchmark: Benchmark, logged: Mapping[str, object]) -> list[str]:
-    """The keys of a log with these values that break a rule, stated ones and those that the rules derive."""
+    """Keys of a log with these values that break a rule: stated keys and keys derived by the rules."""
     compared = benchmark.by_text(logged) if _has_checker(benchmark) else benchmark.demanded(logged)
     broken = [key for key, _ in check_header(benchmark, logged)]
     return broken + [key for key, wanted in compared.items() if key in logged and not _equal(logged[key], wanted)]
@@ -214,14 +212,13 @@ def check_range(
     following: Collection[str] = (),
     at_ends: Sequence[Mapping[str, object]] = (),
 ) -> list[Violation]:
-    """What a search space breaks: each point as it is, and with each tuned variable at each of its ends.
+    """Violations of a search space, tried at each point and with each tuned variable at each of its ends.
 
-    tuned: variable -> its ends, or its choices. points: resolved values, GBS among them, one for each layout; those
-    that differ in nothing that a log announces count once, and the ends of a variable are tried at one of those that
-    differ in nothing that its rule can read.
+    tuned: variable -> its ends, or its choices. points: resolved values with GBS, one for each layout. Points with the
+    same logged values are tried once; the ends of a variable are tried once for each set of values its rule can read.
 
-    following: variables that change with tuned ones by a formula of the study. at_ends: resolved values with each tuned
-    variable at its ends: beside them the following ones are judged, and nowhere else.
+    following: variables that a formula of the study derives from tuned ones. at_ends: resolved values with each tuned
+    variable at its ends; following variables are checked only at ``points`` and these.
     """
     violations: dict[str, Violation] = {}
     keys = keys_of(benchmark.name)
@@ -236,7 +233,7 @@ def check_range(
     read = benchmark.read_by_others
 
     def of_rule(point: Mapping[str, object]) -> dict[str, object]:
-        """What a variable's rule can read of a point."""
+        """The values of a point that a variable's rule can read."""
         return {n: v for n, v in announced(benchmark.name, point).items() if n in read} | dict.fromkeys(point)
 
     for name, ends in tuned.items():
@@ -254,7 +251,7 @@ def check_range(
 def _distinct(
     points: Sequence[Mapping[str, object]], seen_as: Callable[[Mapping[str, object]], Mapping[str, object]]
 ) -> list[Mapping[str, object]]:
-    """The first of the points of each kind; those that are seen as the same values are of one kind."""
+    """The first of each set of points for which ``seen_as`` returns the same values."""
     kinds: dict[tuple[tuple[str, str], ...], Mapping[str, object]] = {}
     for point in points:
         kinds.setdefault(tuple(sorted((key, repr(value)) for key, value in seen_as(point).items())), point)
@@ -268,10 +265,8 @@ def check_space(
     following: Collection[str] = (),
     at_ends: Sequence[Mapping[str, object]] = (),
 ) -> list[Violation]:
-    """All that a search space breaks of the closed division: values, the eval schedule. Batch sizes that cannot win or
-    have no reference, and runs that end before any submission has converged, are warned of.
-
-    All other arguments: as for :func:`check_range`.
+    """All violations of a search space: values and eval schedule; as warnings, batch sizes that cannot win or have no
+    reference, and runs too short for any submission to converge. Other arguments as for :func:`check_range`.
     """
     batches = sorted({batch for point in points if isinstance(batch := point.get("GBS"), int)})
     violations = check_range(benchmark, tuned, points, following, at_ends)
@@ -283,7 +278,7 @@ def check_space(
 def _schedule_violations(
     benchmark: Benchmark, tuned: Mapping[str, object], points: Sequence[Mapping[str, object]]
 ) -> list[Violation]:
-    """Eval schedules other than the one that follows from the batch size, under any of the names for it."""
+    """Violations by eval intervals or skips (under any variable name) that differ from the schedule for the batch."""
     violations: dict[str, Violation] = {}
     for point in points:
         batch = point.get("GBS")
@@ -300,7 +295,7 @@ def _schedule_violations(
 
 
 def _needed(name: str, value: object, schedule: Schedule, batch: object) -> str:
-    """What a variable of the eval schedule must be; "" where it is that, or is no such variable.
+    """The value that an eval-schedule variable must have; "" if it has it, or is no such variable.
 
     Implementations count an interval in samples or in steps, and some round a shorter one up to whole steps.
     """
@@ -341,9 +336,9 @@ def _unreferenced(
 
 
 def _below(benchmark: Benchmark, batches: Sequence[int], points: Sequence[Mapping[str, object]]) -> list[Violation]:
-    """A warning for batch sizes below the smallest reference: they cannot win.
+    """A warning for batch sizes below the smallest reference, which cannot win.
 
-    A single one names MINIBS as what to raise where the batch follows from it, and its steps before the first eval.
+    A single batch size gets the number of steps before the first eval, and the MINIBS to raise if it follows from it.
     """
     smallest = min(benchmark.batch_sizes, default=0)
     below = [batch for batch in batches if batch < smallest]
@@ -361,7 +356,7 @@ def _below(benchmark: Benchmark, batches: Sequence[int], points: Sequence[Mappin
 
 
 def _raised(below: Sequence[int], points: Sequence[Mapping[str, object]], smallest: int) -> str:
-    """How a batch comes to ``smallest``: by MINIBS where one batch follows from one of these."""
+    """Advice that raises the batch to ``smallest``: by MINIBS where a single MINIBS gives a single batch."""
     known = {point.get("MINIBS") for point in points if point.get("GBS") in below}
     minibs = known.pop() if len(known) == len(below) == 1 else None
     if not isinstance(minibs, int) or minibs < 1 or below[0] % minibs:
@@ -374,11 +369,11 @@ def _raised(below: Sequence[int], points: Sequence[Mapping[str, object]], smalle
 def _short_runs(benchmark: Benchmark, points: Sequence[Mapping[str, object]]) -> list[Violation]:
     """A warning for training that ends before the fewest samples in which a submission may converge.
 
-    One that ends before its first eval is told so: it fails for that, whatever its learning rate.
+    The message says so if training even ends before the first eval: it then fails whatever the learning rate.
     """
     for point in points if benchmark.progress == "samples_count" else ():
         batch, steps = point.get("GBS"), point.get("MAX_STEPS")
-        if not isinstance(batch, int) or not isinstance(steps, int) or steps < 1:  # -1: NeMo's word for no end
+        if not isinstance(batch, int) or not isinstance(steps, int) or steps < 1:  # -1: no limit in NeMo
             continue
         against = benchmark.reference(batch)
         if against is not None and steps * batch < against.fastest:
@@ -415,10 +410,9 @@ def _equal(value: object, demanded: object) -> bool:
     return value == demanded
 
 
-# What a log must disclose from ruleset 6.1 on, derived from the variables that a trial runs with.
-#
-# Training rules, Run results, and common.yaml of mlperf_logging's 6.1.0: the lowest numerical precision in linear
-# layers, attention and communication, the parallelism, the micro batch size, and the name of the config file.
+# Disclosures that a log must hold from ruleset 6.1 on, derived from the trial's variables: the lowest numerical
+# precision in linear layers, attention and communication, the parallelism, the micro batch size, and the name of the
+# config file. Source: Training rules, "Run results", and common.yaml of mlperf_logging's 6.1.0.
 
 
 LINEAR = "lowest_numerical_precision_in_linear"
@@ -452,16 +446,16 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 """MLLOG key -> the variables from which implementations print it: NVIDIA's (MLPERF_...) and AMD's (MLLOG_...)."""
 
 WIDE = "bfloat16"
-"""Precision where nothing lower is switched on: what the public implementations train in."""
+"""Precision where no variable selects a lower one: the public implementations train in it."""
 
 
 def disclosures(
     benchmark: str, values: Mapping[str, object], config_filename: str, wide: str = WIDE
 ) -> dict[str, object]:
-    """What a trial's log must disclose, by MLLOG key.
+    """The disclosures of a trial's log, by MLLOG key.
 
-    values: every variable that the trial runs with, tuned ones and those of its base config. config_filename: of the
-    config that a submission would hold. wide: the precision of what no variable lowers.
+    values: every variable of the trial, tuned or from its base config. config_filename: of the submission's config.
+    wide: the precision where no variable selects a lower one.
     """
     logged = announced(benchmark, values)
     return {
@@ -473,11 +467,11 @@ def disclosures(
 
 
 def precisions(values: Mapping[str, object], wide: str = WIDE) -> dict[str, str]:
-    """The lowest precision in linear layers, attention and communication, as NVIDIA's and AMD's variables switch them.
+    """The lowest precision in linear layers, attention and communication, from NVIDIA's and AMD's variables.
 
-    A healing step that raises the precision late changes nothing: the lowest one is asked for. Attention runs in FP8
-    where FP8_DPA says so, and never lower. Communication is lower than bfloat16 where parameters are gathered in the
-    low precision, and where dlrmv4's sparse all-to-all is set to.
+    A healing step, which raises the precision late, does not count, as the rules ask for the lowest one. Attention runs
+    in FP8 if FP8_DPA is on, and never lower. Communication is below bfloat16 if parameters are gathered in the low
+    precision, or if dlrmv4's sparse all-to-all is set so.
     """
     recipe = "mxfp4" if str(values.get("FP4_RECIPE", "")).lower() == "mxfp4" else "nvfp4"
     four = recipe if _on(values, "FP4") else None
@@ -495,10 +489,10 @@ def precisions(values: Mapping[str, object], wide: str = WIDE) -> dict[str, str]
 def disclosure_exports(
     benchmark: str, values: Mapping[str, object], config_filename: str, reads: Collection[str]
 ) -> dict[str, object]:
-    """The disclosures under the variables that an implementation reads; nothing for one that reads none of them.
+    """Disclosures as the variables that an implementation reads; empty if it reads none of them.
 
-    reads: names of the variables that its files read. A value that a script sets by itself is replaced: it was
-    written for another configuration.
+    reads: names of the variables that its files read. A value that a script sets is replaced, because it was written
+    for another configuration.
     """
     disclosed = disclosures(benchmark, values, config_filename)
     return {name: disclosed[key] for key, names in VARIABLES.items() for name in names if name in reads}
@@ -509,13 +503,13 @@ def _on(values: Mapping[str, object], name: str) -> bool:
 
 
 def _degree(value: object) -> int:
-    """A degree of parallelism or a micro batch size; 1 where nothing sets it."""
+    """A degree of parallelism or a micro batch size; 1 if unset."""
     return int(value) if isinstance(value, int | float) and value >= 1 else 1
 
 
-# The numerical precision that a trial trains in, read from the settings that its program is given or has printed.
+# The numerical precision of a trial, read from the settings of its program or from its log.
 #
-# NVIDIA's implementations from v5.1 on train in FP4 when ``FP4`` is on and change to a higher precision ("healing")
+# NVIDIA's implementations from v5.1 on train in FP4 when ``FP4`` is on and switch to a higher precision ("healing")
 # at step ``HEALING_ITER``; 0 means never. ``HEALING_ITER`` has no effect on a run that is not in FP4.
 
 
@@ -529,26 +523,26 @@ _OFF = ("", "0", "0.0", "false", "none", "null", "no", "off")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """What a run's linear layers compute in.
+    """The precision of a run's linear layers.
 
-    lowest: "fp4", "fp8", "bf16", or "" where nothing says it. healing_steps: optimizer step from which an FP4 run
-    goes on in a higher precision; 0: it does not, or nothing says so.
+    lowest: "fp4", "fp8", "bf16", or "" if unknown. healing_steps: optimizer step at which an FP4 run switches to a
+    higher precision; 0: never, or unknown.
     """
 
     lowest: str = ""
     healing_steps: int = 0
 
     def __or__(self, other: Precision) -> Precision:
-        """This, with what it leaves open taken from ``other``."""
+        """This precision, or ``other`` if this one is unknown."""
         return self if self.lowest or self.healing_steps else other
 
 
 def precision_of(settings: Mapping[str, object]) -> Precision:
-    """The precision in ``settings``: environment variables, parameters, or what a log printed; names in any case.
+    """The precision in ``settings``: environment variables, parameters or logged values; names in any case.
 
-    A switch (``FP4``, ``FP8``, ...) counts before a name that states a precision in words
-    (``MLPERF_LINEAR_PRECISION``, ``lowest_numerical_precision_in_linear``). A healing step is disregarded where the
-    settings say that the run is not in FP4.
+    A switch (``FP4``, ``FP8``, ...) takes precedence over a name with a precision as its value
+    (``MLPERF_LINEAR_PRECISION``, ``lowest_numerical_precision_in_linear``). A healing step is ignored if the settings
+    state a precision other than FP4.
     """
     named = {name.strip().lower(): _text(value) for name, value in settings.items()}
     on = {_SWITCHES[name] for name, value in named.items() if name in _SWITCHES and value not in _OFF}

@@ -18,11 +18,11 @@ import yaml
 from lora_tune.mlperf.rules import with_code
 from lora_tune.mlperf.rulesets import known_to_checkers
 
-# What the package's checkers say: they speak through the root logger.
+# The package's checkers report through the root logger.
 
 
 class _Collector(logging.Handler):
-    """Keeps warnings."""
+    """Collects warnings and errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -34,9 +34,9 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What is said to the root logger meanwhile; its own handlers hear nothing of it, and none is installed.
+    """Collect the root logger's warnings and errors in place of its handlers.
 
-    Heard too where the caller has switched logging off: the words are part of a verdict.
+    Works even if the caller has disabled logging, because the messages are part of a verdict.
     """
     root, collector = logging.getLogger(), _Collector()
     before, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
@@ -54,30 +54,30 @@ def heard() -> Iterator[list[str]]:
 MARK = ":::MLLOG "
 
 SHOWN = 200
-"""Characters of a record that could not be read."""
+"""Most characters quoted of a record that cannot be parsed."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_]+")
 _FILE_NAMES = ("submission_division", "submission_benchmark")
-"""Keys whose values the rules put into the names of further rule files."""
+"""Keys whose values become part of the names of rule files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedLog:
-    """The records of one log as the package's own parser reads them.
+    """The records of one log, by mlperf_logging's parser.
 
     lines: its LogLine objects (``key``, ``value`` with ``value`` and ``metadata``, ``timestamp`` in ms).
-    errors: records that it could not read, with why.
+    errors: records that cannot be parsed, with the reason.
     """
 
     lines: Sequence[Any]
     errors: tuple[str, ...] = ()
 
     def first(self, key: str) -> object:
-        """The value of the first record of a key; None where there is none."""
+        """The value of the first record of a key; None if there is none."""
         return next((line.value["value"] for line in self.lines if line.key == key), None)
 
     def times(self) -> tuple[float, float] | None:
-        """``run_start`` and ``run_stop`` in ms as the result summarizer takes them; None where one is missing."""
+        """``run_start`` and ``run_stop`` in ms as the result summarizer takes them; None if one is missing."""
         start = stop = None
         for line in self.lines:
             if line.key == "run_start":
@@ -92,14 +92,14 @@ class ParsedLog:
 def records(text: Iterable[str]) -> list[str]:
     """The ``:::MLLOG`` records in the lines of a log, each from its mark on, as the package's tools cut them.
 
-    Their own regular expression for it takes time with the square of a line's length; this takes none to speak of.
-    Records are lines again: an empty one keeps the blank of its mark, and stays one that cannot be parsed.
+    Takes linear time; their regular expression takes the square of a line's length. An empty record keeps the blank
+    of its mark, so that it still fails to parse.
     """
     return [MARK + line[line.rfind(MARK) + len(MARK) :].rstrip() for line in text if MARK in line]
 
 
 def parse(lines: Iterable[str], ruleset: str) -> ParsedLog:
-    """The records in the lines of a log, by the package's parser for a ruleset. Never raises for what they hold."""
+    """The records in the lines of a log, by the package's parser for a ruleset. Never raises for their content."""
     version = known_to_checkers(ruleset).replace(".", "")
     parser = import_module(f"mlperf_logging.compliance_checker.mlp_parser.ruleset_{version}")
     parsed, failed = [], []
@@ -108,19 +108,19 @@ def parse(lines: Iterable[str], ruleset: str) -> ParsedLog:
             parsed.append(parser.string_to_logline(number, record))
         except ValueError as error:
             failed.append(f"{error}: {record[:SHOWN]}")
-        except Exception as error:  # noqa: BLE001  # where the package's tools would end, all of the log is unread
+        except Exception as error:  # noqa: BLE001  # the package's tools would crash here, so the whole log is unread
             return ParsedLog((), (f"mlperf_logging ends with {type(error).__name__}: {error}: {record[:SHOWN]}",))
     return ParsedLog(parsed, tuple(failed))
 
 
 class _Yaml:
-    """In place of the yaml module in the checker, which reads and compiles its rules anew for each log."""
+    """Replaces the yaml module in the checker, which would parse and compile its rules again for each log."""
 
     BaseLoader = yaml.BaseLoader
 
     @staticmethod
     def load(file: Any, Loader: object) -> Any:  # noqa: ARG004  # as the checker calls it
-        """The rules in an open file, read once."""
+        """The rules in an open file, parsed once."""
         return _rules_in(Path(file.name))
 
 
@@ -130,15 +130,15 @@ def _rules_in(path: Path) -> Any:
 
 
 def complaints(log: ParsedLog, ruleset: str) -> tuple[str, ...]:
-    """What the compliance checker says against a log; empty when it passes."""
+    """The compliance checker's complaints about a log; empty if it passes."""
     return tuple(text for _, text in findings(log, ruleset))
 
 
 def findings(log: ParsedLog, ruleset: str) -> list[tuple[str, str]]:
-    """The checker's complaints with the key that each is about, "" where it is about none.
+    """The checker's complaints as (key, message), with "" as the key if it concerns none.
 
-    The rules are code in the package's YAML files. Values that they make file names of are looked at before they
-    run, and what the rules themselves raise on a strange log is a complaint too.
+    The rules are code in the package's YAML files, named by values of the log. Such values are checked first, and an
+    exception of the rules becomes a complaint.
     """
     from mlperf_logging.compliance_checker import mlp_compliance
 
@@ -155,7 +155,7 @@ def findings(log: ParsedLog, ruleset: str) -> list[tuple[str, str]]:
             checker.check_loglines(list(log.lines), f"training_{ruleset}/common.yaml")
         except FileNotFoundError as error:  # a benchmark that this ruleset does not have
             checker.put_message(f"mlperf_logging has no rules {Path(error.filename).name} in {ruleset}")
-        except Exception as error:  # noqa: BLE001  # whatever the rules raise on a log is said
+        except Exception as error:  # noqa: BLE001  # rules may raise anything; it becomes a complaint
             checker.put_message(f"the rules fail on this log: {type(error).__name__}: {error}")
         finally:
             mlp_compliance.enqueued_configs.clear()
@@ -170,9 +170,9 @@ def _is_plain(value: object) -> bool:
 
 
 def seed_complaint(files: Sequence[Path], ruleset: str) -> str:
-    """What the seed checker says first against runs of the closed division; "" when each logs a seed of its own.
+    """The seed checker's first complaint about runs of the closed division; "" if each run logs a different seed.
 
-    files: the result files in plain text, all in one folder, whose path the words do not name.
+    files: the result files in plain text, in one folder; its path is removed from the message.
     """
     from mlperf_logging.package_checker.seed_checker import SeedChecker
 

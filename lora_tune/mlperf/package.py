@@ -1,7 +1,7 @@
 """A submission package of MLPerf Training: the tree of files that its package checker reads.
 
-``SUBMITTER/systems/SYSTEM.json``, ``SUBMITTER/results/SYSTEM/BENCHMARK/result_N.txt``, and what was run below
-``SUBMITTER/benchmarks/BENCHMARK/implementations/NAME``. A result is what its log says: no line of a log is changed.
+``SUBMITTER/systems/SYSTEM.json``, ``SUBMITTER/results/SYSTEM/BENCHMARK/result_N.txt``, and the code in
+``SUBMITTER/benchmarks/BENCHMARK/implementations/NAME``. Logs are packaged unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIELDS = (
     "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
     "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
-"""What a system description holds, in the order of ``check_system_desc``."""
+"""Fields of a system description, in the order of ``check_system_desc``."""
 
 MAY_BE_EMPTY = frozenset({
     "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches", "host_processor_interconnect",
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 def described_by_logs(announced: Mapping[str, object]) -> dict[str, str]:
     """The fields of a system description that the logs state.
 
-    announced: of the logs: ``submission_org``, ``submission_division``, ``submission_status``, ``submission_platform``.
+    announced: the logs' ``submission_org``, ``submission_division``, ``submission_status``, ``submission_platform``.
     """
     return {
         "submitter": str(announced.get("submission_org", "")),
@@ -57,11 +57,10 @@ def described_by_logs(announced: Mapping[str, object]) -> dict[str, str]:
 
 
 def described_by_machine(texts: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a system description that the machine's own files and programs state.
+    """The fields of a system description that can be read from the machine; unknown ones are left out.
 
-    texts: what they print by name: ``cpuinfo``, ``meminfo``, ``os-release``, ``uname``, ``gpus`` (``nvidia-smi
-    --query-gpu=name,memory.total,driver_version --format=csv,noheader``), ``infiniband`` (names of its devices). What
-    is missing there is left out.
+    texts: outputs by name: ``cpuinfo``, ``meminfo``, ``os-release``, ``uname``, ``gpus`` (``nvidia-smi
+    --query-gpu=name,memory.total,driver_version --format=csv,noheader``), ``infiniband`` (device names).
     """
     known = _processors(texts.get("cpuinfo", "")) | _accelerators(texts.get("gpus", ""))
     if total := re.search(r"MemTotal:\s+(\d+) kB", texts.get("meminfo", "")):
@@ -75,7 +74,7 @@ def described_by_machine(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _processors(cpuinfo: str) -> dict[str, str]:
-    """By /proc/cpuinfo: a block a thread, with the socket that it is on."""
+    """From /proc/cpuinfo, which has a block for each hardware thread with its socket."""
     models = re.findall(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     sockets = set(re.findall(r"^physical id\s*:\s*(\d+)$", cpuinfo, re.MULTILINE))
     cores = re.search(r"^cpu cores\s*:\s*(\d+)$", cpuinfo, re.MULTILINE)
@@ -100,14 +99,14 @@ def _accelerators(gpus: str) -> dict[str, str]:
 
 
 def template(known: Mapping[str, str]) -> dict[str, str]:
-    """A system description with what is known of it, and empty fields to fill in."""
+    """A system description with the known fields, and empty ones to fill in."""
     return {field: known.get(field, "") for field in FIELDS}
 
 
 def check_description(system: Mapping[str, object], announced: Mapping[str, object], place: str) -> None:
-    """Raise InputError for the first thing that a system description lacks, or says otherwise than the logs.
+    """Raise InputError for the first field of a system description that is empty, missing, or contradicts the logs.
 
-    place: where it stands, for the message. announced: as of :func:`described_by_logs`.
+    place: the description's path, for the message. announced: as for :func:`described_by_logs`.
     """
     empty = [f for f in FIELDS if f not in MAY_BE_EMPTY and not str(system.get(f, "")).strip()]
     if empty:
@@ -147,24 +146,24 @@ REMEDIES = (
     ("eval_accuracy", "the run did not reach the target, or evaluates at other steps than the round's"),
     ("failed", "score RESULTS quotes the line of the log; what it logs is changed in the trainer, never in the log"),
 )  # fmt: skip
-"""What a finding of the checkers (mlperf_logging 4.1) says -> what to do; the first that fits."""
+"""Part of a finding of the checkers (mlperf_logging 4.1) -> what to do; the first match counts."""
 
 
 def remedy(finding: str) -> str:
-    """What to do about a checker's finding; where it is none of the known ones, how to learn more."""
+    """What to do about a checker's finding; how to learn more if it is unknown."""
     known = (advice for words, advice in REMEDIES if words in finding)
     return next(known, "mlperf_logging's source says when it prints this; score RESULTS has our reading of the logs")
 
 
 def folder_of(submitter: str) -> str:
-    """The name of a submitter's folder: "Juniper Networks" submitted below JuniperNetworks (v4.0)."""
+    """A submitter's folder name: without blanks, as "Juniper Networks" submitted in JuniperNetworks (v4.0)."""
     return "".join(submitter.split())
 
 
 def counted(names: Sequence[str], needed: int, where: str) -> tuple[list[str], list[str]]:
-    """The result files of a submission and those beyond it: the first ``needed`` in order of their numbers.
+    """(the first ``needed`` result files in order of their numbers, the others). Raises InputError for too few.
 
-    The order was fixed before the runs were made, so nothing is picked by its time. Raises InputError for too few.
+    The order is fixed before the runs, so the choice cannot depend on their times.
     """
     if len(names) < needed:
         raise InputError(f"{where}: holds {len(names)} result files, and a submission has {needed}; confirm more seeds")
@@ -181,11 +180,10 @@ def tree(
     implementation: str,
     code: Mapping[str, bytes],
 ) -> dict[PurePosixPath, bytes]:
-    """Every file of the package by its path; blanks of the submitter's name are no part of its folder's.
+    """Every file of the package by its path; the submitter's folder is its name without blanks.
 
-    system: name of the folder of results and of the description's file. results: the logs, in order.
-    implementation: name of the folder of what was run. code: its files by relative path. Raises InputError for a name
-    that is no name of a folder.
+    system: name of the results folder and of the description's file. results: the logs, in order. implementation:
+    name of the code's folder. code: its files by relative path. Raises InputError for an invalid folder name.
     """
     submitter = folder_of(submitter)
     for what, name in (("submitter", submitter), ("system", system), ("implementation", implementation)):

@@ -1,6 +1,6 @@
-"""The closed division's rules of one benchmark as the package's YAML states them: what each MLLOG key must be.
+"""The closed division's rules of one benchmark, from mlperf_logging's YAML: the allowed values of each MLLOG key.
 
-The YAML holds Python expressions; ``rule_state`` reads and evaluates them.
+The YAML holds Python expressions; :class:`RuleState` evaluates them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lora_tune.base.errors import InputError
 from lora_tune.curves.timing import Schedule
 from lora_tune.mlperf.rulesets import order, rules_file
 
-# The rules' code, compiled once: the package's checker and this one's readers compile it anew for every record.
+# Compiled rules: mlperf_logging's checker would compile them again for every record.
 
 
 Mode = Literal["eval", "exec"]
@@ -30,14 +30,14 @@ _STATEMENTS = frozenset({"PRE", "POST", "CODE"})
 
 @cache
 def compiled(text: str, mode: Mode) -> CodeType:
-    """The code of a rule. Raises SyntaxError as ``eval`` and ``exec`` would."""
+    """The code object of a rule. Raises SyntaxError as ``eval`` and ``exec`` would."""
     return compile(text.strip(), "<rule>", mode)
 
 
 class _Code(str):
-    """A rule's text, whose ``strip()`` is its code: the checker hands that to ``eval`` and ``exec`` as it is.
+    """A rule's text whose ``strip()`` returns its code object, as the checker passes that to ``eval`` and ``exec``.
 
-    Shown, compared and formatted it is the text, so that complaints quote it.
+    Otherwise it is the text, so that complaints quote it.
     """
 
     __slots__ = ("_mode",)
@@ -49,14 +49,14 @@ class _Code(str):
         return code
 
     def strip(self, chars: str | None = None, /) -> Any:
-        """The code; the text where characters are named."""
+        """The code object; with ``chars`` the stripped text, as of ``str``."""
         return compiled(str(self), self._mode) if chars is None else super().strip(chars)
 
 
 def with_code(rules: Any, key: str = "") -> Any:
-    """What a YAML file of rules holds, with the text of each rule replaced by one that compiles once.
+    """The content of a YAML file of rules, with each rule's text replaced by one that compiles once.
 
-    key: the name under which ``rules`` stands. Text that is no Python stays text: the checker says what it lacks.
+    key: the name that holds ``rules``. Text that does not compile stays a plain ``str``, for the checker to report.
     """
     if isinstance(rules, dict):
         return {name: with_code(value, name) for name, value in rules.items()}
@@ -72,20 +72,18 @@ def with_code(rules: Any, key: str = "") -> Any:
     return _Code(rules, mode)
 
 
-# The expressions of the package's rules: what they state, and what they demand of a record.
-#
-# They are Python over ``v`` (the record) and ``s`` (a state that records leave behind). Those that state a value are
-# read off their syntax tree; what they demand of a value is always asked of the expression itself.
+# Evaluation of the rules. They are Python over ``v`` (the record) and ``s`` (state that earlier records set). The value
+# that an equation demands is read from its syntax tree; whether a value is accepted is decided by running the rule.
 
 
 Direction = Literal["minimize", "maximize"]
 
 NEIGHBOURS = 8
-"""Floating-point numbers on either side of a formula's value that are tried where the rule compares exactly."""
+"""Floating-point numbers tried on either side of a formula's value, for rules that compare exactly."""
 
 
 class RuleState:
-    """The names that the rules' code sees, as the checker sets them up."""
+    """The namespace in which the rules run, set up as the checker does."""
 
     def __init__(self, begin: tuple[str, ...]) -> None:
         self._names: dict[str, Any] = {"s": {}, "math": math, "is_integer": _is_integer, "enqueue_config": _ignore}
@@ -93,12 +91,12 @@ class RuleState:
             self._exec(code, {"loglines": []})
 
     def run(self, code: str, value: object, metadata: Mapping[str, object] | None = None) -> None:
-        """Let a record with this value leave its traces."""
+        """Run a rule's code for a record with this value, which may change the state."""
         if code:
             self._exec(code, {"v": {"value": value, "metadata": dict(metadata or {})}})
 
     def candidates(self, tests: tuple[str, ...]) -> Iterator[object]:
-        """Values that the tests may accept: what they demand, what they name, what records have left, plain ones."""
+        """Values that the tests may accept: demanded ones, the tests' constants, common ones, numbers in the state."""
         yield from (w for test in tests if (w := self.value(test)) is not None)
         for test in tests:
             yield from _constants(test)
@@ -113,25 +111,25 @@ class RuleState:
             return False
 
     def samples(self, tests: tuple[str, ...]) -> float | None:
-        """The samples_count that a test asks of the next eval by name: ``samples_count == E``."""
+        """The samples_count that a test demands of the next eval: E of ``samples_count == E``."""
         return next((self.number(right) for left, right in _equalities(tests) if ast.unparse(left) in _SAMPLES), None)
 
     def interval(self, tests: tuple[str, ...]) -> float | None:
-        """The grid that a test asks of every eval: E of ``samples_count % E == 0``."""
+        """The interval that a test demands of every eval: E of ``samples_count % E == 0``."""
         for left, right in _equalities(tests):
             if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and ast.unparse(left.left) in _SAMPLES:
                 return self.number(left.right) if ast.unparse(right) == "0" else None
         return None
 
     def number(self, node: ast.expr) -> float:
-        """The value of an expression over the state. Raises ValueError where it is no number."""
+        """The value of an expression over the state. Raises ValueError if it is not a number."""
         try:
             return float(self._eval(ast.unparse(node), {}))
         except _RULES_RAISE as error:
             raise ValueError(f"{ast.unparse(node)} is not a number: {error}") from error
 
     def value(self, test: str) -> object:
-        """The one value for which a test holds, read off its form; None where it leaves a choice or lacks a name."""
+        """The one value for which a test holds, from its syntax tree; None if it allows several or lacks a name."""
         wanted, scale = _equation(test)
         if not wanted:
             return None
@@ -157,7 +155,7 @@ class RuleState:
     def _exec(self, code: str, local: dict[str, Any]) -> None:
         try:
             exec(compiled(code, "exec"), self._names, local)
-        except _RULES_RAISE:  # a value of another kind than the rule expects: its test has failed already
+        except _RULES_RAISE:  # a value of an unexpected type, whose test has already failed
             return
 
 
@@ -165,7 +163,7 @@ _SAMPLES = ("v['metadata']['samples_count']", "int(v['metadata']['samples_count'
 
 
 def _equalities(tests: tuple[str, ...]) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Both sides of the tests that are one equation."""
+    """Both sides of each test that is a single equation."""
     for test in tests:
         tree = ast.parse(test.strip() or "None", mode="eval").body
         if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
@@ -173,12 +171,12 @@ def _equalities(tests: tuple[str, ...]) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 _RULES_RAISE = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
-"""What the rules' code raises on values that it does not foresee."""
+"""Exceptions of the rules' code on unexpected values."""
 
 
 @cache
 def _constants(test: str) -> tuple[object, ...]:
-    """The constants that a test names."""
+    """The constants in a test."""
     nodes = [node for node in ast.walk(ast.parse(test.strip(), mode="eval")) if isinstance(node, ast.Constant)]
     return tuple(node.value for node in nodes if node.value not in ("value", "metadata"))
 
@@ -209,11 +207,11 @@ def _is_integer(value: float) -> bool:
 
 
 def _ignore(_config: str) -> None:
-    """In place of the checker's queue of further files: those are named by the caller."""
+    """Replaces the checker's queue of further rule files, which the caller names."""
 
 
 def bounds(node: ast.expr, state: RuleState) -> Iterator[tuple[str, Direction, float, bool]]:
-    """The comparisons of a test as (metric, direction, bound, strict): ``v['value'] <= 3.3`` is to be minimised."""
+    """The comparisons of a test as (metric, direction, bound, strict): ``v['value'] <= 3.3`` means minimize."""
     if isinstance(node, ast.BoolOp):
         for part in node.values:
             yield from bounds(part, state)
@@ -239,7 +237,7 @@ def _metric_name(node: ast.expr) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A quality metric. name: what several metrics of one benchmark are told apart by, "" where there is one."""
+    """A quality metric. name: distinguishes several metrics of one benchmark, "" if there is one."""
 
     name: str
     target: float
@@ -247,14 +245,14 @@ class Metric:
     strict: bool = False
 
     def reached(self, value: float) -> bool:
-        """Whether a reading meets the target; NaN never does."""
+        """Whether an eval result meets the target; NaN never does."""
         if self.direction == "minimize":
             return value < self.target if self.strict else value <= self.target
         return value > self.target if self.strict else value >= self.target
 
 
 def reaching(metric: Metric) -> float:
-    """The reading nearest to the target that meets it."""
+    """The value nearest to the target that meets it."""
     if not metric.strict:
         return metric.target
     return math.nextafter(metric.target, -math.inf if metric.direction == "minimize" else math.inf)
@@ -262,10 +260,10 @@ def reaching(metric: Metric) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """What the rules say of one MLLOG key.
+    """The rules of one MLLOG key.
 
-    tests: expressions that hold for each of its records. first_test: for the first one. target_test: for at least one.
-    after: code that runs behind each.
+    tests: expressions that must hold for each of its records. first_test: for the first one. target_test: for at least
+    one. after: code that runs after each record.
     """
 
     key: str
@@ -277,27 +275,27 @@ class KeyRule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of a division's files, in the order in which they are checked. begin: code that runs first."""
+    """The rules of several files, in the order of checking. begin: code that runs first."""
 
     keys: tuple[KeyRule, ...]
     begin: tuple[str, ...]
 
     @property
     def keeping(self) -> frozenset[str]:
-        """The keys behind whose records code runs: their values may be kept for the rules of other keys."""
+        """Keys with code that runs after their records and may keep their values for the rules of other keys."""
         return frozenset(rule.key for rule in self.keys if rule.after)
 
     def demanded(self, header: Mapping[str, object]) -> dict[str, object]:
-        """What each key must be where the rules leave one value, beside those in ``header`` (GBS among them).
+        """The value of each key for which the rules leave only one, next to the values in ``header`` (with GBS).
 
-        A formula of a key that neither is given nor follows is left out.
+        A formula over a key that is neither in ``header`` nor derived is left out.
         """
         return self._announced(header)[0]
 
     def accepted(self, header: Mapping[str, object]) -> dict[str, object]:
-        """A value for every key that its rule accepts beside ``header``: the demanded one where there is one.
+        """A value for every key that its rule accepts, given ``header``: the demanded value if there is one.
 
-        Others are taken from what the rule itself names; a key none of them fits is left out.
+        Others are taken from the constants in the rule; a key for which none fits is left out.
         """
         state = RuleState(self.begin)
         values: dict[str, object] = {}
@@ -310,7 +308,7 @@ class Rules:
         return values
 
     def eval_samples(self, header: Mapping[str, object]) -> tuple[float | None, float | None]:
-        """Where the first eval falls and the interval after it, in samples; None for what the rules leave open."""
+        """The first eval and the interval after it, in samples; None where the rules leave it open."""
         demanded, state = self._announced(header)
         rule = next((rule for rule in self.keys if rule.target_test), None)
         stated = demanded.get("evaluation_frequency")
@@ -325,7 +323,7 @@ class Rules:
         return first, interval
 
     def _announced(self, header: Mapping[str, object]) -> tuple[dict[str, object], RuleState]:
-        """What is demanded, and the state behind a header with the stated and the demanded values."""
+        """The demanded values, and the state after a header with ``header`` and the demanded values."""
         state = RuleState(self.begin)
         demanded: dict[str, object] = {}
         for rule in self.keys:
@@ -340,9 +338,9 @@ class Rules:
 
 @cache
 def read_rules(ruleset: str, *names: str) -> Rules:
-    """The rules of the files ``names`` (``common``, ``closed_flux1``, ...) of a ruleset, one after another.
+    """The rules in the files ``names`` (``common``, ``closed_flux1``, ...) of a ruleset, in that order.
 
-    Raises InputError where a file is missing.
+    Raises InputError if a file is missing.
     """
     keys: dict[str, KeyRule] = {}
     begin: list[str] = []
@@ -356,7 +354,7 @@ def read_rules(ruleset: str, *names: str) -> Rules:
         for record in records:
             if "KEY" in record:
                 rule = _key_rule(record["KEY"])
-                keys.pop(rule.key, None)  # a later file's rule replaces an earlier one's, and stands where it is
+                keys.pop(rule.key, None)  # a later file's rule replaces an earlier one's, at the later position
                 keys[rule.key] = rule
     return Rules(tuple(keys.values()), tuple(begin))
 
@@ -373,10 +371,10 @@ def _key_rule(record: Mapping[str, Any]) -> KeyRule:
 
 
 def metrics(rules: Rules) -> tuple[Metric, ...]:
-    """What a run must reach, from the test that one of its evals must pass.
+    """The metrics that a run must reach, from the test that one of its evals must pass.
 
-    The test bounds each metric twice, by the target and by what a metric can be at all (a loss is above 0, a share at
-    most 1): the other bound is the target. Raises ValueError where no key has such a test, or it has another form.
+    The test bounds each metric by its target and by its possible range (a loss is above 0, a share at most 1); the
+    bound that is not of the range is the target. Raises ValueError if no key has such a test, or it has another form.
     """
     test = next((rule.target_test for rule in rules.keys if rule.target_test), "")
     if not test:
@@ -393,21 +391,21 @@ def metrics(rules: Rules) -> tuple[Metric, ...]:
     return tuple(reached)
 
 
-# What only the text of MLPerf's training rules states, and mlperf_logging's files do not: a table with its sources.
+# Rules that only the text of MLPerf's training rules states, not mlperf_logging's files: a table with its sources.
 #
-# The text is ``training_rules.adoc`` of mlcommons/training_policies, as of 2026-05-14. Where the text and the
-# checkers differ, the rules say that the checkers are right; nothing here repeats what a checker knows.
+# The text is ``training_rules.adoc`` of mlcommons/training_policies, as of 2026-05-14. Where text and checkers differ,
+# the rules give precedence to the checkers, so this table repeats nothing that a checker checks.
 
 
 Formula = Callable[[Mapping[str, object]], object]
-"""MLLOG values by key -> what another key must be; None where a value that it needs is not there."""
+"""MLLOG values by key -> the demanded value of another key; None if a value that it needs is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """When evals fall, in the benchmark's unit of progress.
+    """An eval schedule, in the benchmark's unit of progress.
 
-    every: between evals, in whole steps where ``steps`` is true: rounded up to a multiple of the batch size.
+    every: interval by batch size; with ``steps`` rounded up to a multiple of the batch size.
     skipped: evals left out at the start, by batch size.
     """
 
@@ -424,7 +422,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """Of one benchmark. fixed: MLLOG key -> value. formulas: MLLOG key -> formula. sources: section by key."""
+    """Text rules of one benchmark: fixed value, formula and section of the text by MLLOG key, and the eval schedule."""
 
     fixed: Mapping[str, object] = field(default_factory=dict)
     formulas: Mapping[str, Formula] = field(default_factory=dict)
@@ -433,7 +431,7 @@ class TextRules:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The MLLOG keys that the formulas look for."""
+        """The MLLOG keys that the formulas read."""
         lookups = _Asked()
         for formula in self.formulas.values():
             formula(lookups)
@@ -441,7 +439,7 @@ class TextRules:
 
 
 class _Asked(Mapping[str, object]):
-    """No values, and a note of each key that was looked for."""
+    """An empty mapping that records each key looked up."""
 
     def __init__(self) -> None:
         self.looked_for: set[str] = set()
@@ -459,7 +457,7 @@ class _Asked(Mapping[str, object]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRule:
-    """One statement of the text: key is an MLLOG key, or "evals". since, until: rulesets, inclusive; "" for any."""
+    """One rule of the text. key: an MLLOG key, or "evals". since, until: rulesets, inclusive; "" for any."""
 
     benchmarks: tuple[str, ...]
     key: str
@@ -471,7 +469,7 @@ class TextRule:
     until: str = ""
 
     def holds(self, benchmark: str, ruleset: str) -> bool:
-        """Whether the statement is about a benchmark in a ruleset."""
+        """Whether the rule applies to a benchmark in a ruleset."""
         if benchmark not in self.benchmarks:
             return False
         at = order(ruleset)
@@ -487,7 +485,7 @@ def _share(of: str, factor: float) -> Formula:
 
 
 def _steps_405b(steps: int) -> Callable[[Mapping[str, object]], int | None]:
-    """Steps at the reference's 1,152 sequences, equal in sequences at every batch size."""
+    """A formula for as many sequences as ``steps`` at the reference's batch of 1,152, at every batch size."""
 
     def formula(header: Mapping[str, object]) -> int | None:
         batch = header.get("global_batch_size")
@@ -533,7 +531,7 @@ TABLE = (
 
 
 def of(benchmark: str, ruleset: str) -> TextRules:
-    """The statements about a benchmark in a ruleset, gathered."""
+    """The text rules of a benchmark in a ruleset."""
     rows = [row for row in TABLE if row.holds(benchmark, ruleset)]
     return TextRules(
         fixed={row.key: row.value for row in rows if row.value is not None},

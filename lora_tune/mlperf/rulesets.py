@@ -1,4 +1,4 @@
-"""Which rulesets the installed ``mlperf_logging`` has, and where their files lie. Imports nothing of the package."""
+"""The rulesets of the installed ``mlperf_logging`` and the paths of their files, without importing the package."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def order(ruleset: str) -> tuple[int, ...]:
 
 @cache
 def rulesets() -> tuple[str, ...]:
-    """Every Training ruleset that is installed, the oldest first."""
+    """Every installed Training ruleset, oldest first."""
     folders = (package() / "compliance_checker").glob("training_*")
     names = {m[1] for f in folders if (m := _FOLDER.fullmatch(f.name)) and (f / "common.yaml").is_file()}
     return tuple(sorted(names, key=order))
 
 
 def as_ruleset(name: str) -> str:
-    """The installed ruleset that a round is called by: ``5.1``, ``v5.1`` and ``5.1.0`` are one.
+    """The installed ruleset of a round: ``5.1``, ``v5.1`` and ``5.1.0`` are the same.
 
-    Raises InputError naming what is installed.
+    Raises InputError with the installed ones.
     """
     match = _NAME.fullmatch(name.strip())
     full = ".".join((match[1], match[2], match[3] or "0")) if match else name
@@ -53,9 +53,9 @@ def as_ruleset(name: str) -> str:
 
 
 def known_to_checkers(ruleset: str) -> str:
-    """The newest ruleset, at or below this one, that the package's own code knows.
+    """The newest ruleset, at or below this one, that the package's code supports.
 
-    The checkers list rulesets in their code; one that was only added as files is read by the code of the one before.
+    The checkers list rulesets in code; one that was added only as files is checked by the code of the one before.
     """
     folder = package() / "compliance_checker" / "mlp_parser"
     known = [r for r in rulesets() if (folder / f"ruleset_{r.replace('.', '')}.py").is_file()]
@@ -63,12 +63,12 @@ def known_to_checkers(ruleset: str) -> str:
 
 
 def rules_file(ruleset: str, name: str) -> Path:
-    """``closed_llama31_8b`` and the like, a YAML file of a ruleset; it need not exist."""
+    """Path of a YAML file of a ruleset, such as ``closed_llama31_8b``; it may not exist."""
     return package() / "compliance_checker" / f"training_{ruleset}" / f"{name}.yaml"
 
 
 def convergence_file(ruleset: str, benchmark: str) -> Path:
-    """The JSON file with the reference convergence points of a benchmark; it need not exist."""
+    """Path of the JSON file with a benchmark's reference convergence points; it may not exist."""
     return package() / "rcp_checker" / f"training_{ruleset}" / f"rcps_{benchmark}.json"
 
 
@@ -80,19 +80,19 @@ def benchmarks_of(ruleset: str) -> tuple[str, ...]:
 
 
 def rulesets_with(benchmark: str) -> tuple[str, ...]:
-    """The rulesets that have a benchmark, the oldest first; empty where none does."""
+    """The rulesets that have a benchmark, oldest first."""
     return tuple(r for r in rulesets() if benchmark in benchmarks_of(r))
 
 
 def newest_with(benchmark: str) -> str:
-    """The newest ruleset that has a benchmark. Raises InputError naming the nearest benchmarks."""
+    """The newest ruleset that has a benchmark. Raises InputError with the nearest names."""
     if having := rulesets_with(benchmark):
         return having[-1]
     raise InputError(unknown_benchmark(benchmark, {name for r in rulesets() for name in benchmarks_of(r)}))
 
 
 def unknown_benchmark(name: str, known: Collection[str]) -> str:
-    """What to say of a name that no benchmark has, with the nearest of those that are known."""
+    """The message for an unknown benchmark, with the nearest known name."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"no installed ruleset has a benchmark {name!r}{hint}; the benchmarks are {', '.join(sorted(known))}"

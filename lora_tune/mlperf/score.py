@@ -1,4 +1,4 @@
-"""The score of runs of one configuration, as MLPerf counts it."""
+"""The MLPerf score of runs of one configuration, and its forecast."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lora_tune.mlperf.benchmark import Benchmark
 
 
 def olympic_mean(values: Sequence[float]) -> float:
-    """Mean without the smallest and the largest; a run that did not converge counts as infinite and is the largest.
+    """Mean without the smallest and the largest value; use infinity for a run that did not converge.
 
-    Raises ValueError with fewer than three values.
+    Raises ValueError for fewer than three values.
     """
     if len(values) < 3:
         raise ValueError(f"an olympic mean needs at least 3 runs, got {len(values)}")
@@ -25,10 +25,10 @@ def olympic_mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A result as MLPerf counts it.
+    """A result by MLPerf's rules.
 
     olympic_minutes: mean minutes without the fastest and the slowest run. factor: RCP normalisation, at least 1.
-    minutes: their product. passes: False where the RCP check refuses the convergence, or there is no RCP.
+    minutes: their product. passes: False if the RCP check fails, or there is no RCP.
     """
 
     olympic_minutes: float
@@ -39,10 +39,10 @@ class Score:
 
 
 def score(benchmark: Benchmark, minutes: Sequence[float], progress: Sequence[float], batch: int) -> Score:
-    """The score of runs of one configuration: minutes and convergence of each, infinite where not converged.
+    """The score of runs of one configuration: ``olympic_mean(minutes) * max(1, RCP_mean / olympic_mean(progress))``.
 
-    progress: where each run converged, in the benchmark's unit. ``score = olympic_mean(minutes) * max(1, RCP_mean /
-    olympic_mean(progress))``. Raises ValueError with fewer than three runs or lists of different lengths.
+    progress: where each run converged, in the benchmark's unit. minutes and progress are infinite for a run that did
+    not converge. Raises ValueError for fewer than three runs or different lengths.
     """
     if len(minutes) != len(progress):
         raise ValueError(f"{len(minutes)} times came with {len(progress)} counts of progress")
@@ -62,37 +62,37 @@ def score(benchmark: Benchmark, minutes: Sequence[float], progress: Sequence[flo
     return Score(time, factor, time * factor, passes, sentence)
 
 
-# What a submission of a configuration would score, and whether it would pass, from the runs there are.
+# Forecast: the score of a submission of a configuration and its chance to pass, from some runs.
 
 
 PRIOR_RUNS = 10
-"""Weight of the benchmark's ``stop_cv`` beside the runs' own spread, in degrees of freedom."""
+"""Weight of the benchmark's ``stop_cv`` against the runs' own spread, in degrees of freedom."""
 
 MARGINAL = (1.055, 0.03)
-"""Growth of ln(minutes) per ln(samples) between runs of a submission, mean and sd over 133 public ones: evals come with
-the later samples alone, where the first are skipped, and a cold first block does not grow."""
+"""Growth of ln(minutes) per ln(samples) between runs of a submission, mean and sd over 133 public ones. Above 1,
+because skipped first evals make only later samples pay for evals; the cold first block is a constant cost."""
 
 PACE_CV = (0.002, 1.0)
-"""Relative sd of minutes beside what samples explain, over public submissions: median, and sd of its logarithm."""
+"""Relative sd of minutes not explained by samples, over public submissions: median, and sd of its logarithm."""
 
 FAILURE_PRIOR = (0.1, 9.9)
-"""Beta prior of the chance that a run does not converge: 1%, worth ten runs. Of 1,050 public runs one did not."""
+"""Beta prior of the chance that a run does not converge: mean 1%, weight 10 runs. One of 1,050 public runs did not."""
 
 ELSEWHERE_CV = 0.035
-"""Relative sd of mean samples to target between submitters of one configuration beside the scatter of their runs: the
-public submissions of one half, which cover the other at the stated rate (``benchmarks.statistics --part prediction``).
-"""
+"""Relative sd of mean samples to target between submitters of one configuration, beyond the scatter of their runs.
+Fitted on half of the public submissions; intervals cover the other half at the stated rate
+(``benchmarks.statistics --part prediction``)."""
 
 DRAWS = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a submission of new runs would give, from ``runs`` runs so far.
+    """Forecast of a submission, from ``runs`` runs.
 
-    passes: probability that all but one converge and the RCP check accepts their mean.
-    scaled: probability that faster convergence is (partly) taken back. factor: expected RCP normalisation.
-    minutes, low, high: expected score and its central 90% interval, infinite draws left out.
+    passes: probability that all runs but at most one converge and the RCP check accepts their mean. scaled: probability
+    of RCP normalisation above 1. factor: expected RCP normalisation. minutes, low, high: expected score and its central
+    90% interval, infinite draws left out.
     """
 
     runs: int
@@ -118,15 +118,15 @@ def predict(
 ) -> Prediction:
     """Simulate a submission of a configuration ``DRAWS`` times, from the minutes and samples of its converged runs.
 
-    samples: progress in the benchmark's unit. interval: between evals in it, by default the closed division's.
+    samples: progress in the benchmark's unit. interval: between evals in that unit, by default the closed division's.
+    unconverged: number of runs that did not converge.
 
     Samples to target are normal with unknown mean and variance (shrunk towards the benchmark's ``stop_cv``), rounded to
-    whole ``interval``s. Minutes follow samples by ``MARGINAL``, and vary besides as those of public submissions do
-    (``PACE_CV``), as far as these runs agree. ``unconverged`` counts runs that did not converge. Where these are fewer
-    runs than a submission has, they are the first of it; else all of its runs are new.
+    whole ``interval``s. Minutes follow samples by ``MARGINAL``, with a residual of prior ``PACE_CV`` updated by these
+    runs. Fewer runs than a submission has are its first ones; otherwise all of its runs are drawn anew.
     borrowed: progress at which another submitter's runs of another configuration of this batch converged: the
-    submission is of that one, at this machine's pace, ``ELSEWHERE_CV`` apart from theirs. The same seed gives the same
-    answer. Raises ValueError without a run or on unequal lengths.
+    submission is of that one, at this machine's pace, with an extra sd of ``ELSEWHERE_CV``. The same seed gives the
+    same result. Raises ValueError without a run or for different lengths.
     """
     if not minutes or len(minutes) != len(samples):
         raise ValueError(f"{len(minutes)} times and {len(samples)} sample counts came; give both for at least one run")
@@ -153,7 +153,7 @@ def predict(
 
 
 def _interval(benchmark: Benchmark, gbs: int) -> float:
-    """Between evals of the closed division, in the benchmark's unit."""
+    """Eval interval of the closed division, in the benchmark's unit."""
     schedule = benchmark.eval_schedule(gbs)
     return schedule.interval_samples if schedule else 1.0
 
@@ -162,7 +162,7 @@ def _submissions(
     samples: NDArray[np.float64], clock: NDArray[np.float64], interval: float, usual: float, runs: int,
     unconverged: int, rng: np.random.Generator, borrowed: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:  # fmt: skip
-    """(DRAWS, runs) samples, minutes, and whether a run did not converge, of submissions of ``runs`` runs each."""
+    """Samples, minutes and whether the run fails, each [DRAWS, runs], of simulated submissions."""
     kept = len(samples) + unconverged if len(samples) + unconverged < runs and not len(borrowed) else 0
     if len(borrowed):
         drawn = _draw_samples(borrowed, interval, usual, runs, rng, ELSEWHERE_CV)
@@ -179,7 +179,7 @@ def _submissions(
 
 
 def _hopeless(runs: int, unconverged: int) -> Prediction:
-    """Where every drawn submission has more than one run that does not converge."""
+    """The forecast if every simulated submission has more than one run that does not converge."""
     return Prediction(
         runs, 0.0, 0.0, 1.0, math.inf, math.inf, math.inf,
         f"a submission would not pass: {unconverged} of {runs + unconverged} runs did not converge, one of them may",
@@ -190,9 +190,9 @@ def _draw_samples(
     samples: NDArray[np.float64], interval: float, usual: float, runs: int, rng: np.random.Generator,
     elsewhere: float = 0.0,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """(DRAWS, runs) samples to target of new runs. usual: relative sd of one run (``Benchmark.stop_cv``).
+    """Samples to target of new runs, [DRAWS, runs]. usual: relative sd of one run (``Benchmark.stop_cv``).
 
-    elsewhere: sd of ln between where the known ones ran and here.
+    elsewhere: sd of ln(samples) between the submitter of ``samples`` and this one.
     """
     mean, n = float(samples.mean()), len(samples)
     freedom = n - 1 + PRIOR_RUNS
@@ -208,9 +208,9 @@ def _draw_samples(
 def _draw_minutes(
     samples: NDArray[np.float64], clock: NDArray[np.float64], drawn: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Minutes of runs with ``drawn`` samples, as the runs seen took theirs.
+    """Minutes of runs with ``drawn`` samples, at the pace of the runs (samples, clock).
 
-    The spread beside what samples explain is drawn from its prior, weighted by how likely it makes the runs seen.
+    The residual sd is drawn from its prior, weighted by its likelihood given these runs.
     """
     slope = rng.normal(*MARGINAL, size=DRAWS)
     spread = np.exp(rng.normal(np.log(PACE_CV[0]), PACE_CV[1], size=DRAWS))
@@ -230,7 +230,7 @@ def _before(known: NDArray[np.float64], drawn: NDArray[np.float64]) -> NDArray[n
 
 
 def _olympic(values: NDArray[np.float64], failed: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Row-wise olympic means; infinite with two failures or more."""
+    """Row-wise olympic means; infinite if two or more runs fail."""
     ranked = np.sort(np.where(failed, np.inf, values), axis=1)
     return np.asarray(ranked[:, 1:-1].mean(axis=1), dtype=np.float64)
 
@@ -248,7 +248,7 @@ def _sentence(
 
 
 FUTURES = 8
-"""Draws of what further runs may show."""
+"""Simulated outcomes of the further runs."""
 
 
 def narrowed(
@@ -256,7 +256,7 @@ def narrowed(
 ) -> tuple[float, float]:
     """Width of the 90% interval of the score in minutes, now and expected after ``more`` further runs.
 
-    The further runs are drawn from what the runs so far say. Raises ValueError as :func:`predict`.
+    The further runs are simulated from these. Raises ValueError as :func:`predict`.
     """
     now = predict(benchmark, minutes, samples, gbs)
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""A folder of result files, scored as MLPerf scores it: compliance, convergence, olympic mean, factor."""
+"""A folder of result files, scored by MLPerf's rules: compliance, convergence, olympic mean, RCP factor."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from lora_tune.mlperf.log_check import ParsedLog, complaints, parse, records, se
 from lora_tune.mlperf.rulesets import as_ruleset, benchmarks_of, newest_with, order, rulesets, rulesets_with
 
 TOLD = ("submission_benchmark", "submission_division", "global_batch_size")
-"""What all runs of a submission must agree in."""
+"""Keys whose values all runs of a submission must share."""
 
 UNFINISHED = 1e9
-"""What the RCP checker counts for a run that did not converge."""
+"""The RCP checker's progress of a run that did not converge."""
 
 NO_RECORD = "holds no :::MLLOG line, so that nothing in it counts"
 
 LONGEST_RECORD = 16_384
-"""Characters of a record that the RCP checker is given; the longest in the public logs has 368."""
+"""Longest record passed to the RCP checker, in characters; the longest in the public logs has 368."""
 
 LOGS = (".txt", ".log", ".out")
-"""How the names of logs end."""
+"""File name endings of logs."""
 
 OUTLIERS = 1
-"""Runs left out at either end of an olympic mean; as many may fail."""
+"""Runs left out at either end of an olympic mean, and runs that may fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
     """One result file.
 
-    minutes: from run_start to run_stop; None where the log lacks one. complaints: the compliance checker's, in full.
-    said: what the log says of ``TOLD``, None for what it does not say.
+    minutes: from run_start to run_stop; None if the log lacks one. complaints: the compliance checker's, in full.
+    said: the log's values of the keys in ``TOLD``, None for a missing key.
     """
 
     name: str
@@ -53,18 +53,18 @@ class ResultFile:
 
     @property
     def counts(self) -> bool:
-        """Whether the result summarizer takes the run's time."""
+        """Whether the result summarizer uses the run's time."""
         return not self.complaints and self.minutes is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A result folder as MLPerf's own tools see it under one ruleset.
+    """A result folder as MLPerf's tools judge it under one ruleset.
 
-    benchmark: that the logs name, None where they name none or several. runs: of a submission, by the rules.
-    convergence: the RCP checker's verdict. seeds: what the seed checker says against the runs, "" for nothing. unread:
-    names of files beside the result files that may be meant as such. complies_with: the newest older ruleset with which
-    the files comply, where they do not with this one and nobody has asked for it by name.
+    benchmark: in the logs, None if they name none or several. runs: of a submission, by the rules. convergence: the RCP
+    checker's verdict. seeds: the seed checker's complaint, or "". unread: names of other files in the folder that may
+    be misnamed result files. complies_with: the newest older ruleset with which the files comply; None if they comply
+    with this one or the caller named it.
     """
 
     folder: Path
@@ -79,19 +79,19 @@ class Submission:
 
     @property
     def compliant(self) -> bool:
-        """Whether the package checker takes the logs: all comply, or all but one of several."""
+        """Whether the package checker accepts the logs: all comply, or all but one of several."""
         broken = sum(bool(f.complaints) for f in self.files)
         return broken == 0 or broken <= OUTLIERS < len(self.files)
 
     @property
     def division(self) -> str | None:
-        """The one division that the logs name; None where they name none or several."""
+        """The division in the logs; None if they name none or several."""
         named = {f.said[TOLD.index("submission_division")] for f in self.files} - {None}
         return str(named.pop()) if len(named) == 1 else None
 
     @property
     def olympic_minutes(self) -> float | None:
-        """The mean minutes that the result summarizer prints before scaling; None where it prints none."""
+        """The mean minutes that the result summarizer prints before scaling; None if it prints none."""
         minutes = [f.minutes for f in self.files if f.counts and f.minutes is not None]
         return olympic_of(minutes, len(self.files) - len(minutes))
 
@@ -102,9 +102,9 @@ class Submission:
 
     @property
     def score_minutes(self) -> float | None:
-        """The score: olympic minutes times the factor, which is applied only where the RCP check passes.
+        """The score: olympic minutes times the factor, which is applied only if the RCP check passes.
 
-        None where the rules give none: too few files count, or the logs are of several benchmarks.
+        None if the rules give none: too few files count, or the logs are of several benchmarks.
         """
         olympic = self.olympic_minutes
         if olympic is None or self.benchmark is None:
@@ -113,9 +113,9 @@ class Submission:
 
 
 def olympic_of(values: Sequence[float], failed: int = 0) -> float | None:
-    """Mean without the smallest and the largest, where ``failed`` more were slower than all; None where none is left.
+    """Mean without the smallest and the largest, when ``failed`` more were slower than all; None if none is left.
 
-    As the result summarizer computes it, to the last digit.
+    The same floating-point result as the result summarizer's.
     """
     if failed > OUTLIERS:
         return None
@@ -125,9 +125,9 @@ def olympic_of(values: Sequence[float], failed: int = 0) -> float | None:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """``result_*.txt`` of a folder, in order of their numbers; ``.txt.gz`` where there is no plain one.
+    """``result_*.txt`` of a folder, in order of their numbers; ``.txt.gz`` if there is no plain one.
 
-    Raises InputError when the folder cannot be read or holds none.
+    Raises InputError if the folder cannot be read or holds none.
     """
     try:
         names = {path.name: path for path in folder.iterdir()}
@@ -144,10 +144,10 @@ def result_files(folder: Path) -> list[Path]:
 
 
 def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
-    """Score a folder of result files, gzipped ones too. Writes nothing into it.
+    """Score a folder of result files, plain or gzipped, without writing into it.
 
     ruleset: a round such as "5.1"; None: the newest installed one that has the logs' benchmark. Raises InputError
-    for an unknown ruleset and for a folder without result files.
+    for an unknown ruleset or a folder without result files.
     """
     wanted = None if ruleset is None else as_ruleset(ruleset)
     texts, unreadable = _texts(result_files(folder))
@@ -156,10 +156,10 @@ def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
     used = wanted or (newest_with(benchmark) if benchmark and rulesets_with(benchmark) else rulesets()[-1])
     files = [_result(name, log, used) for name, log in logs.items()]
     files += [ResultFile(name, None, (why,)) for name, why in unreadable.items()]
-    texts |= {name: [] for name in unreadable}  # for the other checkers a log without records, as an empty file is
+    texts |= {name: [] for name in unreadable}  # the other checkers get a log without records, like an empty file
     with tempfile.TemporaryDirectory(prefix="lora-tune-score-") as scratch:
         for name, text in texts.items():
-            # Without the longest records, which the RCP checker reads slowly and for nothing.
+            # The RCP checker is slow on very long records and uses none of them.
             short = (record for record in text if len(record) <= LONGEST_RECORD)
             (Path(scratch) / name).write_text("\n".join(short) + "\n", encoding="latin-1")
         copies = [Path(scratch) / name for name in texts]
@@ -175,7 +175,7 @@ def read_submission(folder: Path, ruleset: str | None = None) -> Submission:
 
 
 def _unread(folder: Path) -> tuple[str, ...]:
-    """Names of other logs and texts in a result folder: a run whose file has another name counts for nothing."""
+    """Names of other logs and texts in a result folder, because a run under another file name does not count."""
     taken = {path.name for path in result_files(folder)}
     taken |= {f"{name}.gz" for name in taken}
     texts = (p.name for p in folder.iterdir() if p.is_file() and p.name.lower().removesuffix(".gz").endswith(LOGS))
@@ -189,7 +189,7 @@ def _older(logs: Sequence[ParsedLog], benchmark: str, ruleset: str) -> str | Non
 
 
 def runs_of(benchmark: str) -> int | None:
-    """Result files that a submission of a benchmark has; None where the package does not say."""
+    """Result files of a submission of a benchmark; None if mlperf_logging has no count."""
     from mlperf_logging.benchmark_meta import get_result_file_counts
 
     count = get_result_file_counts("training").get(benchmark)
@@ -197,12 +197,12 @@ def runs_of(benchmark: str) -> int | None:
 
 
 def _texts(files: Sequence[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The records of each file by its plain name, as the checkers decode them, and why others cannot be read."""
+    """(records by plain file name, decoded as the checkers do; reason by name for files that cannot be read)."""
     texts, unreadable = {}, {}
     for path in files:
         name = path.name.removesuffix(".gz")
         try:
-            if path.is_fifo():  # it may never end
+            if path.is_fifo():  # reading it may never end
                 raise OSError("not a regular file")
             data = path.read_bytes()
             plain = io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)
@@ -215,7 +215,7 @@ def _texts(files: Sequence[Path]) -> tuple[dict[str, list[str]], dict[str, str]]
 
 
 def _benchmark(logs: Sequence[ParsedLog]) -> str | None:
-    """The one benchmark that the logs name."""
+    """The single benchmark in the logs; None if there are none or several."""
     named = {name for log in logs if isinstance(name := log.first("submission_benchmark"), str)}
     return named.pop() if len(named) == 1 else None
 
@@ -231,12 +231,12 @@ def _result(name: str, log: ParsedLog, ruleset: str) -> ResultFile:
 
 
 def _plain(value: object) -> object:
-    """A value that can be compared and counted, whatever a log holds."""
+    """A value that can be compared and hashed, whatever a log holds."""
     return value if value is None or isinstance(value, str | int | float) else repr(value)
 
 
 def result_folders(folder: Path) -> list[Path]:
-    """The folder itself where it holds result files, else those below it that do, by name; itself where none does.
+    """The folder if it holds result files, else the folders below it that do, by name; itself if none does.
 
     Links to folders are followed, as the package checker follows them; hidden folders (an editor's, say) are not.
     """
@@ -246,7 +246,7 @@ def result_folders(folder: Path) -> list[Path]:
 
 
 def _holding(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    """The folders from this one on that hold result files, or cannot be read. above: where the way here led through."""
+    """Folders from this one down that hold result files or cannot be read. above: real paths of the parents."""
     real = Path(os.path.realpath(folder))
     if real in above:
         return
@@ -262,23 +262,23 @@ def _holding(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
             yield from _holding(folder / name, above | {real})
 
 
-# What a scored result folder amounts to, in sentences: what the score is, and what would be refused and why.
+# The verdict in sentences: the score, and each reason for a refusal.
 
 
 LONGEST = 300
-"""Characters of a complaint that a sentence quotes."""
+"""Longest quoted complaint, in characters."""
 
 SHOWN = 12
-"""Different complaints that are quoted."""
+"""Most different complaints that are quoted."""
 
 REFUSED = "refused:"
-"""Begins a sentence that names a reason to refuse the folder."""
+"""Prefix of a sentence with a reason to refuse the folder."""
 
 
 def score_interval(submission: Submission) -> tuple[float, float] | None:
-    """Central 90% interval of the score of ten more such runs' mean, in minutes; None below three counted runs.
+    """90% confidence interval of the score that the mean of such runs gives, in minutes; None below three counted runs.
 
-    Student's t on the runs' times, which scatter about evenly; the factor is taken as it is.
+    Student's t on the runs' times, which scatter symmetrically; the RCP factor counts as exact.
     """
     from scipy.stats import t
 
@@ -291,19 +291,19 @@ def score_interval(submission: Submission) -> tuple[float, float] | None:
 
 
 def mean_converged(submission: Submission) -> float | None:
-    """The runs' mean convergence without the fastest and the slowest, in the benchmark's unit."""
+    """The runs' olympic mean convergence, in the benchmark's unit."""
     needed = list(submission.convergence.converged)
     failed = sum(n >= UNFINISHED for n in needed)
     return olympic_of([n for n in needed if n < UNFINISHED], failed)
 
 
 def passes(submission: Submission) -> bool:
-    """Whether MLPerf would take the folder: nothing is refused."""
+    """Whether MLPerf would accept the folder."""
     return not any(reason.startswith(REFUSED) for reason in refusals(submission))
 
 
 def sentences(submission: Submission) -> list[str]:
-    """The verdict: the score, compliance, convergence, and each reason for which MLPerf would refuse the folder."""
+    """The verdict: the score, compliance, convergence, and each reason for a refusal."""
     lines = [_score(submission), *_files(submission), _convergence(submission), *refusals(submission)]
     if submission.unread:
         lines.append(f"not read: {_named(submission.unread)}; a run counts as result_N.txt alone")
@@ -325,7 +325,7 @@ def _score(s: Submission) -> str:
 
 
 def _files(s: Submission) -> list[str]:
-    """Whether the files comply, then each different complaint with the files that it is about."""
+    """Whether the files comply, then each different complaint with its files."""
     broken = [f for f in s.files if f.complaints]
     count = f"{len(s.files)} result file{'s' if len(s.files) != 1 else ''}"
     if not broken:
@@ -346,7 +346,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def brief(complaint: str) -> str:
-    """The complaint and the test that failed in one line: the checker's own text quotes the whole log line."""
+    """The complaint and the failed test in one line; the checker's own text quotes the whole log line."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith((":::MLL", "current ", "{", "}", '"'))]
     text = "; ".join(kept[:2])
@@ -364,7 +364,7 @@ def _convergence(s: Submission) -> str:
 
 
 def refusals(s: Submission) -> list[str]:
-    """Why the package checker would not take the folder, and what to do; empty when it would."""
+    """Why the package checker would refuse the folder, and what to do; empty if it would not."""
     reasons = []
     if s.runs is not None and len(s.files) != s.runs:
         there = f"{len(s.files)} {'is' if len(s.files) == 1 else 'are'} there"
@@ -393,7 +393,7 @@ def refusals(s: Submission) -> list[str]:
 
 
 def _differing(s: Submission) -> list[str]:
-    """What all runs must agree in and do not, with the files that say each value."""
+    """Keys that all runs must share and do not, with the files of each value."""
     differences = []
     for key, values in zip(TOLD, zip(*(f.said for f in s.files), strict=True), strict=True):
         about: dict[object, list[str]] = {}
@@ -406,21 +406,21 @@ def _differing(s: Submission) -> list[str]:
     return differences
 
 
-# What a submission of these runs would be before all of them are there.
+# Forecast of a submission before all of its runs are there.
 
 
 def converged_runs(s: Submission) -> list[tuple[float, float]]:
-    """(minutes, progress) of the runs that converged, as far as the logs are of one submission."""
+    """(minutes, progress) of the runs that converged; progress is in the benchmark's unit."""
     pairs = zip(s.files, s.convergence.converged, strict=False)
     return [(f.minutes, needed) for f, needed in pairs if f.minutes is not None and needed < UNFINISHED]
 
 
 def chance(s: Submission, nodes: int, borrowed: Sequence[Submission] = ()) -> list[str]:
-    """What the rules would say of a whole submission of these runs and new ones like them, in sentences.
+    """Forecast of a whole submission of these runs and new ones like them, in sentences.
 
-    The runs are none of the search's: they chose nothing, so that no luck of a selection is in them. nodes: of a run,
-    for what a further node-hour buys. borrowed: runs of other submitters, whose configuration might be taken over.
-    Raises InputError where the logs are of no one benchmark and batch, or no run converged.
+    The runs must not come from a search: a search selects lucky runs, and the forecast does not correct for that.
+    nodes: per run, for the cost in node-hours. borrowed: runs of other submitters, whose configuration may be adopted.
+    Raises InputError if the logs do not share one benchmark and batch, or no run converged.
     """
     runs, batch = converged_runs(s), s.convergence.batch
     if s.benchmark is None or batch is None or not runs:
@@ -437,7 +437,7 @@ def chance(s: Submission, nodes: int, borrowed: Sequence[Submission] = ()) -> li
 
 
 def _against(benchmark: Benchmark, needed: float, batch: int) -> str:
-    """Samples against the reference convergence point."""
+    """Samples to target compared with the reference convergence point."""
     reference = benchmark.reference(batch)
     if reference is None:
         return f"no reference convergence point at or above GBS {batch}: the RCP check fails"
@@ -450,7 +450,7 @@ def _against(benchmark: Benchmark, needed: float, batch: int) -> str:
 def _further(
     benchmark: Benchmark, s: Submission, minutes: Sequence[float], samples: Sequence[float], batch: int, nodes: int
 ) -> list[str]:
-    """What is missing of a submission, and what a further node-hour would say."""
+    """How many runs are missing, and how much a further node-hour would narrow the interval."""
     cost = mean(minutes) / 60 * nodes
     lacking = benchmark.runs - len(s.files)
     lines = (
@@ -467,13 +467,13 @@ def _further(
 
 
 MOST_MORE = 20
-"""Further runs that are looked ahead to."""
+"""Most further runs in a forecast."""
 
 
 def _taken_over(
     benchmark: Benchmark, other: Submission, minutes: Sequence[float], samples: Sequence[float], batch: int, own: float
 ) -> str:
-    """What another submitter's hyperparameters would give at this machine's pace."""
+    """Forecast with another submitter's hyperparameters at this machine's pace."""
     theirs = [needed for _, needed in converged_runs(other)]
     if other.benchmark != benchmark.name or other.convergence.batch != batch or not theirs:
         of = f"{other.benchmark or 'no one benchmark'} at GBS {other.convergence.batch or '?'}"
