@@ -1,7 +1,7 @@
 """lora_tune: hyperparameter sweeps and convergence tuning of LoRA trials on Slurm.
 
-A study file says what may vary; Optuna proposes; submitit launches; the trial's ``:::MLLOG``
-lines are the objective: the seconds from ``run_start`` to the eval loss that was asked for.
+A study file defines the search space; Optuna proposes; submitit launches. The objective is read from the trial's
+``:::MLLOG`` lines: the seconds from ``run_start`` to the target eval loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _PUBLIC = {"StallPruner": "lora_tune.search.pruner", "Sweep": "lora_tune.cli.api"}
-"""What ``from lora_tune import ...`` gives -> its module, loaded when it is asked for: both take Optuna with them."""
+"""Public name -> its module, imported on first use, because both import Optuna."""
 
 
 def __getattr__(name: str) -> object:
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
 
 
 def _without_interrupts(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's own hook, but for Ctrl-C while libraries are still being loaded: that is no fault."""
+    """The default excepthook, silent for Ctrl-C while libraries are imported."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 
@@ -40,17 +40,17 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def _bound_threads() -> None:
-    """One thread for NumPy's linear algebra where the user has set no number: with a thread a core a command takes
-    several times the processor time, on a login node that others use, and is no faster.
+    """Use one thread for NumPy's linear algebra unless the user sets a number: one thread per core costs several times
+    the CPU time, on a shared login node, and is no faster.
 
-    ``putenv`` reaches the libraries and not ``os.environ``, of which trials are given a copy: theirs stay as they are.
+    ``putenv`` reaches the libraries but not ``os.environ``, which trials inherit: their settings stay unchanged.
     """
     if not any(os.environ.get(name) for name in _THREADS):
         for name in _THREADS:
             os.putenv(name, "1")
 
 
-if sys.argv[:1] == ["-m"]:  # python -m lora_tune.COMMAND, and nobody's import
+if sys.argv[:1] == ["-m"]:  # only for python -m lora_tune.COMMAND, not for an import
     sys.excepthook = _without_interrupts
     _bound_threads()
 elif os.path.basename(sys.argv[0] if sys.argv else "") == "lora-tune":  # noqa: PTH119 - pathlib takes longer to import

@@ -1,4 +1,4 @@
-"""``lora-tune COMMAND``: the same commands as ``python -m lora_tune.COMMAND``, each imported when it is called."""
+"""``lora-tune COMMAND``: the same commands as ``python -m lora_tune.COMMAND``, each imported on use."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ COMMANDS = {
 """Command -> one line of help. Each is a module of this package with a click command ``main``."""
 
 REPLACED = {"serve": "run `lora-tune sweep --study NAME --standby` as a service, one unit a study (docs/service.md)"}
-"""Command of a former release -> what to do instead."""
+"""Removed command -> what to do instead."""
 
 
 def _module(command: str) -> str:
-    """A command's module; of one that shares its name with a room, the room's ``__main__``."""
+    """A command's module; ``logs`` is also a subpackage, so its command is that package's ``__main__``."""
     return f"lora_tune.{command}.__main__" if command == "logs" else f"lora_tune.{command}"
 
 
@@ -66,7 +66,7 @@ class _Lazy(click.Group):
         return super().resolve_command(context, args)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands with their lines of help, without importing them; and this command's own options."""
+        """The commands with their help lines, without importing them, and this group's own options."""
         own = click.Command.shell_complete(self, context, incomplete)
         return [*(CompletionItem(name, help=h) for name, h in COMMANDS.items() if name.startswith(incomplete)), *own]
 
@@ -76,7 +76,7 @@ class _Lazy(click.Group):
 
 
 def _completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
-    """Print the script by which a shell completes commands, options and studies."""
+    """Print the shell completion script."""
     if shell is None or context.resilient_parsing:
         return
     kind = get_completion_class(shell)

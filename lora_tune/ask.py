@@ -1,4 +1,4 @@
-"""``python -m lora_tune.ask --study NAME``: the next trial, to be run by whoever asks."""
+"""``python -m lora_tune.ask --study NAME``: the next trial, for the caller to run."""
 
 from lora_tune.cli.commands import ask as main
 

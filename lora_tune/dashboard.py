@@ -1,4 +1,4 @@
-"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, on this machine only."""
+"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard."""
 
 from lora_tune.cli.commands import dashboard as main
 

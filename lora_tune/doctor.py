@@ -1,4 +1,4 @@
-"""``python -m lora_tune.doctor --study NAME [--probe]``: what stands between here and the study's first trial."""
+"""``python -m lora_tune.doctor --study NAME [--probe]``: check what a study needs on this cluster."""
 
 from lora_tune.cli.commands import doctor as main
 

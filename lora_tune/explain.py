@@ -1,4 +1,4 @@
-"""``python -m lora_tune.explain --study NAME``: which knob matters, why a trial went as it did, what to try next."""
+"""``python -m lora_tune.explain --study NAME``: parameter importance, the course of a trial, and the next proposal."""
 
 from lora_tune.cli.commands import explain as main
 

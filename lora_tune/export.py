@@ -1,4 +1,4 @@
-"""The best trial in the form that its workload's users run by hand: ``best/config_*.sh``."""
+"""``python -m lora_tune.export --study NAME``: write the recommended configuration as ``best/config_*.sh``."""
 
 from lora_tune.cli.commands import export as main
 

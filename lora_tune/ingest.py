@@ -1,4 +1,4 @@
-"""``python -m lora_tune.ingest --study NAME LOG...``: old MLLOG logs teach the search before, or while, it spends."""
+"""``python -m lora_tune.ingest --study NAME SOURCE...``: read old runs into a study as prior observations."""
 
 from lora_tune.cli.commands import ingest as main
 

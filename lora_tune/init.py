@@ -1,4 +1,4 @@
-"""``python -m lora_tune.init COMMAND``: a first study file for a script of one's own."""
+"""``python -m lora_tune.init COMMAND``: write a first study file for the user's own script."""
 
 from lora_tune.cli.commands import init as main
 

@@ -1,4 +1,4 @@
-"""``python -m lora_tune.mcp``: a sweep as tools of a model, by the Model Context Protocol."""
+"""``python -m lora_tune.mcp``: serve a sweep's tools to a model (Model Context Protocol)."""
 
 from lora_tune.cli.commands import mcp as main
 

@@ -1,4 +1,4 @@
-"""``python -m lora_tune.package``: confirmed runs as a submission package of MLPerf, checked by MLPerf's checkers."""
+"""``python -m lora_tune.package``: make an MLPerf submission package of confirmed runs and run MLPerf's checkers."""
 
 from lora_tune.cli.commands import package as main
 

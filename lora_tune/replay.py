@@ -1,4 +1,4 @@
-"""``python -m lora_tune.replay --study NAME LOG...``: what a sweep would have made of logs that exist already."""
+"""``python -m lora_tune.replay --study NAME LOG...``: apply a sweep's decisions to existing logs."""
 
 from lora_tune.cli.commands import replay as main
 

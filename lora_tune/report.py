@@ -1,4 +1,4 @@
-"""``sweeps/NAME/report.html``: one self-contained file that says what a sweep found."""
+"""``python -m lora_tune.report --study NAME``: write ``sweeps/NAME/report.html``."""
 
 from lora_tune.cli.commands import report as main
 

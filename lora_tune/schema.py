@@ -1,4 +1,4 @@
-"""``python -m lora_tune.schema``: the JSON schema of a study file, for editors and programs."""
+"""``python -m lora_tune.schema``: print the JSON schema of a study file."""
 
 from lora_tune.cli.commands import schema as main
 

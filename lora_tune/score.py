@@ -1,4 +1,4 @@
-"""``python -m lora_tune.score [--ruleset R] FOLDER...``: what MLPerf's rules say of result folders, side by side."""
+"""``python -m lora_tune.score [--ruleset R] FOLDER...``: score result folders by MLPerf's rules."""
 
 from lora_tune.cli.commands import score as main
 

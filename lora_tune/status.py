@@ -1,4 +1,4 @@
-"""``python -m lora_tune.status --study NAME``: where a sweep stands. Reads only; any number may watch, anywhere."""
+"""``python -m lora_tune.status --study NAME``: the state of a sweep; read only."""
 
 from lora_tune.cli.commands import status as main
 

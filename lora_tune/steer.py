@@ -1,4 +1,4 @@
-"""``python -m lora_tune.steer --study NAME``: ask something of a sweep that runs."""
+"""``python -m lora_tune.steer --study NAME``: enqueue, stop, pause, or change the budget of a running sweep."""
 
 from lora_tune.cli.commands import steer as main
 

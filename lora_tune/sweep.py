@@ -1,4 +1,4 @@
-"""``python -m lora_tune.sweep --study NAME``: tune a study, or go on with it."""
+"""``python -m lora_tune.sweep --study NAME``: start or resume a sweep."""
 
 from lora_tune.cli.commands import sweep as main
 

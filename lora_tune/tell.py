@@ -1,4 +1,4 @@
-"""``python -m lora_tune.tell --study NAME``: how a trial that was asked for went."""
+"""``python -m lora_tune.tell --study NAME``: report the result of a trial handed out by ask."""
 
 from lora_tune.cli.commands import tell as main
 

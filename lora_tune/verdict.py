@@ -1,4 +1,4 @@
-"""``python -m lora_tune.verdict --study NAME``: which configurations are really better than the baseline."""
+"""``python -m lora_tune.verdict --study NAME``: which configurations are better than the baseline."""
 
 from lora_tune.cli.commands import verdict as main
 

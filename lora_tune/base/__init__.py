@@ -1,3 +1,3 @@
-"""What every room uses: small things that know nothing of trials."""
+"""Helpers of all rooms, independent of trials: errors, paths, files, text, host."""
 
 VERSION = "0.1.0"

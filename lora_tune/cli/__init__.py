@@ -1,1 +1,1 @@
-"""What the commands do, below their names at the package's root."""
+"""The commands; their entry points are modules at the package's root."""

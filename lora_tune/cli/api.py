@@ -1,4 +1,4 @@
-"""A sweep from Python: ``from lora_tune import Sweep``, of a study file, or of a function and its space."""
+"""Python interface: ``from lora_tune import Sweep``, of a study file, or of a function and its space."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
 
 
 class Sweep:
-    """A sweep of one study, to be run or looked at. The command line and this see the same records.
+    """A sweep of one study, to run or review. It shares its records with the command line.
 
     Parameters
     ----------
     study : str, Path, function, or None
-        ``NAME`` of ``studies/NAME.toml``, a shipped study, or a file that ends in .toml. A function is one trial: it
-        takes the parameters of ``space`` by name (and ``SEED``, ``folder`` where it wants them), and yields an eval at
-        a time, ``(step, loss)``, a loss, or a mapping of measures with ``step``. It runs in a process of its own.
-        None: the study is made of keyword arguments alone.
+        ``NAME`` of ``studies/NAME.toml``, a shipped study, or a .toml file. A function is one trial: it takes the
+        parameters of ``space`` by name (and ``SEED``, ``folder`` if it has them), and yields one eval at a time:
+        ``(step, loss)``, a loss, or a mapping of metrics with ``step``. It runs in its own process.
+        None: the keyword arguments define the study.
     name : str, optional
-        Of a study that is made here; the function's name where it is left out. Its file is ``sweeps/NAME/NAME.toml``.
+        Name of a study defined here; default: the function's name. Its file is ``sweeps/NAME/NAME.toml``.
     output : Path, optional
-        The sweep's folder; ``sweeps/NAME`` where it is left out.
+        The sweep's folder; default: ``sweeps/NAME``.
     storage : str, optional
-        URL of its database; SQLite in the sweep's folder where it is left out.
+        URL of its database; default: SQLite in the sweep's folder.
     quiet : bool
         Whether :meth:`run` prints nothing.
     space, objective, workload, search, pruning, site
-        Sections of a study that is made here, as its file has them. In ``space`` also ``(low, high)``, or a list.
+        Sections of a study defined here, as in a study file. ``space`` also takes ``(low, high)`` or a list of choices.
     **budget
-        Keys of ``[budget]`` that count for this run, such as ``trials=20, parallel=2``.
+        Keys of ``[budget]`` for this run, such as ``trials=20, parallel=2``.
 
     Raises
     ------
     InputError
-        The study is not there or cannot be used, or a key is none of ``[budget]``; its text says what to do.
+        If the study is missing or invalid, or a key is not in ``[budget]``; the message says what to do.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Sweep:
 
     @property
     def study(self) -> Study:
-        """The study as it is swept."""
+        """The study, with the overrides of this sweep."""
         return self._plan.study
 
     @property
@@ -100,10 +100,10 @@ class Sweep:
         return self._plan.paths.root
 
     def run(self) -> str:
-        """Tune until the budget is spent, going on where an earlier run ended; returns why it is over.
+        """Tune until the budget is spent, resuming an earlier run; returns the reason of the end.
 
-        Ctrl-C ends it with KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError
-        for what the machine lacks, StudyError for a mark EDIT, SweepBusyError while another driver is at work.
+        Ctrl-C raises KeyboardInterrupt and leaves the jobs running; the next call adopts them. Raises SetupError if the
+        machine lacks something, StudyError for an EDIT mark, SweepBusyError while another driver runs.
         """
         from lora_tune.cli.options import feedback_if_known
         from lora_tune.cli.report import write_report
@@ -127,10 +127,10 @@ class Sweep:
         return outcome.reason
 
     def ask(self, values: Mapping[str, Any] | None = None, commit: str | None = None) -> Offer:
-        """The next trial, to be run by the caller; for a study with ``site.launcher = "outside"``.
+        """The next trial for the caller to run, if ``site.launcher = "outside"``.
 
-        values: what to try; the search fills in what they leave out. commit: whose script is run, with values. Raises
-        InputError where nothing is to be run now, with what to do.
+        values: parameters to try; the search fills in the others. commit: of the script to run. Raises InputError if no
+        trial can start now; the message says what to do.
         """
         from lora_tune.cli.ask_tell import ask
 
@@ -139,11 +139,11 @@ class Sweep:
     def tell(
         self, token: str, evals: Sequence[Sequence[float]] = (), *, log: str = "", failed: str = "", over: bool = True
     ) -> Trial:
-        """How the trial of a token went; the trial as it is judged then. The same told twice is one.
+        """Report the result of a trial; returns the trial with its verdict. Repeating a report changes nothing.
 
-        evals: (samples, loss) or (samples, loss, seconds since it was asked for), all so far. log: its output instead,
-        in the study's own form. failed: why it has no result. over: it has ended; else whether to go on is the
-        verdict's, None while nothing speaks against it. Raises InputError for what cannot be.
+        evals: (samples, loss) or (samples, loss, seconds since ask), all so far. log: its output instead, in the
+        study's format. failed: why it has no result. over: whether it has ended; if not, a verdict means that it should
+        stop, and None that it may continue. Raises InputError for impossible results.
         """
         from lora_tune.cli.ask_tell import result_of, tell
 
@@ -151,7 +151,7 @@ class Sweep:
 
     @property
     def records(self) -> Records:
-        """Trials, attempts and evals as they are in the database now. Raises InputError before the first run."""
+        """Trials, attempts and evals in the database. Raises InputError before the first run."""
         return load_sweep(self.study.name, self._plan.paths, self._storage)
 
     @property
@@ -161,17 +161,17 @@ class Sweep:
 
     @property
     def best(self) -> Trial | None:
-        """The best single run by the study's objective; None while none counts. Luck is part of it: take
+        """The best single run by the study's objective, None if there is none. Biased by luck: prefer
         :attr:`recommended`."""
         return best_run(self.study, self.records)
 
     @property
     def recommended(self) -> Recommended | None:
-        """What to take, with the 90% interval of its mean and why; None while no trial counts."""
+        """The recommended configuration, with the 90% interval of its mean; None if no trial counts."""
         return recommend(self.study, self.records)
 
     def values(self) -> list[Mapping[str, Any]]:
-        """A row a trial, for a table of any library: its number, its end, its objective and its parameters."""
+        """One row per trial, for a table: number, verdict, objective and parameters."""
         return [
             {
                 "trial": t.number,
@@ -185,15 +185,14 @@ class Sweep:
 
 SECTIONS = ("workload", "space", "objective", "search", "pruning", "budget", "site", "description", "division")
 _RESERVED = ("SEED", "folder")
-"""What a function may take beside the parameters of the space."""
+"""Arguments that a function may take besides the parameters of the space."""
 
 
 def write_study(file: Path, sections: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Path:
-    """Write a study file of these sections, and beside it the function that is one trial, if any; returns the file.
+    """Write a study file with these sections, and the pickled trial function beside it, if any; returns the file.
 
-    file: ends in .toml. sections: as the file has them; in ``space`` a pair (low, high) is a range, on a log scale
-    where it is positive and spans a decade, and a list is one of several values. Raises InputError for
-    what cannot be swept.
+    file: ends in .toml. sections: as in a study file; in ``space`` a pair (low, high) is a range, on a log scale if it
+    is positive and spans a decade, and a list is a set of choices. Raises InputError for invalid sections.
     """
     if unknown := sorted(sections.keys() - {*SECTIONS}):
         raise InputError(f"{unknown[0]!r} is no section of a study; allowed are {', '.join(SECTIONS)}")
@@ -232,7 +231,7 @@ def _parameter(name: str, value: Any) -> Any:
 def _of_function(
     function: Callable[..., Any], file: Path, space: Mapping[str, Any], table: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``[workload]`` that runs a function, pickled into ``file``. Raises InputError for one that cannot be run."""
+    """``[workload]`` that runs a function, pickled into ``file``. Raises InputError if it cannot be run."""
     if "workload" in table:
         raise InputError("a function is the workload; give one of the two")
     parameters = inspect.signature(function).parameters.values()

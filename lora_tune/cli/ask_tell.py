@@ -1,4 +1,4 @@
-"""The next trial for whoever runs it, and how it went: for ``ask``, ``tell``, Python and models."""
+"""Ask/tell: hand out trials that others run and take their results, for ``ask``, ``tell``, Python and MCP."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Va
 OUTSIDE = "outside"
 
 PATIENCE_SECONDS = 20.0
-"""For which one who asks or tells waits for others that do: each takes about a second."""
+"""How long ask and tell wait for the lease; another ask or tell holds it for about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A trial to be run by whoever asked.
+    """A trial for the caller to run.
 
-    token: names this attempt in :func:`tell`. parameters, seed: of the run. argv, environment, cwd: how the study
-    would start it. folder: the attempt's. why: it was proposed.
+    token: names this attempt in :func:`tell`. parameters, seed: of the run. argv, environment, cwd: the study's own
+    command. folder: of the attempt. why: the reason of the proposal.
     """
 
     token: str
@@ -61,9 +61,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What is told of a run: its whole log in the study's own form, or its evals so far; or why it failed.
+    """The reported result of a run: its whole log in the study's format, its evals so far, or why it failed.
 
-    over: it has ended.
+    over: whether the run has ended.
     """
 
     evals: Sequence[Eval] = ()
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def digest(self) -> str:
-        """The same for the same result."""
+        """Hash that identifies equal results."""
         content = [[(e.samples, e.loss, _finite(e.seconds)) for e in self.evals], self.log, self.failed]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -81,7 +81,7 @@ class Result:
 def result_of(evals: Any, *, log: str = "", failed: str = "", over: bool = True) -> Result:
     """A result from plain data. evals: rows of (samples, loss) or (samples, loss, seconds).
 
-    Raises InputError for what is none.
+    Raises InputError for any other form.
     """
     if not isinstance(evals, Sequence) or isinstance(evals, str):
         raise InputError("evals: give a list of [samples, loss] or [samples, loss, seconds]")
@@ -99,18 +99,18 @@ def result_of(evals: Any, *, log: str = "", failed: str = "", over: bool = True)
 
 
 class Gate:
-    """A search that proposes only when it is opened, once, or up to the trial that answers a request."""
+    """Wraps a search so that it proposes only after :meth:`open`: once, or up to the trial that answers a request."""
 
     def __init__(self, search: Any) -> None:
         self._search, self._open = search, False
         self._request: int | None = None
 
     def open(self, request: int | None) -> None:
-        """Let the next proposal through; of a request those before it, too."""
+        """Allow the next proposal; with ``request``, all proposals up to its own."""
         self._open, self._request = True, request
 
     def ask(self) -> SearchPoint | str:
-        """A proposal of the search while it is open."""
+        """A proposal of the search while open, else why not."""
         if not self._open:
             return "nothing more is asked for"
         proposal: SearchPoint | str = self._search.ask()
@@ -123,7 +123,7 @@ class Gate:
 
 
 def refuse_other_launchers(study: Study) -> None:
-    """Raise InputError where the study's trials are started by the sweep itself."""
+    """Raise InputError if the sweep itself starts the study's trials."""
     if study.site.launcher != OUTSIDE:
         raise InputError(
             f'site.launcher = "{study.site.launcher}": its trials are started by the sweep, and their logs tell; ask '
@@ -133,7 +133,7 @@ def refuse_other_launchers(study: Study) -> None:
 
 @contextlib.contextmanager
 def _driving(plan: DrivePlan, storage: str | None) -> Iterator[tuple[Driver, Gate, stores.Store]]:
-    """The sweep's driver for a moment. Raises SweepBusyError while another one is at work."""
+    """The sweep's driver for one operation. Raises SweepBusyError while another driver runs."""
     refuse_other_launchers(plan.study)
     launcher = make_launcher(plan.study, plan.paths.packs)
     clock = make_clock(plan.study, launcher)
@@ -154,7 +154,7 @@ def _driving(plan: DrivePlan, storage: str | None) -> Iterator[tuple[Driver, Gat
 
 
 def _lease(store: stores.Store, name: str) -> Lease:
-    """The lease, for which other askers are waited for. Raises SweepBusyError where somebody keeps it for long."""
+    """The sweep's lease. Raises SweepBusyError if it is held longer than ``PATIENCE_SECONDS``."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -169,11 +169,11 @@ def ask(
     plan: DrivePlan, storage: str | None, values: Mapping[str, Value] | None = None, commit: str | None = None,
     clone: Trial | None = None,
 ) -> Offer:  # fmt: skip
-    """The next trial to run, for the caller alone. values: what to try; the search fills in what they leave out.
-    commit: whose script is run. clone: the trial that is run again, but for these.
+    """The next trial, handed to this caller only. values: parameters to try; the search fills in the others.
+    commit: of the script to run. clone: the trial whose other parameters are reused.
 
-    Raises InputError where nothing is to be run now (the budget is spent, all slots are taken, no point of the space),
-    SweepBusyError while another driver is at work.
+    Raises InputError if no trial can start now (budget spent, all slots taken, invalid point), SweepBusyError while
+    another driver runs.
     """
     named = values is not None or commit or clone
     proposed = enqueueing(plan.study, values or {}, commit=commit, clone=clone) if named else None
@@ -193,7 +193,7 @@ def ask(
 
 
 def _requested(store: stores.Store, study: Study, proposed: Request) -> int:
-    """The number of a request; of one that waits already with the same words, its number."""
+    """The number of the request; an equal one that still waits is reused."""
     requests = stores.Requests(store, study.name)
     sweep = store.load(study.name)
     answered = {t.request for t in sweep.trials.values()} if sweep is not None else set()
@@ -205,7 +205,7 @@ def _requested(store: stores.Store, study: Study, proposed: Request) -> int:
 
 
 def _nothing(plan: DrivePlan, driving: Driver, reason: str, request: int | None) -> str:
-    """Why nothing is to be run now, and what to do."""
+    """Why no trial can start now, and what to do."""
     request_row = next((r for r in driving.requests if r.number == request), None)
     if request_row is not None and request_row.answered_at is not None and not request_row.accepted:
         return request_row.answer
@@ -218,7 +218,7 @@ def _nothing(plan: DrivePlan, driving: Driver, reason: str, request: int | None)
 
 
 def _taken(plan: DrivePlan, sweep: StudyRecords, request: int | None) -> Offer | None:
-    """An offered trial that is the caller's from now on; of a request its own alone. None where none is offered."""
+    """Claim an offered trial for the caller; with ``request``, only the one that answers it. None if there is none."""
     for trial in sorted(sweep.trials.values(), key=lambda t: t.number):
         attempts = sweep.attempts_of(trial.number)
         if trial.state is not TrialState.RUNNING or not attempts or (request not in (None, trial.request)):
@@ -241,16 +241,16 @@ def _offer(trial: Trial, attempt: Attempt, paths: AttemptPaths) -> Offer:
 
 
 def tell(plan: DrivePlan, storage: str | None, token: str, result: Result) -> Trial:
-    """Put what happened on record; the trial as it is judged then. The same result told twice is one.
+    """Record a result; returns the trial with its verdict. Repeating the same result changes nothing.
 
-    Raises InputError for a token that is none of this sweep's, a result that cannot be, and another result of a trial
-    that has ended; SweepBusyError while another driver is at work.
+    Raises InputError for an unknown token, an impossible result, or a different result of a trial that has ended;
+    SweepBusyError while another driver runs.
     """
     with _driving(plan, storage) as (driving, _, _store):
         attempt = _attempt(driving.sweep, token)
         trial, paths = driving.sweep.trials[attempt.trial], AttemptPaths(plan.paths.root / attempt.folder)
         if (known := outside.ended_with(paths, token)) is not None:
-            driving.tick()  # who was killed after the end was written down left this undone
+            driving.tick()  # completes a tell that was killed after it recorded the end
             return _repeated_result(driving.sweep.trials[trial.number], known, result)
         claim = read_records(paths, token).claim
         if claim is None:
@@ -263,12 +263,12 @@ def tell(plan: DrivePlan, storage: str | None, token: str, result: Result) -> Tr
             outside.end(paths, token, 1 if result.failed else 0, result.digest)
         driving.tick()
         if not result.over and outside.ended_with(paths, token) is not None:
-            driving.tick()  # it was called off just now
+            driving.tick()  # the trial was just stopped
         return driving.sweep.trials[trial.number]
 
 
 def _attempt(sweep: StudyRecords, token: str) -> Attempt:
-    """The attempt that a token names. Raises InputError where it is none's, or was given up since."""
+    """The attempt of a token. Raises InputError if there is none, or a newer attempt has replaced it."""
     attempt = next((a for a in sweep.attempts.values() if a.token and a.token == token), None)
     if attempt is None:
         raise InputError(f"token {token[:32]!r} names no trial of {sweep.name}; use the one that ask gave")
@@ -286,9 +286,9 @@ def _repeated_result(trial: Trial, known: str, result: Result) -> Trial:
 
 
 def _mllog(plan: DrivePlan, result: Result, began: float, now: float) -> str:
-    """The evals as the lines of a log. began: when the run was taken, in epoch seconds.
+    """The evals as MLLOG lines. began: epoch second at which the run was claimed.
 
-    Raises InputError for evals that no run of this age can have, and for a study whose logs have another form.
+    Raises InputError for evals that are impossible for a run of this age, or if the study's logs have another format.
     """
     if plan.study.log_kind != "mllog" and result.evals:
         raise InputError(f'workload.log.kind = "{plan.study.log_kind}": give the log itself in that form, not evals')
@@ -320,7 +320,7 @@ def _finite(value: float) -> float | None:
 def run_ask(
     study_name: str, storage: str | None, output: Path | None, values: tuple[str, ...], commit: str | None
 ) -> None:
-    """What ``ask`` does; see cli/commands.py for its options."""
+    """Run ``ask``; options: cli/commands.py."""
     file = find_study(study_name)
     plan = plan_of(file, load_study(file), {}, output)
     click.echo(json.dumps(asdict(ask(plan, storage, typed_values(plan.study, values) or None, commit))))
@@ -330,7 +330,7 @@ def run_tell(
     study_name: str, storage: str | None, output: Path | None, token: str, evals: str | None, log: Path | None,
     failed: str, running: bool,
 ) -> None:  # fmt: skip
-    """What ``tell`` does; see cli/commands.py for its options."""
+    """Run ``tell``; options: cli/commands.py."""
     file = find_study(study_name)
     plan = plan_of(file, load_study(file), {}, output)
     text = log.read_text(encoding="utf-8", errors="replace") if log else ""
@@ -346,7 +346,7 @@ def _parsed(text: str | None) -> Any:
 
 
 def as_json(trial: Trial) -> dict[str, Any]:
-    """A trial as it was judged. go_on: whether its run should go on."""
+    """The trial's state and verdict as plain data. go_on: whether its run should continue."""
     return {
         "trial": trial.number,
         "state": trial.state.value,

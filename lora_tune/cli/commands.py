@@ -1,4 +1,4 @@
-"""The command line: each command's options and help, without what it needs to run, which is loaded when it does."""
+"""Options and help of each command; their modules are imported when a command runs."""
 
 from __future__ import annotations
 

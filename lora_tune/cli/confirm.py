@@ -1,4 +1,4 @@
-"""Further seeds of leading configurations, until one is shown to be better: ``lora-tune confirm``."""
+"""``lora-tune confirm``: run more seeds of the leading configurations until one is shown to be better."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ if TYPE_CHECKING:
 
 
 SUFFIX = ".confirm"
-"""Ends the name under which the replicates' records stand in the sweep's database, and their jobs' names."""
+"""Suffix of the race's name in the sweep's database and of its job names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line and the sweep that it speaks of. study: for replicates, nothing of which is stopped early.
+    """The command line and its sweep. study: of the replicates, without early stopping.
 
-    per_job: seeds that one job can run. resume: the line that goes on with them.
+    per_job: seeds that one job can run. resume: the command line that continues the race.
     """
 
     review: Review
@@ -89,10 +89,10 @@ class Options:
 
 
 _RACE = ("top", "seeds", "confidence", "parallel", "budget_node_hours", "launcher")
-"""Options without which the line that goes on would be another race."""
+"""Options that define the race: the resume command line repeats them."""
 
 USUAL_RUNS = 10
-"""Most runs of a configuration where no rules say how many a result takes."""
+"""Default maximum of runs of a configuration if no benchmark rules set it."""
 
 
 def run(
@@ -105,7 +105,7 @@ def run(
     as_json: bool,
     **more: Any,
 ) -> None:
-    """What ``confirm`` does; see cli/commands.py for its options."""
+    """Run ``confirm``; options: cli/commands.py."""
     review = load_review(study_name, more["output"], more["storage"])
     study = replicate_study(review.study, more["parallel"], more["budget_node_hours"], more["launcher"])
     resume = command_line("confirm", review.study.name, *typed(*_RACE))
@@ -117,9 +117,9 @@ def run(
 
 
 def confirm_recommended(review: Review, storage: str | None, resume: str, *, verbose: bool) -> int:
-    """Run what the sweep recommends until there are as many runs as a submission has; the exit code.
+    """Run the recommended configuration as often as a submission requires; returns the exit code.
 
-    resume: the line that goes on where it was interrupted. verbose: in words; else as JSON.
+    resume: the command line that continues after an interrupt. verbose: print text; else JSON.
     """
     study = replicate_study(review.study, None, None, None)
     options = _options(review, study, storage, top=1, seeds=None, confidence=CONFIDENCE, resume=resume)
@@ -145,9 +145,9 @@ def _options(
 
 
 def replicate_study(study: Study, parallel: int | None, node_hours: float | None, launcher: str | None) -> Study:
-    """The study as its replicates run: nothing is pruned or capped, no budget of trials, seeds of their own.
+    """The study for replicates: no pruning, no cap, no trial budget, separate seeds.
 
-    Raises InputError for a name that has no room for the suffix, or an option that does not fit.
+    Raises InputError if the name is too long for the suffix, or for an option that does not fit.
     """
     name = study.name + SUFFIX
     if len(name) > 64:
@@ -180,7 +180,7 @@ def _plan(options: Options) -> DrivePlan:
 
 
 def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
-    """Run the race between taking and giving back its lease, then hand over; returns the exit code."""
+    """Run the race under its lease, then write the results; returns the exit code."""
     study, review = options.study, options.review
     plan = _plan(options)
     preflight_warnings(
@@ -201,7 +201,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
             review.study, options.field, options.settings, lambda: driving.sweep,
             per_job=options.per_job, echo=watcher.line,
         )  # fmt: skip
-        # What the sweep prepared serves its replicates.
+        # Replicates reuse what the sweep prepared.
         with (
             release_at_exit(store, lease),
             locked_folder(plan, store, lease) as lock,
@@ -233,7 +233,7 @@ def _hand_over(
     options: Options, store: stores.Store, race: StudyRecords, verdict: Confirmation, runs: Runs, now: float,
     *, verbose: bool,
 ) -> int:  # fmt: skip
-    """Note the outcome in the sweep, write the result folder, the config and the report; returns the exit code."""
+    """Record the outcome in the sweep, write result folder, config and report; returns the exit code."""
     review = options.review
     sweep = _noted(options, store, verdict, runs, now)
     timed = objective_of(review.study).timed
@@ -265,7 +265,7 @@ def _hand_over(
 
 
 def _noted(options: Options, store: stores.Store, verdict: Confirmation, runs: Runs, now: float) -> StudyRecords:
-    """The sweep with the outcome among its trials, written down if nobody drives it."""
+    """The sweep with the outcome in its trials; saved only if no driver holds the lease."""
     sweep = store.load(options.review.sweep.name) or options.review.sweep
     changed = confirmed(sweep, verdict, runs)
     try:
@@ -295,7 +295,7 @@ def _texts(options: Options, race: StudyRecords, runs: Sequence[Replicate]) -> l
 
 
 def _dry_run(options: Options) -> None:
-    """Print who would race and the first job of each. Writes and submits nothing."""
+    """Print the contenders and the first job of each. Writes and submits nothing."""
     click.echo(introduction(options.review.study, options.field, options.settings))
     workload = load_workload(options.study, options.review.file)
     for number, trial in enumerate(options.field):
@@ -313,29 +313,29 @@ def _dry_run(options: Options) -> None:
 
 
 SEEDS_OFFSET = 1000
-"""Added to the study's ``search.seed``: no replicate has a seed of the sweep's first million trials."""
+"""Added to ``search.seed``, so that replicates share no seed with the sweep's first million trials."""
 
 TOP = 3
-"""Configurations that race where nobody says how many."""
+"""Default number of configurations in a race."""
 
 CONFIDENCE = 0.95
-"""Of the winner's being better, where nobody says how much."""
+"""Default confidence that the winner is better."""
 
 FAILURES = 3
-"""Replicates of one configuration that may fail for reasons of the machine before the race stops."""
+"""Infrastructure failures of one configuration's replicates after which the race stops."""
 
 
 FEWEST = 3
-"""Runs of each configuration before the first look."""
+"""Runs of each configuration before the first interim analysis."""
 
 
 def race_settings(
     study: Study, field: int, seeds: int, *, per_job: int, confidence: float, noise: Noise | None = None
 ) -> ComparisonRules:
-    """How ``field`` configurations are compared by at most ``seeds`` runs each. per_job: seeds that one job can run.
+    """Rules to compare ``field`` configurations with at most ``seeds`` runs each. per_job: seeds that one job can run.
 
-    Where trials share a job, as many run between two looks as have room at one time: runs side by side cost less than
-    a job that waits for the next look.
+    If trials share a job, as many run between two analyses as fit at once: concurrent runs cost less than a job that
+    waits for the next analysis.
     """
     at_once = study.budget.parallel // field if study.site.slots is not None else 1
     return ComparisonRules(
@@ -349,9 +349,9 @@ def race_settings(
 
 
 def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
-    """The ``top`` leading trials with different configurations: first what the sweep recommends, if it was run.
+    """The ``top`` leading trials with distinct configurations; first the recommended one, if it was run.
 
-    Raises InputError where no trial reached the target.
+    Raises InputError if no trial reached the target.
     """
     field: list[Trial] = []
     recommended = recommend(study, sweep)
@@ -365,10 +365,10 @@ def contenders(study: Study, sweep: StudyRecords, top: int) -> list[Trial]:
 
 
 class Race:
-    """Proposes replicates to the driver, as a sampler proposes trials. It remembers nothing that the records do not.
+    """Proposes replicates to the driver, in place of a sampler. All its state follows from the records.
 
-    study: of the sweep. records: the race's sweep as it is now. per_job: seeds that one job can run. say: told where
-    the race stands whenever as many runs have ended as there are configurations.
+    study: of the sweep. records: returns the race's current records. per_job: seeds that one job can run. echo: prints
+    the standings each time as many runs have ended as there are configurations.
     """
 
     def __init__(
@@ -387,12 +387,12 @@ class Race:
         self._reported = 0
 
     def comparison(self) -> ComparisonPlan:
-        """Where the race stands."""
+        """The current comparison."""
         runs = results(replicates(self._records()), [t.number for t in self._field])
         return plan(runs, self._settings)
 
     def ask(self) -> SearchPoint | str:
-        """The next job, or why there is none. Raises SetupError where the machine fails the same runs."""
+        """The next job, or why there is none. Raises SetupError if a configuration keeps failing on infrastructure."""
         records = self._records()
         done, standing = replicates(records), self.comparison()
         going = [t for t in records.trials.values() if t.state is not TrialState.FINISHED]
@@ -407,7 +407,7 @@ class Race:
         return "1 run goes on" if len(going) == 1 else f"{len(going)} runs go on"
 
     def _replicate(self, trial: Trial, measured: int, count: int, records: StudyRecords) -> SearchPoint:
-        from lora_tune.search.session import SearchPoint  # with Optuna, which takes a second to import
+        from lora_tune.search.session import SearchPoint  # imports Optuna, which takes a second
 
         number = max((t.number + t.replicates for t in records.trials.values()), default=0)
         which = f"run {measured + 1}" if count == 1 else f"runs {measured + 1} to {measured + count}"
@@ -424,10 +424,10 @@ class Race:
         )
 
     def report(self, number: int, evals: Sequence[Eval]) -> None:
-        """Nothing: a replicate is run to its end."""
+        """Do nothing: replicates are not stopped early."""
 
     def tell(self, record: Trial) -> None:
-        """A replicate is over: say where the race stands."""
+        """Record a finished replicate and print the standings after each round."""
         if record.verdict is Verdict.FAILED and record.replicate_of is not None:
             self._failed[record.replicate_of] += 1
         done = replicates(self._records())
@@ -439,7 +439,7 @@ class Race:
 
 
 def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules) -> str:
-    """Who races, one line each."""
+    """The contenders, one line each, and the number of runs."""
     text = objective_of(study).text
     lines = [f"{name_of(t.number):>10}  {text(t.objective)} in one run: {parameters_text(t)}" for t in field]
     least, most = min(settings.fewest, settings.most) * len(field), settings.most * len(field)
@@ -449,7 +449,7 @@ def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules
 
 
 def with_seeds(study: Study, configurations: int, seeds: int) -> str:
-    """The line that confirms so many configurations with ``seeds`` runs of each."""
+    """The command line that confirms ``configurations`` configurations with ``seeds`` runs each."""
     top = [] if configurations == TOP else ["--top", str(configurations)]
     return command_line(
         "confirm", study.name, *top, "--seeds", str(seeds), *typed("confidence", "parallel", "launcher")

@@ -1,4 +1,4 @@
-"""What a race of ``confirm`` has shown: its table, its records, and the runs as a submission's folder."""
+"""The outcome of a ``confirm`` race: table, records, and result files of a submission."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedContender:
-    """One contender. mean, low, high: what the study compares and its 90% interval, None where no run has a result.
-    missed: runs that have none."""
+    """One contender. mean, low, high: of the objective, with its 90% interval; None if no run has a result.
+    missed: runs without one."""
 
     trial: int
     runs: int
@@ -48,12 +48,12 @@ class RankedContender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The chosen configuration under MLPerf's rules, in minutes; ``sentences`` for people.
+    """The chosen configuration under MLPerf's rules, times in minutes; ``sentences`` for display.
 
-    runs: those that count, which are the result files'.
-    olympic: mean without the fastest and the slowest run, infinite like ``minutes`` where two did not reach the target.
-    factor: RCP normalisation, 1 where no reference applies.
-    passes: probability that ten new runs pass convergence and RCP checks, None where these do not apply.
+    runs: those that count, which are in the result files.
+    olympic: mean without the fastest and slowest run; infinite, as ``minutes``, if two runs missed the target.
+    factor: RCP normalisation, 1 if no reference applies.
+    passes: probability that ten new runs pass the convergence and RCP checks, None if these do not apply.
     """
 
     runs: int
@@ -68,10 +68,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmation:
-    """A race's verdict. decided: False where the leaders could not be separated. chosen: the trial to take, None where
-    no run has a result. node_hours: of all replicates, failed ones included. identical: what all runs of the chosen one
-    measured, where they differ by nothing: then a seed changes nothing in them. more_runs: that would separate the
-    leaders, 0 where they are or where their means are equal; seeds: of each, then."""
+    """A race's verdict. decided: False if the leaders could not be separated. chosen: the trial to take, None if no run
+    has a result. node_hours: of all replicates, including failed ones. identical: the value of all runs of the chosen
+    configuration if they are equal, so that the seed has no effect. more_runs: that would separate the leaders, 0 if
+    they are separated or have equal means; seeds: the resulting runs of each."""
 
     sentence: str
     decided: bool
@@ -102,7 +102,7 @@ def confirmation(
     plan: ComparisonPlan,
     rules: ComparisonRules | None = None,
 ) -> Confirmation | None:
-    """What the finished race says; None while it has no verdict. rules: by which ``plan`` was made."""
+    """The outcome of a race; None while it has no verdict. rules: by which ``plan`` was made."""
     if plan.verdict is None:
         return None
     verdict = plan.verdict
@@ -151,9 +151,9 @@ EPOCHS = "the reference convergence points count epochs: the checkers' word on t
 def scored(
     study: Study, trial: Trial, replicates: Sequence[Replicate], counted: int, mean: tuple[float, float, float]
 ) -> Scored | None:
-    """The olympic mean of a configuration's runs, normalised where a reference applies; None with fewer than three.
+    """The olympic mean of a configuration's runs, normalised if a reference applies; None for fewer than three.
 
-    counted: how many of its ``replicates`` a submission has; it is the first of them, since none may be picked out.
+    counted: runs of a submission. The first of ``replicates`` count, because runs may not be selected.
     """
     from lora_tune.mlperf.score import olympic_mean, score
 
@@ -186,7 +186,7 @@ def scored(
 
 
 def _ahead(benchmark: Benchmark, replicates: Sequence[Replicate], batch: int) -> Prediction:
-    """What a new submission would score, by all runs there are."""
+    """The predicted score of a new submission, from all runs."""
     from lora_tune.mlperf.score import predict
 
     reached = [(r.seconds / 60, r.samples) for r in replicates if r.seconds is not None and r.samples is not None]
@@ -195,14 +195,14 @@ def _ahead(benchmark: Benchmark, replicates: Sequence[Replicate], batch: int) ->
 
 
 def as_json(outcome: Confirmation) -> dict[str, Any]:
-    """Everything as plain data; None for the score of a configuration that has none: JSON knows no infinity."""
+    """The outcome as plain data, infinities as None, because JSON has none."""
     score = asdict(outcome.scored) if outcome.scored else {}
     finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in score.items()}
     return {**asdict(outcome), "scored": finite or None}
 
 
 def confirmed(sweep: StudyRecords, outcome: Confirmation, runs: Mapping[int, Sequence[Replicate]]) -> list[Trial]:
-    """The sweep's trials that raced, with what came of it: for the report, the export, the cap."""
+    """The sweep's trials that raced, with the outcome in their metrics."""
     changed = []
     for place in outcome.places:
         trial = sweep.trials[place.trial]
@@ -224,12 +224,12 @@ def confirmed(sweep: StudyRecords, outcome: Confirmation, runs: Mapping[int, Seq
 
 
 def _each(runs: Sequence[Replicate]) -> tuple[float, ...]:
-    """Seconds at the reference pace of runs that reached a target; the values of others."""
+    """Results of the runs: seconds at the reference pace with a target, else objective values."""
     return tuple(r.objective if r.seconds is None else r.seconds / r.slower for r in runs if math.isfinite(r.objective))
 
 
 def summary(study: Study, sweep: StudyRecords, outcome: Confirmation) -> str:
-    """The verdict, a table of the contenders, the score: what the command prints."""
+    """The verdict, a table of the contenders, and the score, as printed."""
     lines = [outcome.sentence, "", f"{'trial':>5}  {'runs':>4}  {'':1} {objective_text(study)}, mean and 90% interval"]
     for place in outcome.places:
         lines.append(
@@ -256,7 +256,7 @@ def _place_text(study: Study, place: RankedContender, sweep: StudyRecords) -> st
 
 @dataclass(frozen=True, slots=True)
 class CheckerResult:
-    """What MLPerf's own checkers say: ``applies`` False where the logs are of something else, then nothing was run."""
+    """Output of MLPerf's checkers. applies: False if the logs are of no MLPerf benchmark; no checker ran then."""
 
     applies: bool
     passes: bool
@@ -264,9 +264,9 @@ class CheckerResult:
 
 
 def run_text(job: Job, position: int) -> str:
-    """What the log says of run ``position`` (0 is the first) of a job, without secrets.
+    """The log of run ``position`` (from 0) of a job, secrets redacted.
 
-    Raises SetupError where the log is gone.
+    Raises SetupError if the log is missing.
     """
     run_log = job.run_logs[position] if position < len(job.run_logs) else None
     path = run_log if run_log is not None and run_log.is_file() else job.log
@@ -281,7 +281,7 @@ def run_text(job: Job, position: int) -> str:
 
 
 def split_runs(text: str) -> list[str]:
-    """A job's log, cut where a new run begins: at the first ``init_start`` or ``run_start`` behind a ``run_stop``."""
+    """A job's log, split at the first ``init_start`` or ``run_start`` after each ``run_stop``."""
     parts: list[list[str]] = [[]]
     over = False
     for line in text.splitlines(keepends=True):
@@ -294,7 +294,7 @@ def split_runs(text: str) -> list[str]:
 
 
 def write_results(folder: Path, texts: Sequence[str]) -> list[Path]:
-    """``result_0.txt`` and so on in ``folder``, replacing what was there."""
+    """Write ``result_0.txt`` and so on into ``folder``, replacing earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("result_*.txt"):
         old.unlink()
@@ -305,9 +305,9 @@ def write_results(folder: Path, texts: Sequence[str]) -> list[Path]:
 
 
 def check(folder: Path, ruleset: str | None = None) -> CheckerResult:
-    """Run MLPerf's compliance and RCP checkers on a result folder, where they apply.
+    """Run MLPerf's compliance and RCP checkers on a result folder, if they apply.
 
-    ruleset: of the study; None: the newest that has the logs' benchmark.
+    ruleset: of the study; None: the newest that includes the logs' benchmark.
     """
     named = {_benchmark(path) for path in folder.glob("result_*.txt")}
     if len(named) != 1 or not named <= set(benchmark_names()):
@@ -328,7 +328,7 @@ def _benchmark(path: Path) -> str:
 
 
 def print_checks(checks: CheckerResult | None, folder: Path | None) -> None:
-    """Print what the checkers said of the result files in ``folder``; nothing where they were not asked."""
+    """Print the checkers' findings on ``folder``; nothing if they did not run."""
     if checks is None or folder is None:
         return
     for sentence in checks.sentences:

@@ -1,4 +1,4 @@
-"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, for who has its address."""
+"""``python -m lora_tune.dashboard --study NAME``: the sweep in optuna-dashboard, read only, behind a token."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 TOKEN_FILE = "dashboard.token"
-"""In the sweep's folder, for its owner alone."""
+"""Name in the sweep's folder; readable by its owner only."""
 
 
 class OneStudy:
-    """The storage ``inner`` as optuna-dashboard reads it, of the study under review alone.
+    """The storage ``inner`` as optuna-dashboard reads it, restricted to the reviewed study.
 
-    Optuna gives a stopped trial its last eval loss as its value: among seconds that would look like a record. Its best
-    trial is the luckiest; here it is the one that more seeds have not passed over.
+    Optuna reports a stopped trial's last eval loss as its value, which among times in seconds would look like a record.
+    Optuna's best trial is the luckiest; here it is the best that a confirmation has not passed over.
     """
 
     def __init__(self, inner: Any, study: Study, load: Callable[[StudyRecords | None], StudyRecords]) -> None:
-        """load: reads what is new since the sweep that it is given."""
+        """load: reads what is new since the sweep it receives."""
         self._inner, self._study, self._load = inner, study, load
         self._sweep: StudyRecords | None = None
 
@@ -55,7 +55,7 @@ class OneStudy:
         return [_shown(trial) for trial in self._inner.get_all_trials(*arguments, **options)]
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """Raises ValueError where no trial has a result."""
+        """The best run. Raises ValueError if no trial has a result."""
         self._sweep = self._load(self._sweep)
         if (best := best_run(self._study, self._sweep)) is None:
             raise ValueError("no trial has a result")
@@ -64,18 +64,18 @@ class OneStudy:
 
 
 def _shown(trial: FrozenTrial) -> FrozenTrial:
-    """A copy with values for what has a result alone, and evals where the log has them, at parts of an epoch, too."""
+    """A copy with values only for COMPLETE trials, and with evals as logged, which may be at fractions of an epoch."""
     from lora_tune.search.recorded import curve_of
 
     shown = copy.copy(trial)
     if trial.state.name != "COMPLETE":
         shown.values = None
-    shown.intermediate_values = cast("dict[int, float]", curve_of(trial))  # a page takes 0.25 as a step
+    shown.intermediate_values = cast("dict[int, float]", curve_of(trial))  # the page accepts fractional steps
     return shown
 
 
 def application(review: Review, storage: str | None) -> Application:
-    """optuna-dashboard over the sweep's tables as a WSGI application. Raises StoreError."""
+    """optuna-dashboard for the sweep's tables, as a WSGI application. Raises StoreError."""
     import optuna
     import optuna_dashboard
 
@@ -90,7 +90,7 @@ def application(review: Review, storage: str | None) -> Application:
         number = inner.get_study_id_from_name(review.study.name)
     except KeyError as error:
         raise StoreError(f"Optuna knows no study {review.study.name} yet; wait for the first proposal") from error
-    except Exception as error:  # Optuna and the database driver each have a tree of their own
+    except Exception as error:  # Optuna and the database driver have separate exception trees
         raise StoreError(f"Optuna cannot read the database: {str(error).splitlines()[0]}") from error
     optuna.storages.BaseStorage.register(OneStudy)
     shown = optuna_dashboard.wsgi(cast("optuna.storages.BaseStorage", OneStudy(inner, review.study, load)))
@@ -101,7 +101,7 @@ _STUDY = re.compile(r"/(?:api/studies|csv|artifacts|dashboard/studies)/([0-9]+)(
 
 
 def _of_one_study(application: Application, number: int) -> Application:
-    """``application`` for the study under review alone: the database may hold others, which ask for other tokens."""
+    """``application``, restricted to the reviewed study: the database may hold others, which have other tokens."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         match = _STUDY.match(environ["PATH_INFO"])
@@ -113,10 +113,9 @@ def _of_one_study(application: Application, number: int) -> Application:
 
 
 def only_shown(application: Application, hosts: frozenset[str]) -> Application:
-    """``application`` with no way to change anything, for those alone who name one of ``hosts``.
+    """``application``, read only and restricted to requests whose Host header is one of ``hosts`` (empty: any).
 
-    The second keeps a web page elsewhere from reading the sweep through a name that it points at this machine.
-    An empty ``hosts`` admits every name.
+    The Host check prevents DNS rebinding: a foreign web page cannot read the sweep through a name that points here.
     """
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -133,12 +132,12 @@ def only_shown(application: Application, hosts: frozenset[str]) -> Application:
 
 
 def with_token(application: Application, token: str) -> Application:
-    """``application`` for those who know ``token``: once as ``?token=`` in the address, from then on as a cookie.
+    """``application``, restricted to clients with ``token``: first as ``?token=`` in the address, then as a cookie.
 
-    The answer to the address is a redirect without it, so that it stays out of the history and of Referer headers.
+    The first request is redirected to an address without it, so that it stays out of the history and Referer headers.
     """
 
-    # Cookies know no ports: each dashboard of a machine has one of its own.
+    # Cookies ignore ports, so each dashboard on a host needs its own cookie name.
     name = f"lora_tune_token_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -159,7 +158,7 @@ def with_token(application: Application, token: str) -> Application:
 
 
 def run(study_name: str, storage: str | None, output: Path | None, host: str, port: int, no_token: bool) -> None:
-    """What ``dashboard`` does; see cli/commands.py for its options."""
+    """Run ``dashboard``; options: cli/commands.py."""
     loopback = is_loopback(host)
     if no_token and not loopback:
         raise InputError(f"--no-token is for this machine alone; {host} can be reached from others")
@@ -182,13 +181,10 @@ def run(study_name: str, storage: str | None, output: Path | None, host: str, po
 
 
 def serve(shown: Application, host: str, port: int, name: str, query: str = "") -> None:
-    """Serve until Ctrl-C, a thread a request; ``query`` ends the address that is printed.
-
-    Raises SetupError when the port is taken.
-    """
+    """Serve until Ctrl-C. query: appended to the printed address. Raises SetupError if the port is taken."""
     server = listen(shown, host, port)
     shown_host = f"[{host}]" if ":" in host else host
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs
     try:
         click.echo(f"{name}: http://{shown_host}:{server.server_port}/dashboard{query}  (Ctrl-C ends)")
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""What a study needs here, found by asking this machine, the cluster, the database and, with --probe, a node."""
+"""``doctor``: check this machine, the cluster, the database and, with --probe, a node for what a study needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import ALSO, PYXIS, Job, Resources, Workload, places, some_proposal
 
 SWEEP_GB = 1.0
-"""Room for a sweep's logs and database; a trial's log has a few megabytes."""
+"""Free disk space for a sweep's logs and database; a trial's log takes a few MB."""
 
 _LABELS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 
@@ -56,7 +56,7 @@ _LABELS = {Level.GOOD: "ok", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 def run(
     study_name: str, storage: str | None, output: Path | None, with_probe: bool, probe_minutes: float, json_: bool
 ) -> None:
-    """What ``doctor`` does; see cli/commands.py for its options."""
+    """Run ``doctor``; options: cli/commands.py."""
     file = find_study(study_name)
     study = load_study(file)
     workload = load_workload(study, file)
@@ -72,7 +72,7 @@ def run(
 
 
 def show_findings(findings: Iterable[Finding], *, json_: bool = False) -> Level:
-    """Print findings as they are made, for people or as JSON; returns the worst level."""
+    """Print findings as they arrive, as text or JSON; returns the worst level."""
     worst = Level.GOOD
     for finding in findings:
         worst = max(worst, finding.level)
@@ -90,7 +90,7 @@ def show_findings(findings: Iterable[Finding], *, json_: bool = False) -> Level:
 
 
 def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | None) -> Iterator[Finding]:
-    """What can be seen without a cluster."""
+    """Checks without a cluster."""
     yield free_space(paths.root, SWEEP_GB, "logs and the database grow there")
     yield database_server(storage) if storage and not storage.startswith("sqlite") else _file(paths, storage)
     findings = workload.findings(paths)
@@ -98,7 +98,7 @@ def _local(study: Study, workload: Workload, paths: SweepPaths, storage: str | N
 
 
 def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
-    """What a sweep of a workload without findings of its own says beforehand."""
+    """Preflight warnings as findings, for workloads that have no checks of their own."""
     try:
         remarks = preflight_warnings(workload, study, paths)
     except (SetupError, StudyError) as error:
@@ -111,18 +111,18 @@ def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Fi
 
 
 def _places(study: Study, workload: Workload) -> dict[str, str]:
-    """Container, data, model and tokenizer under our names only, of any workload."""
+    """The workload's container, data, model and tokenizer paths, by our names."""
     known = workload.known_places() or places(study.site)
     return {name: known[name] for name in ALSO if known.get(name)}
 
 
 def _file(paths: SweepPaths, storage: str | None) -> Finding:
-    """Where the SQLite file would lie."""
+    """Check the file system of the SQLite file."""
     return chosen_database(Path(storage.partition(":///")[2]).resolve()) if storage else database_file(paths.root)
 
 
 def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Finding]:
-    """What the cluster says from here."""
+    """Checks of the cluster from this host."""
     absent = list(commands())
     if absent:
         yield from absent
@@ -140,7 +140,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
     try:
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
     except LoraTuneError:
-        return  # said among the files
+        return  # reported with the files
     yield good(inherited_variables(os.environ))
     yield from time_limit(queried, study.site, job.resources.minutes)
     for refusal in option_refusals(job, study):
@@ -150,7 +150,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
 
 
 def _probe(study: Study, workload: Workload, paths: SweepPaths, limit: float) -> Iterator[Finding]:
-    """What a node says."""
+    """Checks on a node."""
     questions = questions_of(study.site, _places(study, workload), paths.root, workload.sudo_calls())
     try:
         launcher = SlurmLauncher(study.site)
@@ -163,11 +163,11 @@ Ask = Callable[..., str]
 """Runs a Slurm command and returns its standard output; raises LauncherError."""
 
 NO_GRES = "none"
-"""``site.gres`` of a cluster that knows no GPUs: its nodes are taken whole."""
+"""``site.gres`` of a cluster without GPU scheduling: trials take whole nodes."""
 
 
 def commands() -> Iterator[Finding]:
-    """Slurm's commands on PATH."""
+    """Missing Slurm commands."""
     absent = [command for command in COMMANDS if shutil.which(command) is None]
     if absent:
         yield problem(
@@ -192,7 +192,7 @@ def controller(ask: Ask) -> Finding:
 
 
 def accounting(ask: Ask) -> Finding:
-    """Whether sacct works: it is convenient, not needed."""
+    """Whether sacct works; it is optional."""
     try:
         ask("sacct", "--allocations", "--noheader", "--starttime=now-1minute")
     except LauncherError:
@@ -205,7 +205,7 @@ def accounting(ask: Ask) -> Finding:
 
 
 def partition(ask: Ask, site: Site) -> Finding:
-    """The partition, and whether its nodes have the GPUs of a trial."""
+    """Whether the partition has enough nodes with the GPUs of a trial."""
     name = site.partition
     try:
         rows = node_rows(ask(*NODES), name)
@@ -236,27 +236,27 @@ def partition(ask: Ask, site: Site) -> Finding:
 
 
 def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
-    """Whether partition and reservation let a job run for ``minutes`` (0: it names no limit). A qos may allow more.
+    """Whether partition and reservation admit a job of ``minutes`` (0: no limit); a warning if a qos may allow more.
 
-    Slurm takes a job that asks for more, unless it enforces the limit, and lets it wait for ever.
+    Unless Slurm enforces the limit, it accepts a longer job, which then pends forever.
     """
     waits = "trials would wait in the queue forever"
-    with contextlib.suppress(LauncherError):  # said of the partition itself
+    with contextlib.suppress(LauncherError):  # reported by partition()
         if what := parse.beyond_limit(ask(*parse.LIMITS), site, minutes):
             yield (warning if parse.by_qos(site) else problem)(what, waits, parse.REMEDY)
-    with contextlib.suppress(LauncherError):  # said of sbatch's answer
+    with contextlib.suppress(LauncherError):  # reported by accepted()
         shown = ask(*parse.reservation(site)) if site.reservation else ""
         if what := parse.beyond_reservation(shown, minutes, time.time()):
             yield problem(what, waits, parse.RESERVATION_REMEDY)
 
 
 def gpus_of(gres: str) -> int:
-    """The GPUs in sinfo's words: ``gpu:h100:8(S:0-1),nvme:2`` -> 8."""
+    """GPUs in sinfo's gres column: ``gpu:h100:8(S:0-1),nvme:2`` -> 8."""
     return sum(int(m) for m in re.findall(r"(?:^|,)gpu(?::[^,:()]+)?:(\d+)", gres))
 
 
 def pyxis(ask: Ask) -> Finding:
-    """Whether srun knows containers."""
+    """Whether srun has the Pyxis container options."""
     try:
         known = "--container-image" in ask("srun", "--help")
     except LauncherError as error:
@@ -271,7 +271,7 @@ def pyxis(ask: Ask) -> Finding:
 
 
 def mpi(ask: Ask, site: Site) -> Finding:
-    """Whether Slurm offers the MPI start-up that the site names."""
+    """Whether Slurm offers the MPI type of the site."""
     required = site.mpi or "pmix"
     try:
         offered = mpi_types(ask("srun", "--mpi=list"))
@@ -289,7 +289,7 @@ def mpi(ask: Ask, site: Site) -> Finding:
 
 
 def mpi_types(text: str) -> set[str]:
-    """The types in ``srun --mpi=list``: one a line, and pmix's versions behind a colon."""
+    """The types in the output of ``srun --mpi=list``: one per line, pmix versions after a colon."""
     types: set[str] = set()
     for line in text.splitlines():
         line = line.removeprefix("srun:").strip()
@@ -299,7 +299,7 @@ def mpi_types(text: str) -> set[str]:
 
 
 def accepted(ask: Ask, question: Sequence[str]) -> Finding:
-    """Whether sbatch would take a trial: account, partition, reservation and limits in one ``question``."""
+    """Whether ``question``, an sbatch test, accepts account, partition, reservation and limits."""
     try:
         ask(*question)
     except LauncherError as error:
@@ -312,7 +312,7 @@ def accepted(ask: Ask, question: Sequence[str]) -> Finding:
 
 
 def database_file(folder: Path, mounts: str | None = None) -> Finding:
-    """Whether the sweep's SQLite file would lie on a network file system. ``mounts``: text of /proc/self/mountinfo."""
+    """Whether ``folder`` is on a network file system. mounts: text of /proc/self/mountinfo."""
     kind = file_system(folder, mountinfo() if mounts is None else mounts) or "an unknown file system"
     if kind in NETWORK:
         return problem(
@@ -325,7 +325,7 @@ def database_file(folder: Path, mounts: str | None = None) -> Finding:
 
 
 def chosen_database(database: Path, mounts: str | None = None) -> Finding:
-    """The same of the ``database`` that ``--storage`` names, in whose folder a sweep makes nothing but the file."""
+    """database_file() for the SQLite file of ``--storage``, whose folder must exist: a sweep creates only the file."""
     if database.parent.is_dir():
         return database_file(database.parent, mounts)
     return problem(
@@ -336,7 +336,7 @@ def chosen_database(database: Path, mounts: str | None = None) -> Finding:
 
 
 def database_server(url: str) -> Finding:
-    """Whether the PostgreSQL server answers."""
+    """Whether the database server answers."""
     try:
         return good(f"the database {stores.safe_url(url)} answers: {stores.server_version(url)}")
     except StoreError as error:
@@ -349,7 +349,7 @@ _MARK = "doctor:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A command for the node, and what its failure means."""
+    """A command to run on the node, and what its failure means. needed: failure is a problem, else a warning."""
 
     name: str
     command: str
@@ -360,7 +360,7 @@ class Question:
 
 
 def questions_of(site: Site, places: Mapping[str, str], folder: Path, sudo: Sequence[str]) -> list[Question]:
-    """What to ask a node. folder: the sweep's, which the node must see. sudo: programs that run.sub calls with it."""
+    """The questions for a node. folder: the sweep's. sudo: programs that run.sub calls with sudo."""
     return [*_of_the_cluster(site, folder), *_of_places(places), *map(_of_sudo, sudo)]
 
 
@@ -423,7 +423,7 @@ def _of_sudo(program: str) -> Question:
 
 
 def script(questions: list[Question]) -> str:
-    """The batch script: each question once, its answer on a line of its own."""
+    """The batch script; it prints one answer line per question."""
     lines = ["#!/bin/bash"]
     for number, check in enumerate(questions):
         lines.append(
@@ -433,7 +433,7 @@ def script(questions: list[Question]) -> str:
 
 
 def answers(questions: list[Question], log: str) -> Iterator[Finding]:
-    """The findings in the job's log; a question without an answer is a problem too."""
+    """The findings in the job's log; a missing answer counts as failure."""
     printed = {parts[1]: parts[2] for line in log.splitlines() if len(parts := line.split()) == 3 and parts[0] == _MARK}
     for number, check in enumerate(questions):
         answer = printed.get(str(number))
@@ -448,7 +448,7 @@ def answers(questions: list[Question], log: str) -> Iterator[Finding]:
 def probe(
     launcher: Launcher, site: Site, questions: list[Question], folder: Path, limit: float, echo: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Submit the job, wait at most ``limit`` seconds for its end, and read its answers."""
+    """Submit the probe job, wait at most ``limit`` seconds, and read its answers."""
     place = folder / "doctor" / time.strftime("%Y%m%d-%H%M%S")
     place.mkdir(parents=True)
     (place / "probe.sh").write_text(script(questions), encoding="utf-8")

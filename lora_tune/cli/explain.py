@@ -1,4 +1,4 @@
-"""``python -m lora_tune.explain --study NAME``: which knob matters, why a trial went as it did, what to try next."""
+"""``python -m lora_tune.explain``: parameter importance, the course of a trial, and the next proposal."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     pass
 
 LOGS_READ = 20
-"""Logs that are read for their training losses."""
+"""Maximum logs that are read for training losses."""
 
 LARGEST_LOG = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """What would be proposed now. why: the sampler's sentence, with the expected gain where it knows one."""
+    """The next proposal. why: the sampler's reason, with the expected gain if known."""
 
     tuned: Mapping[str, Any]
     why: str
     stop: str
-    """Why the driver would propose nothing, "" when it would."""
+    """Why the driver would propose nothing; "" if it would."""
     recommended: str = ""
-    """What is recommended now, as every other command says it; "" before a trial has a result."""
+    """The recommendation, in the words of the other commands; "" before a trial has a result."""
 
 
 def next_proposal(study: Study, sweep: StudyRecords, now: float) -> Next:
-    """What the study's sampler proposes given all records, asked in memory: nothing is written and nothing starts."""
+    """The sampler's next proposal given all records, computed in memory: writes and starts nothing."""
     from lora_tune.search.recorded import in_memory
     from lora_tune.search.samplers import sampler_of
     from lora_tune.search.session import expected_gain
@@ -88,7 +88,7 @@ def _recommended(study: Study, sweep: StudyRecords) -> str:
 
 
 def why_proposed(study: Study, sweep: StudyRecords, trial: Trial) -> str:
-    """The sampler's own sentence, or what is known of the sampler at that time."""
+    """The sampler's recorded reason, or what is known about the sampler at that time."""
     if trial.why:
         return trial.why
     if any(dict(point).items() <= dict(trial.tuned).items() for point in study.search.enqueue):
@@ -111,7 +111,7 @@ def _sampler_reason(study: Study, sweep: StudyRecords, number: int) -> str:
 
 
 def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[str, str]]:
-    """(what, words) about one trial: why proposed, how it ended and why, how far it was, its attempts and remedies."""
+    """(label, text) pairs about a trial: proposal, end, distance to the target, attempts with remedies."""
     story = [("parameters", parameters_text(trial)), ("proposed", why_proposed(study, sweep, trial))]
     ending = f"{trial.verdict}: {trial.sentence}" if trial.verdict else f"{trial.state}, not ended"
     story.append(("ended", ending))
@@ -134,7 +134,7 @@ def trial_story(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[s
 
 
 def _distance(study: Study, sweep: StudyRecords, trial: Trial, evals: Sequence[Eval]) -> str:
-    """The last eval against the target, the usual curve and the limit of pruning at the same samples."""
+    """The last eval against the target, the usual curve and the pruning limit at the same samples."""
     last, target = evals[-1], study.objective.target
     sentence = study.eval_text(last)
     if target is not None:
@@ -161,7 +161,7 @@ def _place(study: Study, sweep: StudyRecords, trial: Trial) -> str:
 
 
 def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
-    """Training losses of the best and of the censored trials, from their logs where those are still here."""
+    """Training losses of the best and of the censored trials whose logs are on this machine."""
     from lora_tune.workloads import load as load_workload
 
     study, sweep = review.study, review.sweep
@@ -180,7 +180,7 @@ def train_losses(review: Review) -> dict[int, Sequence[TrainPoint]]:
 
 
 def run(study_name: str, storage: str | None, output: Path | None, number: int | None, as_json: bool) -> None:
-    """What ``explain`` does; see cli/commands.py for its options."""
+    """Run ``explain``; options: cli/commands.py."""
     review = load_review(study_name, output, storage)
     if number is not None:
         _print_trial(review, number, as_json)
@@ -190,7 +190,7 @@ def run(study_name: str, storage: str | None, output: Path | None, number: int |
 
 
 def _train_if_possible(review: Review) -> dict[int, Sequence[TrainPoint]]:
-    """Training losses; none on a machine that cannot load the study's workload, which is said."""
+    """Training losses; empty, with a message, if the study's workload cannot be loaded on this machine."""
     try:
         return train_losses(review)
     except LoraTuneError as error:

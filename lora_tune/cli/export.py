@@ -1,4 +1,4 @@
-"""What a sweep recommends in the form that its workload's users run by hand: ``best/config_*.sh``."""
+"""Export the recommended configuration in the form that its workload's users run by hand: ``best/config_*.sh``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PACKAGES = ("optuna", "submitit", "torch")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an export wrote: its main file and the line that runs it."""
+    """An export's main file and the command line that runs it."""
 
     path: Path
     usage: str
@@ -48,13 +48,13 @@ class Written:
 def provenance(
     study: Study, trial: Trial, now: datetime.datetime, recommended: Recommended | None = None
 ) -> tuple[str, ...]:
-    """Where an exported config comes from, one line each: the tool, the study, seeds, the score and its interval.
+    """The origin of an exported config, one line each: tool, study, seeds, score and interval.
 
-    now: the time of the export. recommended: what the sweep believes of it, where it is what it recommends.
+    now: time of the export. recommended: its estimate, if the trial is the recommendation.
     """
     ended = trial.finished_at
     measured = f", measured on {datetime.datetime.fromtimestamp(ended, datetime.UTC):%Y-%m-%d}" if ended else ""
-    # torch of a container, or of trials that run elsewhere, is no package of this environment.
+    # Reports only packages of this environment: torch may be in a container or on another machine.
     versions = ", ".join(f"{name} {release}" for name in _PACKAGES if (release := installed(name)))
     recommendation: tuple[str, ...] = ()
     if recommended is not None:
@@ -73,9 +73,9 @@ def provenance(
 
 
 def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
-    """What the trial measured, and its score where that is another number.
+    """The trial's result, and its score if that differs.
 
-    selected: it was picked by its results, so that no interval about this run alone is printed.
+    selected: the trial was selected by its result, so no interval of this single run is printed.
     """
     metrics, score = trial.metrics, trial.metrics.objective
     seed = f"1 run, seed {trial.seed if metrics.seed is None else metrics.seed}"
@@ -104,7 +104,7 @@ def _results(study: Study, trial: Trial, *, selected: bool) -> Iterator[str]:
 
 
 def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
-    """What further seeds have shown of the trial's configuration."""
+    """The result of ``confirm`` for the trial's configuration."""
     race = trial.metrics.confirmed
     if race is None:
         return
@@ -122,7 +122,7 @@ def _confirmed(study: Study, trial: Trial) -> Iterator[str]:
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """Seeds of several runs for people, a blank first; "" where an earlier release kept none."""
+    """Seeds as text after a space; "" if an earlier release recorded none."""
     ordered = sorted(seeds)
     if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[0] + len(ordered))):
         return f" {ordered[0]} to {ordered[-1]}"
@@ -132,9 +132,9 @@ def seeds_text(seeds: Sequence[int]) -> str:
 def export_trial(
     study: Study, trial: Trial, workload: Workload, folder: Path, recommended: Recommended | None = None
 ) -> Written:
-    """Write the export of ``trial`` into ``folder``, and the same as JSON and TOML for programs.
+    """Write the export of ``trial`` into ``folder``, and its data as JSON and TOML.
 
-    recommended: what the sweep believes of its configuration, where that is what it recommends.
+    recommended: its estimate, if the trial is the recommendation.
     """
     proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
     lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), recommended)
@@ -153,7 +153,7 @@ def export_trial(
 
 
 def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:
-    """Replace what ``folder`` holds by the configuration that is believed best; None, and nothing written, without."""
+    """Replace the export in ``folder`` by the recommendation; returns None, and writes nothing, if there is none."""
     recommended = recommend(study, sweep)
     if recommended is None:
         return None
@@ -163,7 +163,7 @@ def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: P
 
 
 def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
-    """The workload with the machine's own config as the sweep measured it, where it has that on record."""
+    """The workload with the base config as the sweep recorded it, if it did."""
     base = base_trial(sweep)
     if base is None or not base.base_values:
         return workload
@@ -171,9 +171,9 @@ def as_measured(workload: Workload, sweep: StudyRecords) -> Workload:
 
 
 def typed(written: Written, workload: Workload) -> str:
-    """The line that runs an export, as it works where it is printed.
+    """The command line that runs an export from the working directory.
 
-    Some configs lie beside others and are sourced there; the rest from the present folder.
+    Some workloads have a config folder, from which their configs are sourced.
     """
     line = written.usage
     if workload.config_folder() is None:
@@ -184,7 +184,7 @@ def typed(written: Written, workload: Workload) -> str:
 def chosen(
     study: Study, sweep: StudyRecords, number: int | None, *, nearest_run: bool = False
 ) -> tuple[Trial, Recommended | None]:
-    """Trial ``number``, or what the sweep recommends; with ``nearest_run`` the nearest to an unreached target.
+    """Trial ``number``, or the recommendation; with ``nearest_run`` the trial nearest to an unreached target.
 
     Raises InputError or NothingReachedError.
     """
@@ -223,8 +223,8 @@ def run(
     base: Path | None,
     check: bool,
 ) -> None:
-    """What ``export`` does; see cli/commands.py for its options."""
-    review = load_review(study_name, output, storage)  # the study as it was swept, whatever its file says now
+    """Run ``export``; options: cli/commands.py."""
+    review = load_review(study_name, output, storage)  # the recorded study, whatever its file says now
     trial, recommended = chosen(review.study, review.sweep, number, nearest_run=nearest_run)
     workload = as_measured(load_workload(review.study, review.file), review.sweep)
     written = export_trial(review.study, trial, workload, folder or review.paths.best, recommended)
@@ -254,7 +254,7 @@ def run(
 def _as_json(
     study: Study, trial: Trial, recommended: Recommended | None, written: Written, line: str
 ) -> dict[str, Any]:
-    """An export as plain data. line: what runs it."""
+    """An export as plain data. line: the command line that runs it."""
     return {
         "config": str(written.path),
         "run": line,
@@ -266,7 +266,7 @@ def _as_json(
 
 
 def _checked(config: Path, trial: Trial, workload: Workload) -> str:
-    """What the check found, in words. Raises InputError when a variable has no effect or another value."""
+    """The result of the check as text. Raises InputError if a variable has no reader or another value."""
     exported = config_check.exported_by(config, workload)
     if differences := config_check.effective(trial.parameters, exported):
         raise InputError(f"{config}: {'; '.join(differences)}; a file that it sources sets it again, remove it there")

@@ -1,8 +1,8 @@
-"""``python -m lora_tune.ingest --study NAME SOURCE...``: old runs teach the search before, or while, it spends.
+"""``python -m lora_tune.ingest --study NAME SOURCE...``: read old runs into a study as prior observations.
 
-Logs in the study's own form (files, folders, .gz, tar), and what other programs recorded
-(:mod:`lora_tune.logs.trackers`); each run becomes a prior observation with its source and its own noise
-(``sweeps/NAME/priors.jsonl``). A driver that runs takes them into account at its next proposal.
+Sources are logs in the study's format (files, folders, .gz, tar) and records of other programs
+(:mod:`lora_tune.logs.trackers`). Each run becomes a prior observation with its source and its own noise
+(``sweeps/NAME/priors.jsonl``). A running driver uses them from its next proposal on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARK = b":::MLLOG"
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One log. parent: the folder or archive it came from, which names its source when the log does not."""
+    """One log. parent: its folder or archive, the default name of its source."""
 
     name: str
     parent: str
@@ -47,9 +47,9 @@ class Log:
 
 
 def read_logs(paths: Sequence[Path], study: Study | None = None) -> Iterator[Log | str]:
-    """Every log below ``paths``, or a sentence about a file that could not be read. Raises InputError for no file.
+    """Every log below ``paths``, or a sentence about a file that cannot be read. Raises InputError if there is no file.
 
-    study: whose own form of logs is read, too; MLLOG alone without one.
+    study: its log format is read, too; None: only MLLOG.
     """
     workload = load_workload(study, study.name) if study is not None and study.log_kind != "mllog" else None
     for file in log_files(paths):
@@ -71,7 +71,7 @@ def read_logs(paths: Sequence[Path], study: Study | None = None) -> Iterator[Log
 
 
 def _with_command(run: RunLog, log: str) -> RunLog:
-    """A run with what the command beside its log, where a trial of a sweep has one, sets by name."""
+    """The run with the values of the trial's recorded command added, if the log is in a trial's folder."""
     command = read_command(AttemptPaths(Path(log).parent).job)
     if isinstance(command, str):
         return run
@@ -84,7 +84,7 @@ def _with_command(run: RunLog, log: str) -> RunLog:
 
 
 def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, now: float) -> Iterator[PriorRun | str]:
-    """The runs of a log that teach this study something, and of the others why they do not."""
+    """The usable runs of a log as prior observations; for the others the reason why they are not."""
     names = learnt_names(study)
     fixed, default_reader = study.search_space.fixed, study.benchmark
     for run in log.runs:
@@ -109,13 +109,13 @@ def runs_of(log: Log, study: Study, stated: Mapping[str, Value], source: str, no
 
 
 _LAYOUT_NAMES = ("TP", "PP", "CP", "MINIBS", "MBS", "GBS", "DP")
-"""What decides speed, or is told by the batch size."""
+"""Parameters that affect only speed, or follow from the batch size."""
 
 
 def learnt_names(study: Study) -> list[str]:
-    """Parameters that an old run must state: those that decide convergence, and the batch size where that is varied.
+    """Parameters that an old run must state: those that affect convergence, and the batch size if it is tuned.
 
-    All that are tuned, where the objective is no time: the search then has no model that tells them apart.
+    All tuned parameters for objectives that are no times, because their search models do not separate convergence.
     """
     if not objective_of(study).timed:
         return list(study.search_space.distributions())
@@ -128,7 +128,7 @@ def learnt_names(study: Study) -> list[str]:
 
 
 def _unusable(values: Mapping[str, Value], study: Study, names: Sequence[str]) -> str:
-    """The first value that the study's scale cannot place, "" when all can be placed; ranges may be left."""
+    """The first value that does not fit the type or choices of its parameter; "" if all do. Ranges may be exceeded."""
     from optuna.distributions import CategoricalDistribution
 
     for name in names:
@@ -142,7 +142,7 @@ def _unusable(values: Mapping[str, Value], study: Study, names: Sequence[str]) -
 
 
 def _stated(pairs: Sequence[str]) -> dict[str, Value]:
-    """Values by name, numbers as numbers."""
+    """Values by name; numeric texts as numbers."""
     texts = name_values(pairs, "--set")
     return {name: text if (known := scalar(text)) is None else known for name, text in texts.items()}
 
@@ -151,7 +151,7 @@ def run(
     study_name: str, output: Path | None, source: str, pairs: tuple[str, ...], maps: tuple[str, ...], yes: bool,
     json_: bool, sources: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """What ``ingest`` does; see cli/commands.py for its options."""
+    """Run ``ingest``; options: cli/commands.py."""
     study = load_study(find_study(study_name))
     path = sweep_paths(study.name, output).priors
     known, stated, gathered = priors.read(path), _stated(pairs), Gathered(quiet=json_)
@@ -184,17 +184,17 @@ def run(
 
 
 class Gathered:
-    """What the sources gave: runs that teach the study something, and of the others why they do not."""
+    """Prior observations of all sources, and counts of unusable runs by reason."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        """quiet: columns are shown on standard error."""
+        """quiet: print columns on stderr."""
         self.quiet = quiet
         self.taken: list[PriorRun] = []
         self.left_out: Counter[str] = Counter()
         self.shown = False
 
     def logs(self, study: Study, paths: Sequence[Path], stated: Mapping[str, Value], source: str) -> None:
-        """Take the runs of logs."""
+        """Add the runs of logs."""
         for log in read_logs(paths, study):
             log_runs = [log] if isinstance(log, str) else runs_of(log, study, stated, source, time.time())
             self._take(log_runs)
@@ -207,7 +207,7 @@ class Gathered:
         stated: Mapping[str, Value],
         yes: bool,
     ) -> None:
-        """Show the columns of another program's runs, and take them with ``yes``."""
+        """Print the column mapping of another program's runs; add the runs if ``yes``."""
         names = learnt_names(study)
         columns = priors.columns_of(study, names, runs, mapped, stated)
         for line in priors.described(study, columns, runs, stated):
@@ -228,7 +228,7 @@ class Gathered:
                 self.taken.append(run)
 
     def without(self, known: Sequence[PriorRun]) -> list[PriorRun]:
-        """The runs that are not known, each once. A log's runs share its digest."""
+        """The distinct runs that are not in ``known``. All runs of a log share its digest."""
         before = {run.digest for run in known}
         fresh, duplicates = [], set[tuple[str, str]]()
         for run in self.taken:
@@ -256,7 +256,7 @@ def _as_json(gathered: Gathered, taken: int, file: Path) -> dict[str, object]:
 
 
 def _print_result(study: Study, taken: Sequence[PriorRun], known: int, left_out: Mapping[str, int]) -> None:
-    """What was taken from where, and what was not and why."""
+    """Print counts of added runs by source, and of the others by reason."""
     by_source: dict[str, list[PriorRun]] = {}
     for run in taken:
         by_source.setdefault(run.source, []).append(run)

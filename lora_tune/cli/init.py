@@ -1,4 +1,4 @@
-"""``python -m lora_tune.init``: a study file for a script of one's own, from its output and its help text."""
+"""``python -m lora_tune.init``: write a study file for the user's own script, from its output and its help text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from lora_tune.workloads.proposed_space import (
 from lora_tune.workloads.reach import defaults_of, script_text
 from lora_tune.workloads.script_constants import constants
 
-# The text of a first study for somebody's script: every guess with its reason beside it. Pure functions.
+# The text of the study file, with a comment that explains each guess. Pure functions.
 
 
 RELAY = ("python", "-m", "lora_tune.logs.relay")
@@ -57,20 +57,20 @@ NOTHING = "EDIT: nothing in {source} looks like an eval; write the names of your
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFacts:
-    """What is known of a script.
+    """What is known about a script.
 
     Parameters
     ----------
     command : tuple of str
-        The command line that runs it today; empty where only a log is known.
+        Its current command line; empty if only a log is known.
     options : sequence of Option
         Its options.
     log : LogGuess or None
-        How its log reads; None where nothing in it looks like a loss, or none was given.
+        The guessed log format; None without a log, or if the log contains nothing like a loss.
     source : str
         The log's name, for comments.
     writes_files : bool
-        Whether the metrics stand in files that the script writes, and not in what it prints.
+        Whether the script writes its metrics to files instead of printing them.
     config : str
         The config file that the command names; "" for none.
     gpus : int
@@ -87,7 +87,7 @@ class ScriptFacts:
 
 
 def study_text(facts: ScriptFacts) -> str:
-    """A study file. It loads and runs dry; what nobody could know is marked EDIT."""
+    """A valid study file; what cannot be guessed is marked EDIT."""
     proposals = propose(facts.options, _steps(facts.log))
     argv, keys, variables = _argv_text(facts, proposals)
     parts = [
@@ -105,7 +105,7 @@ def study_text(facts: ScriptFacts) -> str:
 
 
 def _text(value: str) -> str:
-    """A TOML string: literal where it can be, so that patterns stay readable."""
+    """A TOML string; literal where it contains backslashes, so that regex patterns stay readable."""
     plain = "'" not in value and value.isprintable()
     return f"'{value}'" if plain and "\\" in value else json.dumps(value, ensure_ascii=False)
 
@@ -115,7 +115,7 @@ def _gpus_of_trial(facts: ScriptFacts) -> int:
 
 
 def _site(facts: ScriptFacts) -> str:
-    """``[site]`` where this machine has GPUs: each trial has its own."""
+    """``[site]`` if this machine has GPUs; each trial gets its own."""
     if not facts.gpus:
         return ""
     each = f"gpus_per_node = {_gpus_of_trial(facts)}"
@@ -123,17 +123,17 @@ def _site(facts: ScriptFacts) -> str:
 
 
 def _steps(log: LogGuess | None) -> int | None:
-    """The optimizer steps of the run that a log is of, where it counts in steps."""
+    """Optimizer steps of the logged run; None if the log does not count steps."""
     return int(log.run.evals[-1].samples) if log is not None and log.unit == "step" else None
 
 
 def _argv_text(
     facts: ScriptFacts, proposals: Sequence[ProposedParameter]
 ) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """The command with a place for each parameter, the seed and a folder of the trial's own.
+    """The command with placeholders for the parameters, the seed and the trial's folder.
 
-    Also the places in the config file, by its keys, and in variables of the environment, by their names.
-    A seed that is not set today stays so: setting one may turn on slower, deterministic training.
+    Also returns placeholders by config-file key and by environment variable.
+    A seed that is unset stays unset: setting one may turn on slower, deterministic training.
     """
     argv = list(facts.command) or ["python", "train.py"]
     filled = [(p.option, "{" + p.place + "}") for p in proposals]
@@ -159,13 +159,13 @@ def _argv_text(
 
 
 def _environment(variables: Mapping[str, str]) -> str:
-    """``environment``: the variables that are others in each trial."""
+    """``environment``: the variables that differ between trials."""
     values = ", ".join(f"{name} = {_text(place)}" for name, place in variables.items())
     return f"environment = {{ {values} }}   # variables that the script reads\n" if values else ""
 
 
 def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
-    """``[workload.config]``: what of the script's config file is another in each trial."""
+    """``[workload.config]``: the values of the script's config file that differ between trials."""
     if not keys:
         return ""
     values = ", ".join(f"{_text(key)} = {_text(place)}" for key, place in keys.items())
@@ -176,9 +176,9 @@ def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
 
 
 def _places(options: Sequence[Option]) -> list[tuple[Option, str]]:
-    """A place of the trial's own for each option that names one today, or else for the first that may.
+    """Paths below the trial's folder for each path option set in the command, else for the first path option.
 
-    Options that name the same place today name the same one in a trial; a file stays a file.
+    Options with the same path keep a common one; a file name keeps its suffix.
     """
     able = [(o, place) for o in options if (place := place_of(o))]
     named = [(o, place) for o, place in able if o.at is not None or o.value not in ("", "None")] or able[:1]
@@ -211,7 +211,7 @@ def _argv(facts: ScriptFacts, argv: list[str]) -> str:
 
 
 def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
-    """``[workload.log]`` with the line that it was made from."""
+    """``[workload.log]``, with the log line it was guessed from."""
     log = facts.log
     if log is None:
         return (
@@ -280,7 +280,7 @@ def _space(proposals: Sequence[ProposedParameter], options: Sequence[Option]) ->
 
 
 def _objective(log: LogGuess | None) -> str:
-    """The best eval of a trial counts; the time to a value is one line away."""
+    """``[objective]``: the best eval counts; a target is proposed in a comment."""
     if log is None:
         return '[objective]\nmetric = "val loss"   # the lowest eval counts; with target = VALUE the time to it\n'
     losses = [point.loss for point in log.run.evals if point.loss == point.loss]
@@ -295,7 +295,7 @@ def _objective(log: LogGuess | None) -> str:
 
 
 def reachable(best: float, *, rising: bool) -> float:
-    """``best`` with three significant digits, rounded to the side that is easier to reach."""
+    """``best`` rounded to three significant digits, to the side that is easier to reach."""
     if not best or not math.isfinite(best):
         return 1.0 if not math.isfinite(best) else best
     digits = 2 - math.floor(math.log10(abs(best)))
@@ -304,21 +304,21 @@ def reachable(best: float, *, rising: bool) -> float:
 
 
 def _search(proposals: Sequence[ProposedParameter]) -> str:
-    """Today's values as the first trial, where they are known."""
+    """``[search]`` with the current values as first trial, if they are known."""
     today = [f"{p.place} = {p.today}" for p in proposals if p.toml.startswith("{")]
     return f"[search]\nenqueue = [{{ {', '.join(today)} }}]   # trial 0 is what runs today\n" if today else ""
 
 
 HELP_SECONDS = 60.0
 HOOK = Path(parser_hook.__file__).parent
-"""First on the script's PYTHONPATH: what Python imports from it as it starts asks the script's own parser."""
+"""Prepended to PYTHONPATH: at start-up Python imports a hook from it that dumps the script's argument parser."""
 HELP_BYTES = 1 << 20
 LOG_BYTES = 1 << 26
-"""Of each log: enough to know its form."""
+"""Bytes read from each log to guess its format."""
 
 
 def run(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str, ...]) -> None:
-    """What ``init`` does; see cli/commands.py for its options."""
+    """Run ``init``; options: cli/commands.py."""
     if not logs and not command:
         raise InputError("nothing to look at; give the command that runs your script, --log FILE, or both")
     if output.suffix != ".toml":
@@ -332,7 +332,7 @@ def run(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str,
     facts = ScriptFacts(command=command, options=options, log=log, source=source, writes_files=writes_files,
                   config=config, gpus=len(gpus_of_machine(visible_in(os.environ))))  # fmt: skip
     text = study_text(facts)
-    load_workload(parse_study(text, output), output)  # what it writes loads
+    load_workload(parse_study(text, output), output)  # checks that the text is a valid study
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     click.echo(text)
@@ -340,7 +340,7 @@ def run(logs: tuple[Path, ...], output: Path, no_help: bool, command: tuple[str,
 
 
 def _print_result(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> None:
-    """What to do next."""
+    """Print the next steps."""
     edits = sum("EDIT" in line for line in output.read_text(encoding="utf-8").splitlines())
     file = shlex.quote(str(display_path(output)))
     todo = f"; {edits} line{'s' if edits > 1 else ''} marked EDIT" if edits else ""
@@ -352,13 +352,13 @@ def _print_result(output: Path, logs: tuple[Path, ...], facts: ScriptFacts) -> N
 
 
 def missing_script(command: Sequence[str]) -> str:
-    """The script that the command names, where it is not there; "" for others."""
+    """The script that the command names, if it does not exist; else ""."""
     script = script_of(command[0], command[1:])
     return script if Path(script).suffix in (".py", ".sh") and not Path(script).expanduser().is_file() else ""
 
 
 def read_logs(paths: tuple[Path, ...]) -> tuple[LogGuess | None, str, bool]:
-    """How the logs read, their name, and whether they are files of metrics. Raises InputError for one not there."""
+    """(guess, name, whether the metrics come from files) of the logs. Raises InputError for a missing path."""
     if not paths:
         return None, "", False
     for path in paths:
@@ -372,7 +372,7 @@ def read_logs(paths: tuple[Path, ...]) -> tuple[LogGuess | None, str, bool]:
 
 
 def beginning(log: LogFile) -> bytes:
-    """A log's first ``LOG_BYTES``, of which no more than that is read."""
+    """At most the first ``LOG_BYTES`` of a log."""
     held = bytearray()
     for piece in log.pieces():
         held += piece
@@ -382,10 +382,10 @@ def beginning(log: LogFile) -> bytes:
 
 
 def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option], str]:
-    """The options of the script that a command runs, with what each is today, and the config file that it reads.
+    """The script's options with their current values, and the config file that it reads ("" for none).
 
-    ask: whether the command may be run, so that its parser, or else its help text, says what it knows. A key of the
-    config file or a variable of the environment counts where no option has its meaning.
+    ask: whether the command may be run to dump its parser or print its help text. Config keys and environment variables
+    are used only for meanings that no option has.
     """
     typed, script = from_command(command), script_text(command, Path())
     listed, parsed = (from_help(""), False)
@@ -413,7 +413,7 @@ def _named_file(token: str) -> str:
 
 
 def _keys(config: str) -> list[Option]:
-    """The values of a config file as options; none where it cannot be read."""
+    """The values of a config file as options; empty if it cannot be read."""
     try:
         values = scalars(Path(config).read_text(encoding="utf-8"), config)
     except (OSError, ValueError) as error:
@@ -423,7 +423,7 @@ def _keys(config: str) -> list[Option]:
 
 
 def script_constants(command: Sequence[str]) -> list[Option]:
-    """The constants that the command's Python files set and its ``--name=value`` words overwrite."""
+    """Constants set in the command's Python files, which ``--name=value`` arguments override."""
     files = [Path(token) for token in command if token.endswith(".py") and Path(token).is_file()]
     try:
         texts = [file.read_text(encoding="utf-8") for file in files]
@@ -437,17 +437,16 @@ def _reads_a_file(command: Sequence[str]) -> bool:
 
 
 def _is_compiled(program: str) -> bool:
-    """Whether a program is an executable of Linux, which may list its options where it is called without any."""
+    """Whether a program is an ELF executable; such programs may list their options when run without any."""
     with Path(shutil.which(program) or os.devnull).open("rb") as file:
         return file.read(4) == b"\x7fELF"
 
 
 def ask_parser(command: tuple[str, ...]) -> tuple[str, str]:
-    """What the command prints, and what its own parser wrote down, within 60 s and 1 MB each.
+    """What the command prints (at most 1 MB) and the parser records it dumps, within 60 s.
 
-    Nothing is trained: a Python program ends in the moment in which it parses its command line, or makes an optimizer.
-    It sees no GPU. One that reads a file in place of options is asked without ``--help``. What does neither is ended
-    with all that it started. Raises InputError for a command that cannot be run.
+    Nothing is trained: a hook ends a Python program when it parses its command line or creates an optimizer, and GPUs
+    are hidden. At the timeout the process group is killed. Raises InputError if the command cannot be run.
     """
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     argv = [program, *command[1:]]
@@ -475,7 +474,7 @@ def ask_parser(command: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _is_value(command: Sequence[str]) -> bool:
-    """Whether the last word is the value of an option before it."""
+    """Whether the last argument is the value of an option."""
     return len(command) > 1 and (command[-1].startswith("-") or command[-2].startswith("-"))
 
 

@@ -1,4 +1,4 @@
-"""What the commands that drive jobs share: Ctrl-C, keeping or cancelling what runs, who watches."""
+"""Shared by the commands that drive jobs: signals, keeping or cancelling running jobs, and the view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CANCEL_SECONDS = 90.0
 
 
 def make_view(quiet: bool, as_json: bool) -> Any:
-    """Who watches: nobody, a program, a person at a terminal, or a file."""
+    """The view for no output, JSON, a terminal, or a file."""
     if quiet:
         return screen.Quiet()
     if as_json:
@@ -28,9 +28,9 @@ def make_view(quiet: bool, as_json: bool) -> Any:
 
 
 def run_interruptibly(driver: Driver) -> Outcome:
-    """Run; the first Ctrl-C, SIGTERM or SIGHUP (its terminal is gone) ends the loop after its tick.
+    """Run the driver; the first Ctrl-C, SIGTERM or SIGHUP (closed terminal) ends it after the current tick.
 
-    Under nohup, which has SIGHUP ignored, it goes on without its terminal.
+    If SIGHUP is ignored (nohup), it stays ignored.
     """
 
     def interrupt(number: int, _frame: Any) -> None:
@@ -47,9 +47,9 @@ def run_interruptibly(driver: Driver) -> Outcome:
 
 @contextmanager
 def writing_results(command: str) -> Iterator[None]:
-    """While the results of a sweep that is over are written: who interrupts that hears that no trial is lost.
+    """On an interrupt while results are written, print that no trial is lost and how to write them.
 
-    command: the line that writes them.
+    command: the command line that writes them.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -65,22 +65,22 @@ def writing_results(command: str) -> Iterator[None]:
 
 
 CANCEL = "cancel"
-"""The word that ends the jobs; anything else, a second Ctrl-C among it, keeps them."""
+"""The answer that cancels the jobs; any other, and a second Ctrl-C, keeps them."""
 
 
 def after_interrupt(driver: Driver, command: str) -> None:
-    """Keep the jobs that run, unless who pressed Ctrl-C types ``cancel``. Without a terminal they are kept.
+    """Keep the running jobs, unless the user answers ``cancel``. Without a terminal, keep them.
 
-    SIGTERM and SIGHUP come from a program or a terminal that is gone: nobody is asked, who would never answer.
+    After SIGTERM or SIGHUP there is no question, because nobody could answer it.
 
-    command: the line that goes on with them.
+    command: the command line that resumes.
     """
     running = [t.number for t in driver.sweep.trials.values() if t.verdict is None]
     if not running:
         return
     answer = ""
     if sys.stdin.isatty() and driver.interrupt == signal.SIGINT:
-        # Also where whoever started us ignores Ctrl-C, as shells do for jobs in the background.
+        # Also if the parent process ignores SIGINT, as shells do for background jobs.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         count = "1 trial still runs" if len(running) == 1 else f"{len(running)} trials still run"
         try:

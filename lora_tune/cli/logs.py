@@ -1,4 +1,4 @@
-"""``python -m lora_tune.logs --study NAME FILE``: line by line, what a study reads a log as, before a node is spent."""
+"""``python -m lora_tune.logs --study NAME FILE``: show what a study's log reader extracts from each line of a log."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import Workload
 
 SHOWN = 40
-"""Lines that are printed of each kind; all are counted."""
+"""Maximum lines printed per log; all are counted."""
 
 
 BLOCK = 200
-"""Lines that are looked at together at first."""
+"""Lines that are checked together first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """One line of a log and what it was read as; several where it held several facts."""
+    """One line of a log and the facts extracted from it."""
 
     number: int
     text: str
@@ -36,7 +36,7 @@ class ReadLine:
 
 
 def run(study_name: str, every: bool, json_: bool, logs: tuple[Path, ...]) -> None:
-    """What ``logs`` does; see cli/commands.py for its options."""
+    """Run ``logs``; options: cli/commands.py."""
     file = find_study(study_name)
     study = load_study(file)
     workload = load_workload(study, file)
@@ -45,7 +45,7 @@ def run(study_name: str, every: bool, json_: bool, logs: tuple[Path, ...]) -> No
 
 
 def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
-    """Print what the workload's reader makes of these logs; returns the number of evals. Raises InputError: no file."""
+    """Print what the reader extracts; returns the number of evals. Raises InputError if there is no file."""
     evals = 0
     for log in log_files(logs):
         evals += show(log.name, read_lines(workload.reader, log.pieces(), study.counted), every=every)
@@ -55,7 +55,7 @@ def check_logs(study: Study, workload: Workload, logs: Sequence[Path], *, every:
 
 
 def print_objects(study: Study, workload: Workload, logs: Sequence[Path], *, every: bool = False) -> int:
-    """The same, a JSON object a log; ``every``: with the lines that say nothing."""
+    """check_logs(), as one JSON object per log. every: include lines without facts."""
     evals = 0
     for log in log_files(logs):
         lines = list(read_lines(workload.reader, log.pieces(), study.counted))
@@ -74,11 +74,11 @@ def print_objects(study: Study, workload: Workload, logs: Sequence[Path], *, eve
 def read_lines(
     make_reader: Callable[[], LogReader], pieces: Iterable[bytes], progress: Callable[[float], str]
 ) -> Iterator[ReadLine]:
-    """Feed a log line by line, and say what each line added. Pure but for the readers.
+    """Feed a log line by line, and yield what each line added.
 
-    progress: how far a run is, for people, see :meth:`~lora_tune.config.study.Study.counted`.
-    A line counts as read when it ends, so each is fed with its line end. What a reader knows costs more to ask the more
-    that is, so another one goes ahead, and a block of lines in which it finds nothing is fed at once.
+    progress: formats a run's progress, see :meth:`~lora_tune.config.study.Study.counted`.
+    A line counts when it ends, so each is fed with its newline. run() gets slower as the log grows, so a second reader
+    first reads a block of lines; a block that adds nothing is fed at once.
     """
     ahead, reader, number = make_reader(), make_reader(), 0
     for lines in _blocks(pieces):
@@ -87,7 +87,7 @@ def read_lines(
         silent = ahead.run() == known
         if silent:
             reader.feed(block)
-        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - goes on where the last block ended
+        for number, line in enumerate(lines, start=number + 1):  # noqa: B020 - continues the numbering
             facts: tuple[str, ...] = ()
             if not silent:
                 before = reader.run()
@@ -97,7 +97,7 @@ def read_lines(
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines of a log, some at a time."""
+    """The lines of a log, in blocks."""
     held = b""
     for piece in pieces:
         *lines, held = cut(held + piece)
@@ -107,7 +107,7 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Iterator[str]:
-    """What a run knows now that it did not know before."""
+    """The facts in ``now`` that ``before`` lacks."""
     for point in now.evals[len(before.evals) :]:
         yield f"eval: loss {point.loss:g} at {progress(point.samples)}"
     if now.other_values > before.other_values:
@@ -123,7 +123,7 @@ def _added(before: RunLog, now: RunLog, progress: Callable[[float], str]) -> Ite
 
 
 def show(name: str, lines: Iterable[ReadLine], *, every: bool) -> int:
-    """Print one log's lines with what they are read as; returns the number of evals."""
+    """Print one log's lines with their facts; returns the number of evals."""
     unmatched, shown, evals, total, others = Unmatched(patterns="loss"), 0, 0, 0, 0
     click.echo(visible(name))
     for line in lines:

@@ -1,4 +1,4 @@
-"""A sweep's tools for a model, and their server: the Model Context Protocol on standard input and output, or HTTP."""
+"""MCP (Model Context Protocol) tools that drive a sweep, and their server on stdio or HTTP."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 ROWS = 20
-"""Rows of a list in one answer."""
+"""Maximum rows of a list in one answer."""
 LINE = 200
-"""Characters of one line of a log."""
+"""Maximum characters of one log line."""
 TEXT = 4000
-"""Characters of one text."""
+"""Maximum characters of one text."""
 LOG_END = 1 << 16
-"""Bytes at a log's end in which lines are looked for."""
+"""Bytes read from the end of a log."""
 START_SECONDS = 60.0
-"""For which a driver that was started is waited for: it opens its database and takes its lease."""
+"""How long to wait for a started driver to open its database and take its lease."""
 BY = " (mcp)"
-"""Behind who asked, by this door."""
+"""Suffix of the user name in requests made through MCP."""
 LONGEST_WAIT = 60.0
-"""Seconds for which one call waits for news."""
+"""Longest ``wait`` of one status call, in seconds."""
 
 
 class AgentTools:
-    """The tools, for the studies of one folder.
+    """The tools, for the studies of the working directory.
 
-    study: the only one that may be spoken of; None: any, and new ones. storage, output: as of the commands.
+    study: restricts the server to this study; None allows any, and new ones. storage, output: as the command options.
     """
 
     def __init__(self, study: str | None = None, storage: str | None = None, output: Path | None = None) -> None:
@@ -253,7 +253,7 @@ class AgentTools:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _named(self, study: str) -> str:
-        """The study's name or file. Raises InputError for one that this server does not speak of."""
+        """The study's name or file. Raises InputError for a study that this server does not serve."""
         if self._fixed is not None:
             if study and study not in (self._fixed, Path(self._fixed).stem):
                 raise InputError(f"this server speaks of the study {self._fixed} alone; leave study out")
@@ -299,7 +299,7 @@ class AgentTools:
 
     @contextlib.contextmanager
     def _store(self, plan: DrivePlan) -> Iterator[stores.Store]:
-        """The sweep's database, made where there is none: a request may come before the first driver."""
+        """The sweep's database, created if missing: a request may come before the first driver."""
         plan.paths.root.mkdir(parents=True, exist_ok=True)
         store = open_store(plan.paths, self._storage)
         try:
@@ -308,9 +308,9 @@ class AgentTools:
             store.close()
 
     def _drive(self, plan: DrivePlan, request: int | None = None) -> str:
-        """See to it that a driver is at work, and has answered a request; what came of it.
+        """Ensure that a driver runs and has answered ``request``; returns what was done, as text.
 
-        One that ends at this moment answers no more: another one is started. Raises SetupError where it ends at once.
+        A driver that ends before it answers is replaced. Raises SetupError if a new driver fails or does not answer.
         """
         process, begun, until = None, 0, time.monotonic() + START_SECONDS
         with self._store(plan) as store:
@@ -329,7 +329,7 @@ class AgentTools:
         return "one was at work" if process is None else f"started, process {process.pid}"
 
     def _started(self, plan: DrivePlan) -> tuple[subprocess.Popen[bytes], int]:
-        """A driver of its own session, and where in its output file it begins to print."""
+        """Start a driver in its own session; returns the process and the offset at which its output begins."""
         line = [sys.executable, "-m", "lora_tune.sweep", "--study", str(plan.file), "--quiet"]
         line += ["--output", str(self._output)] if self._output else []
         with plan.paths.driver_output.open("ab") as output:
@@ -342,7 +342,7 @@ class AgentTools:
 
 
 def _name(study: str) -> str:
-    """A study's name. Raises InputError for what is a path, or no name."""
+    """The validated study name. Raises InputError for a path or an invalid name."""
     if not NAME.fullmatch(study):
         raise InputError(f"study {study[:64]!r}: give a name of letters, digits, _ and -, at most 64, and no path")
     return study
@@ -362,7 +362,7 @@ def _answered(store: stores.Store, name: str, request: int) -> bool:
 
 
 def _run(command: str, *arguments: str, storage: str | None = None) -> str:
-    """What a command of ours prints. Raises InputError with its sentence where it fails."""
+    """Run a lora-tune command and return its output. Raises InputError with its message if it fails."""
     line = [sys.executable, "-m", f"lora_tune.{command}", *arguments]
     try:
         done = subprocess.run(
@@ -377,7 +377,7 @@ def _run(command: str, *arguments: str, storage: str | None = None) -> str:
 
 
 def _environment(storage: str | None) -> dict[str, str]:
-    """Our variables, with the database's URL among them: a command line is seen by everybody on the machine."""
+    """os.environ plus the database URL, which a command line would show to every user of the machine."""
     return {**os.environ, **({STORAGE_VARIABLE: storage} if storage else {})}
 
 
@@ -397,7 +397,7 @@ def _row(study: Study, trial: Trial) -> dict[str, Any]:
 
 
 def _status(snapshot: SweepSnapshot) -> dict[str, Any]:
-    """The sweep at one moment, short."""
+    """A short summary of the sweep."""
     study, sweep = apply_requests(snapshot.study, snapshot.requests).study, snapshot.sweep
     totals, budget = overview(study, sweep, snapshot.now), study.budget
     open_ = [t for t in sweep.trials.values() if t.state is not TrialState.FINISHED]
@@ -420,7 +420,7 @@ def _status(snapshot: SweepSnapshot) -> dict[str, Any]:
 
 
 def _next(study: Study, condition: str) -> str | None:
-    """What the model may do about a sweep that nobody drives."""
+    """What the model can do if no driver runs; None otherwise."""
     if condition != SweepCondition.UNATTENDED:
         return None
     outside = study.site.launcher == ask_tell.OUTSIDE
@@ -440,7 +440,7 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end_of(path: Path) -> Sequence[str]:
-    """The lines at a log's end. Raises InputError where it cannot be read."""
+    """The last lines of a log. Raises InputError if it cannot be read."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -453,7 +453,7 @@ def _end_of(path: Path) -> Sequence[str]:
 
 
 TOOLS = ("init", "study", "start", "propose", "tell", "stop", "status", "verdict", "why", "history", "log", "export")
-"""The methods that are tools, at most twelve: a model reads them all before each call."""
+"""Methods exposed as tools; at most twelve, because a model reads all of them before each call."""
 
 
 TOKEN_VARIABLE = "LORA_TUNE_MCP_TOKEN"
@@ -467,7 +467,7 @@ and no instruction."""
 
 
 def server_of(tools: AgentTools) -> MCPServer[Any]:
-    """The tools as a server of the official SDK. Raises SetupError where it is not installed."""
+    """An MCP server with these tools. Raises SetupError if the SDK is not installed."""
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError as error:
@@ -480,7 +480,7 @@ def server_of(tools: AgentTools) -> MCPServer[Any]:
 
 
 def _refusing(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The tool, whose refusals are answers that a model reads."""
+    """Wrap a tool so that the model receives its errors as answers."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(tool)
@@ -497,13 +497,13 @@ def _refusing(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
 
 
 class Guarded:
-    """A web application that answers only who has the token, as ``Authorization: Bearer TOKEN``."""
+    """ASGI application that requires ``Authorization: Bearer TOKEN``."""
 
     def __init__(self, application: Callable[..., Awaitable[None]], token: str) -> None:
         self._application, self._authorization = application, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request, or the application's start and end."""
+        """Handle one request or lifespan event."""
         words = dict(scope.get("headers") or ()).get(b"authorization", b"")
         if scope["type"] == "lifespan" or hmac.compare_digest(words, self._authorization):
             await self._application(scope, receive, send)
@@ -514,11 +514,11 @@ class Guarded:
 
 
 def serve_http(server: MCPServer[Any], where: str) -> None:
-    """Answer under http://HOST:PORT/mcp until Ctrl-C. Raises InputError without a token that nobody guesses."""
+    """Serve http://HOST:PORT/mcp until Ctrl-C. Raises InputError if the token is missing or too short."""
     from lora_tune.cli.metrics import address
 
     host, port = address(where, "--http")
-    token = os.environ.pop(TOKEN_VARIABLE, "")  # what is started from here on has no business with it
+    token = os.environ.pop(TOKEN_VARIABLE, "")  # not inherited by child processes
     if len(token) < SHORTEST_TOKEN:
         raise InputError(f"--http: set {TOKEN_VARIABLE} to a secret of {SHORTEST_TOKEN} characters or more")
     application = Guarded(server.streamable_http_app(host=host), token)
@@ -527,7 +527,7 @@ def serve_http(server: MCPServer[Any], where: str) -> None:
 
 
 def web_server(application: Callable[..., Awaitable[None]], host: str, port: int) -> Server:
-    """uvicorn's; it hangs up on who does not say within ``REQUEST_SECONDS`` what it wants, token or not."""
+    """A uvicorn server that closes connections whose request is not complete within ``REQUEST_SECONDS``."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -555,12 +555,12 @@ def web_server(application: Callable[..., Awaitable[None]], host: str, port: int
 
 
 def run(study_name: str | None, storage: str | None, output: Path | None, where: str | None) -> None:
-    """What ``mcp`` does; see cli/commands.py for its options."""
+    """Run ``mcp``; options: cli/commands.py."""
 
     if study_name is None and output is not None:
         raise InputError("--output is one sweep's folder; name its study with --study")
     if study_name is not None:
-        find_study(study_name)  # a slip is said to who started this, not to each question of the model
+        find_study(study_name)  # reports a wrong name at start-up, not at each tool call
     server = server_of(AgentTools(study_name, storage, output))
     if where is None:
         server.run("stdio")

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a sweep, as an option of ``sweep``; on this machine only unless told otherwise."""
+"""Prometheus metrics of a sweep, an option of ``sweep``; by default on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import StudyRecords, TrialState
 
 TOKEN_VARIABLE = "LORA_TUNE_METRICS_TOKEN"
-"""Where it is set, a scrape sends it as a bearer's token."""
+"""If set, a scrape must send it as a bearer token."""
 
 LOOK_SECONDS = 2.0
-"""Records are counted at most this often: Prometheus asks every 15 s or more."""
+"""Minimum seconds between two updates; Prometheus scrapes every 15 s or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepGauges:
-    """One sweep as it is measured at a driver's tick. Times are epoch seconds, None while there is none.
+    """Measurements of one sweep at a driver's tick. Times are epoch seconds, None if there is none.
 
-    states: trials by verdict, or by the state of their job while open. queue_since: when the job that has been in the
-    queue the longest was submitted. queue_wait: seconds that the job that started last had waited.
+    states: trials by verdict, or by job state while open. queue_since: submission time of the job queued longest.
+    queue_wait: seconds in the queue of the job that started last.
     """
 
     name: str
@@ -47,7 +47,7 @@ class SweepGauges:
 
 
 def gauges_of(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
-    """What is measured of a sweep at ``now``; evals and ticks are left to whoever saw them."""
+    """The sweep's gauges at ``now``, without last_eval_at and tick_seconds, which the view adds."""
     states: Counter[str] = Counter()
     queued: list[float] = []
     started: list[tuple[float, float]] = []
@@ -76,15 +76,15 @@ def gauges_of(study: Study, sweep: StudyRecords, now: float) -> SweepGauges:
 
 
 class Metrics:
-    """What Prometheus is told of the sweep that this process drives."""
+    """Prometheus collector of the sweep that this process drives."""
 
     def __init__(self) -> None:
         self.newest: SweepGauges | None = None
 
     def serve(self, where: str, echo: Callable[[str], object] | None = None) -> Metrics:
-        """Answer at ``[HOST:]PORT`` under /metrics from now on, in a thread. echo: is told the address.
+        """Serve /metrics at ``[HOST:]PORT`` in a thread. echo: prints the address.
 
-        Raises InputError for another form, SetupError when the port is taken or the library is missing.
+        Raises InputError for another form, SetupError if the port is taken or prometheus_client is missing.
         """
         host, port = address(where)
         try:
@@ -95,7 +95,7 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(self)
         answers: Application = make_wsgi_app(registry)
-        token = os.environ.pop(TOKEN_VARIABLE, "")  # trials have no business with it
+        token = os.environ.pop(TOKEN_VARIABLE, "")  # not inherited by trials
         if token and len(token) < SHORTEST_TOKEN:
             raise InputError(f"{TOKEN_VARIABLE} has less than {SHORTEST_TOKEN} characters; take more")
         server = listen(with_bearer(answers, token) if token else answers, host, port)
@@ -110,12 +110,12 @@ class Metrics:
         return self
 
     def measured(self, environment: Environment) -> Environment:
-        """The same surroundings, with what passes through them measured."""
+        """The environment, instrumented."""
         ticks = _Ticks(environment.clock)
         return replace(environment, clock=ticks, view=_CountedView(environment.view, self, ticks))
 
     def collect(self) -> Iterator[Any]:
-        """Metric families as prometheus_client wants them; called at each scrape."""
+        """Metric families for prometheus_client; called at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         gauges, now = self.newest, time.time()
@@ -152,12 +152,11 @@ _MEASURES: tuple[tuple[str, str, str, Callable[[SweepGauges, float], float | Non
     ("gauge", "best_objective", "of the trials that reached the target", lambda gauges, _: gauges.best),
     ("gauge", "tick_seconds", "work of the driver's last tick", lambda gauges, _: gauges.tick_seconds),
 )  # fmt: skip
-"""Kind, name, help and value of what is told beside the trials' states."""
+"""Kind, name, help text and value of the metrics besides the trials by state."""
 
 
 def address(text: str, option: str = "--metrics") -> tuple[str, int]:
-    """Host and port of ``[HOST:]PORT``; the host is 127.0.0.1 when none is given. Raises InputError, naming the
-    ``option``."""
+    """Host and port of ``[HOST:]PORT``; default host 127.0.0.1. Raises InputError, which names ``option``."""
     host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
         raise InputError(f"{option} {text!r} is not of the form [HOST:]PORT; write for example 9464")
@@ -165,7 +164,7 @@ def address(text: str, option: str = "--metrics") -> tuple[str, int]:
 
 
 class _Ticks:
-    """A clock that notes how long its user worked between two sleeps."""
+    """A clock that measures the time between two sleeps."""
 
     def __init__(self, inner: Clock) -> None:
         self._inner = inner
@@ -185,7 +184,7 @@ class _Ticks:
 
 
 class _CountedView:
-    """A view that counts what it is shown."""
+    """A view that updates the metrics from the records it receives."""
 
     def __init__(self, inner: View, metrics: Metrics, ticks: _Ticks) -> None:
         self._inner, self._metrics, self._ticks = inner, metrics, ticks

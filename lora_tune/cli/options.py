@@ -1,6 +1,6 @@
-"""What all commands share: their options, and errors as one line with an exit code.
+"""Options, error handling and loading shared by all commands.
 
-Studies, records and the controller are loaded where they are used: every ``--help`` loads this module.
+Every ``--help`` imports this module, so studies, records and the controller are imported where they are used.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
     from lora_tune.store.port import Remark, Request
     from lora_tune.store.records import StudyRecords
 
-# Commands as a user pastes them: the same study, output folder and database as the command that prints them.
+# Command lines to paste, with the study, output folder and database of the current command.
 
 
 _OPTIONS = (("study_name", "--study"), ("output", "--output"), ("storage", "--storage"))
 _OF_A_STUDY = ("logs",)
-"""Commands that look at a study and at no sweep."""
+"""Commands that take a study but no sweep."""
 
 _HINT = re.compile(r"python -m lora_tune\.(\w+) --study (\S+?)(?=[;,.)]?(?:\s|$))")
 
 
 _NAMED = re.compile(r"(?<![/\w.-])lora-tune (init|sweep|status|export|recipes)\b(?! --study)")
-"""A command without a study, as messages name it."""
+"""Matches a command without a study, as messages name it."""
 
 
 def python(path_text: Callable[[Path], str] = display_path) -> str:
-    """How to call this interpreter: ``python`` where that is it, else its path, as in a venv that is not active.
+    """The command of this interpreter: ``python`` if PATH finds it by that name, else its path.
 
-    path_text: how a path is written.
+    path_text: formats the path.
     """
     executable = shutil.which("python")
     same = executable is not None and Path(executable).absolute() == Path(sys.executable).absolute()
@@ -67,7 +67,7 @@ def python(path_text: Callable[[Path], str] = display_path) -> str:
 
 
 def called(command: str) -> str:
-    """How a command of ours is called, as the one that runs now was: ``lora-tune status`` or ``python -m ...``."""
+    """``command`` in the style of the current invocation: ``lora-tune status`` or ``python -m lora_tune.status``."""
     program = Path(sys.argv[0])
     if program.name != "lora-tune":
         return f"{python()} -m lora_tune.{command}"
@@ -77,18 +77,18 @@ def called(command: str) -> str:
 
 
 def command_line(command: str, study: str, *more: str) -> str:
-    """The line that runs ``command`` on the sweep of the command that runs now.
+    """The command line that runs ``command`` on the current command's sweep.
 
-    A database URL with a password is left out: it came by a variable, which is still set where this is pasted.
+    A database URL with a password is omitted: it came from an environment variable, which is still set.
 
     Parameters
     ----------
     command : str
         Such as "status".
     study : str
-        The study's name, where the command that runs was given none.
+        The study's name, used if the current command has no --study.
     *more : str
-        Further words.
+        Further arguments.
     """
     context = click.get_current_context(silent=True)
     options = {} if context is None else context.params
@@ -101,7 +101,7 @@ def command_line(command: str, study: str, *more: str) -> str:
 
 
 def typed(*names: str) -> list[str]:
-    """The options of these names that were given to the command that runs now, as they are typed."""
+    """The named options that were set on the command line, as arguments."""
     context = click.get_current_context(silent=True)
     arguments: list[str] = []
     for option in [] if context is None else context.command.params:
@@ -112,22 +112,22 @@ def typed(*names: str) -> list[str]:
 
 
 def absolute_command_line(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:
-    """The line that runs ``command`` on a sweep whatever the present folder is, for pages that are read later.
+    """Like command_line(), but independent of the working directory, for pages that are read later.
 
-    The records know the study, so its name is enough for every command that reviews or steers.
+    The study's name is enough, because the records contain the study.
 
     Parameters
     ----------
     command : str
         Such as "export".
     *more : str
-        Further words.
+        Further arguments.
     study : str
         The study's name.
     folder : Path
         The sweep's folder.
     storage : str, optional
-        The database's URL; where none is given, that of the command that runs now.
+        The database URL; default: that of the current command.
     """
     context = click.get_current_context(silent=True)
     url = storage or ({} if context is None else context.params).get("storage")
@@ -137,7 +137,7 @@ def absolute_command_line(command: str, *more: str, study: str, folder: Path, st
 
 
 def as_typed(text: str) -> str:
-    """A message with the commands in it as :func:`command_line` gives them: its author knew the study alone."""
+    """A message with its commands completed by :func:`command_line`; their authors know only the study."""
     text = _HINT.sub(lambda hint: command_line(hint[1], hint[2]), text)
     return _NAMED.sub(lambda named: called(named[1]), text)
 
@@ -146,19 +146,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _study_files() -> list[str]:
-    """The study files of this folder."""
+    """The study files of the working directory."""
     return sorted(str(path) for path in Path().glob("*.toml") if path.name != "pyproject.toml")
 
 
 def _complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For a shell's completion: studies by name, and study files of this folder."""
+    """Shell completion: shipped studies and study files of the working directory."""
     from lora_tune.config.study import known_studies
 
     return [name for name in (*known_studies(), *_study_files()) if name.startswith(incomplete)]
 
 
 _STUDY_ARGUMENT = f"{__name__}.study"
-"""Where a command's context keeps the study that was given without an option."""
+"""Key in the click context of the study that is passed as an argument."""
 
 
 def _keep_argument(context: click.Context, parameter: click.Parameter, study_argument: str | None) -> None:
@@ -166,7 +166,7 @@ def _keep_argument(context: click.Context, parameter: click.Parameter, study_arg
 
 
 def _chosen_study(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
-    """The study, by its option or as the first word; what to type where there is neither."""
+    """The study from ``--study`` or the first argument. Raises UsageError for both or neither."""
     study_argument = context.meta.get(_STUDY_ARGUMENT)
     if context.resilient_parsing or (name is None) != (study_argument is None):
         return name or study_argument
@@ -190,7 +190,7 @@ _study_argument = click.argument(
     "word",
     metavar="[STUDY]",
     required=False,
-    is_eager=True,  # before the option, which knows what to say of both
+    is_eager=True,  # parsed before --study, whose callback reads both
     expose_value=False,
     callback=_keep_argument,
     shell_complete=_complete_study,
@@ -198,7 +198,7 @@ _study_argument = click.argument(
 
 
 def study_option(command: Command) -> Command:
-    """Take the study as ``--study NAME`` or as the first word; where words are logs: ``named_study_option`` alone."""
+    """Take the study as ``--study NAME`` or first argument; not for commands whose arguments are logs."""
     return named_study_option(_study_argument(command))
 
 
@@ -207,8 +207,8 @@ STORAGE_VARIABLE = "LORA_TUNE_STORAGE"
 
 
 def _storage(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
-    """The URL; without its password where every user of the machine could read that, and hidden from trials."""
-    os.environ.pop(STORAGE_VARIABLE, None)  # what is started from here on has no business with the database
+    """The URL; refused with a password on the command line, which others can read. Hides the variable from trials."""
+    os.environ.pop(STORAGE_VARIABLE, None)  # not inherited by child processes
     source = context.get_parameter_source(parameter.name or "")
     if url and source is click.core.ParameterSource.COMMANDLINE and stores.has_password(url):
         raise click.UsageError(
@@ -227,7 +227,7 @@ storage_option = click.option(
 
 
 def sweep_options(command: Command) -> Command:
-    """Take a sweep: its study, its database and its folder."""
+    """Take a sweep: --study, --storage and --output."""
     return study_option(storage_option(output_option(command)))
 
 
@@ -237,9 +237,9 @@ metrics_option = click.option("--metrics", metavar="[HOST:]PORT", help="serve Pr
 def replaced_option(
     name: str, instead: str, *, is_flag: bool = False, variable: str = ""
 ) -> Callable[[Command], Command]:
-    """An option of a former release: hidden, and refused with what to do ``instead``.
+    """A hidden option of a former release; using it is an error that says what to do ``instead``.
 
-    variable: of the environment, which set the option; that it is set still is warned of.
+    variable: environment variable that used to set the option; if still set, the command warns.
     """
 
     def refuse(_context: click.Context, _parameter: click.Parameter, value: object) -> None:
@@ -252,9 +252,9 @@ def replaced_option(
 
 
 def guarded(command: Command) -> Command:
-    """Print a LoraTuneError as one line on standard error and exit with its code; print any text in any locale.
+    """Print a LoraTuneError as one line on stderr and exit with its code; escape text that the locale cannot print.
 
-    An error in the code of a kind that is not ours is the user's input, told by its file and line.
+    An exception raised in third-party plug-in code is an input error, reported with its file and line.
     """
 
     @functools.wraps(command)
@@ -265,11 +265,11 @@ def guarded(command: Command) -> Command:
         except LoraTuneError as error:
             click.echo(f"lora_tune: {as_typed(' '.join(str(error).split()))}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:  # where a command does nothing better about it itself
+        except KeyboardInterrupt:  # unless the command handles it itself
             click.echo("interrupted", err=True)
             sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read our output has seen enough (``| head``). Nothing may be flushed into the pipe at exit.
+            # The reader of our output has closed the pipe (``| head``). Nothing may be flushed into it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
         except Exception as error:
@@ -286,7 +286,7 @@ def guarded(command: Command) -> Command:
 
 
 def runs(module: str, function: str = "run") -> Callable[[Command], Command]:
-    """Have a command do what ``function`` of the module of this room does, which is loaded only then; guarded."""
+    """Implement a command by ``function`` of lora_tune.cli.``module``, imported on use; adds guarded()."""
 
     def of(command: Command) -> Command:
         @functools.wraps(command)
@@ -299,14 +299,14 @@ def runs(module: str, function: str = "run") -> Callable[[Command], Command]:
 
 
 def sweep_paths(name: str, output: Path | None = None) -> SweepPaths:
-    """The sweep's folder: ``--output``, or ``sweeps/NAME`` below the present folder."""
+    """The sweep's folder: ``--output``, or ``sweeps/NAME`` in the working directory."""
     return SweepPaths((output or Path("sweeps") / name).resolve())
 
 
 def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: StudyRecords | None = None) -> StudyRecords:
-    """The records of a sweep that exists, for commands that only read. Raises InputError where there is none.
+    """The records of an existing sweep, read only. Raises InputError if there is none.
 
-    known: the same sweep as loaded before, see :meth:`Store.load`.
+    known: the same sweep from an earlier load, see :meth:`Store.load`.
     """
     missing = InputError(
         f"there is no sweep of {name} at {storage_name(paths, storage)}; start one with: "
@@ -327,14 +327,14 @@ def load_sweep(name: str, paths: SweepPaths, storage: str | None, known: StudyRe
 
 
 def watch_store(paths: SweepPaths, storage: str | None) -> stores.Store:
-    """The sweep's database for those who only look."""
+    """The sweep's database, opened read only."""
     return stores.Store(storage or stores.sqlite_url(paths.database), read_only=True)
 
 
 def recorded_study(sweep: StudyRecords, file: Path) -> Study:
-    """The study as the sweep knows it; ``file`` names it in errors and tells where site profiles lie.
+    """The study as recorded in the database; ``file`` names it in errors and locates site profiles.
 
-    Works where the study file itself is not, such as on another machine that knows the database's URL.
+    Works without the study file, for example on another machine that has the database URL.
     """
     from lora_tune.config.study import parse_study, with_secrets_of
     from lora_tune.controller.changed_study import with_base
@@ -346,7 +346,7 @@ def recorded_study(sweep: StudyRecords, file: Path) -> Study:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A sweep and its study, loaded to be looked at."""
+    """A loaded sweep with its study."""
 
     study: Study
     sweep: StudyRecords
@@ -355,9 +355,9 @@ class Review:
 
 
 def load_review(study_name: str, output: Path | None, storage: str | None) -> Review:
-    """What a reviewing command needs, from the database alone; the study file may be elsewhere or gone.
+    """Load a sweep from the database alone; the study file may be missing.
 
-    Raises InputError where there is no such sweep, StoreError where the database does not answer.
+    Raises InputError if there is no such sweep, StoreError if the database does not answer.
     """
     from lora_tune.config.study import find_study, load_study, study_place
 
@@ -365,22 +365,22 @@ def load_review(study_name: str, output: Path | None, storage: str | None) -> Re
     name = load_study(file).name if file.is_file() else file.stem
     paths = sweep_paths(name, output)
     if storage is None and not paths.database.exists() and not file.is_file():
-        find_study(study_name)  # says which studies there are
+        find_study(study_name)  # raises InputError with the known studies
     sweep = load_sweep(name, paths, storage)
     return Review(recorded_study(sweep, file), sweep, paths, file)
 
 
 def storage_name(paths: SweepPaths, storage: str | None) -> str:
-    """Where the records lie, for people; without a password."""
+    """Where the records are, without a password, for messages."""
     return stores.safe_url(storage) if storage else str(paths.database)
 
 
-# What people asked of a sweep, and what they wrote beside it and its trials, as its report shows them.
+# Requests and remarks of users, for the report.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What people asked of a sweep, and what they wrote beside it and its trials."""
+    """Users' requests to a sweep and their remarks on it and its trials."""
 
     requests: Sequence[Request] = ()
     remarks: Sequence[Remark] = ()
@@ -390,27 +390,27 @@ NO_FEEDBACK = Feedback()
 
 
 def feedback_of(store: stores.Store, name: str) -> Feedback:
-    """What people asked and wrote. Raises StoreError."""
+    """The sweep's requests and remarks. Raises StoreError."""
     written = sorted(stores.Remarks(store, name).latest().values(), key=lambda remark: remark.trial)
     return Feedback(requests=stores.Requests(store, name).all(), remarks=[r for r in written if r.text])
 
 
 def feedback_if_known(store: stores.Store, name: str) -> Feedback:
-    """The same; nothing where the database is away, which its driver says by itself."""
+    """feedback_of(), but empty if the database does not answer, which the driver reports itself."""
     try:
         return feedback_of(store, name)
     except StoreError:
         return NO_FEEDBACK
 
 
-# What is driven: a study as its file says it, with what the command line or Python lay over it.
+# The study file combined with overrides from the command line or Python.
 
 
 _MARK = re.compile(r"^\s*#.*\bEDIT:\s*(?P<what>.*\S)")
 
 
 def mark_left(text: str) -> str:
-    """What to do about the first comment in which ``init`` left ``EDIT`` in a study's text; "" where none is left."""
+    """How to resolve the first ``EDIT`` comment that ``init`` left in a study's text; "" if there is none."""
     for number, line in enumerate(text.splitlines(), start=1):
         if mark := _MARK.match(line):
             return f"line {number} still says EDIT: {mark['what']}; decide it, then delete the word EDIT"
@@ -418,7 +418,7 @@ def mark_left(text: str) -> str:
 
 
 def refuse_marks(file: Path) -> None:
-    """Raise StudyError where ``init`` left a decision to somebody who has not taken it."""
+    """Raise StudyError if an ``EDIT`` mark of ``init`` is left."""
     if mark := mark_left(file.read_text(encoding="utf-8")):
         raise StudyError(file, "", mark)
 
@@ -429,7 +429,7 @@ def plan_of(
     options: Mapping[str, Mapping[str, Any]],
     output: Path | None = None,
 ) -> DrivePlan:
-    """What is driven: the study as its file says it, and with ``options`` laid over its sections. Raises InputError."""
+    """The study of ``file`` with ``options`` overriding its sections, ready to be driven. Raises InputError."""
     from lora_tune.config.study import text_to_keep
     from lora_tune.controller.runtime import DrivePlan
     from lora_tune.workloads import load as load_workload
@@ -447,7 +447,7 @@ def plan_of(
 
 
 def laid_over(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the command line lays over the study, by section; without what was not given."""
+    """The study overrides of the command line, by section; unset options are omitted."""
     laid = {
         "budget": {
             "trials": options["trials"],
@@ -463,7 +463,7 @@ def laid_over(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def name_values(texts: Sequence[str], option: str, what: str = "VALUE") -> dict[str, str]:
-    """``NAME=VALUE`` texts of an option that is given several times. Raises InputError for one that is none."""
+    """Parse ``NAME=VALUE`` texts of a repeated option. Raises InputError for any other form."""
     split = [text.partition("=") for text in texts]
     for (name, equals, _), text in zip(split, texts, strict=True):
         if not equals or not name:

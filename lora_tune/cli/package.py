@@ -1,4 +1,4 @@
-"""``lora-tune package``: from confirmed runs to a submission package that MLPerf's own checkers accept."""
+"""``lora-tune package``: make a submission package of confirmed runs and run MLPerf's checkers on it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from lora_tune.mlperf.submission import Submission, chance, read_submission, res
 from lora_tune.workloads import load as load_workload
 
 CHECKERS = ("package_checker", "repo_checker")
-"""Programs of mlperf_logging that must accept a package, as they ship."""
+"""Programs of mlperf_logging that must accept a package, unmodified."""
 WRITTEN_BY_CHECKERS = "scaling.json"
-"""What ``package_checker`` leaves beside the results."""
+"""File that ``package_checker`` writes beside the results."""
 CHECKER_SECONDS = 600
 SKIPPED = {".git", ".venv", "__pycache__", "sweeps"}
-"""Folders of an implementation that are no part of what was run."""
+"""Folders of an implementation that are not packaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is packaged: a result folder, the code that was run, its configs, and the round of the rules."""
+    """Result folder, code, configs and ruleset to package."""
 
     results: Path
     code: Path
@@ -60,7 +60,7 @@ def run(
     code: Path | None, configs: tuple[Path, ...], license_file: Path | None, borrow: tuple[Path, ...], dry_run: bool,
     out: Path, ruleset: str | None, json_: bool,
 ) -> None:  # fmt: skip
-    """What ``package`` does; see cli/commands.py for its options."""
+    """Run ``package``; options: cli/commands.py."""
     if (results is None) == (study_name is None):
         raise InputError("give the folder of results, or --study NAME to run what its sweep recommends")
     if results is not None:
@@ -70,7 +70,7 @@ def run(
     else:
         review = load_review(str(study_name), output, storage)
         if not dry_run:
-            _described(system_file)  # asked for before the runs cost anything
+            _described(system_file)  # checked before any run
             _run_recommended(review, storage, code, configs, verbose=not json_)
         source = _of_sweep(load_review(str(study_name), output, storage), code, configs, ruleset)
     submission = read_submission(source.results, source.ruleset)
@@ -85,7 +85,7 @@ def run(
 def _run_recommended(
     review: Review, storage: str | None, code: Path | None, configs: Sequence[Path], *, verbose: bool
 ) -> None:
-    """The runs of what the sweep recommends, as far as they lack. Leaves where they did not come to an end."""
+    """Make the recommended configuration's missing runs; exits if they are not completed."""
     words = [*typed("system_file", "license_file", "out", "ruleset"), *(["--code", str(code)] if code else [])]
     words += [word for config in configs for word in ("--config", str(config))]
     if ended := confirm.confirm_recommended(
@@ -95,7 +95,7 @@ def _run_recommended(
 
 
 def _of_sweep(review: Review, code: Path | None, configs: Sequence[Path], ruleset: str | None) -> Source:
-    """What a sweep recommends, as ``confirm`` ran it. Its config is exported once, so that a package stays the same."""
+    """The recommended configuration's confirmed runs. Exports its config only once, so that packages stay identical."""
     study, workload = review.study, export.as_measured(load_workload(review.study, review.file), review.sweep)
     trial, recommended = export.chosen(study, review.sweep, None)
     results = review.paths.confirm(trial.number)
@@ -117,7 +117,7 @@ def _of_sweep(review: Review, code: Path | None, configs: Sequence[Path], rulese
 def _package(
     source: Source, submission: Submission, system_file: Path, license_file: Path | None, out: Path, *, json_: bool
 ) -> None:
-    """Write the tree, and have the checkers look at it."""
+    """Write the package and run the checkers on it."""
     results, code, configs = source.results, source.code, source.configs
     if submission.benchmark is None or submission.runs is None:
         raise InputError(f"{results}: the logs name no one benchmark of MLPerf; a package holds one")
@@ -144,9 +144,9 @@ def _package(
 
 
 def _described(system_file: Path, announced: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The system description, as far as it agrees with what the logs announce; where there is none it is begun.
+    """The system description, checked against what the logs announce; a template is written if it is missing.
 
-    Raises InputError for one that is to be filled in.
+    Raises InputError if it is incomplete.
     """
     if not system_file.exists():
         _begin_description(system_file, announced or {})
@@ -156,7 +156,7 @@ def _described(system_file: Path, announced: Mapping[str, object] | None = None)
 
 
 def _nodes(system_file: Path) -> int:
-    """Of a run, as the system description states them; 1 where there is none yet."""
+    """Nodes of a run by the system description; 1 if it does not exist or does not say."""
     if not system_file.exists():
         return 1
     stated = str(_read_description(system_file).get("number_of_nodes", "")).strip()
@@ -167,7 +167,7 @@ LICENSES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "COPYING")
 
 
 def _licensed(code: Mapping[str, bytes], license_file: Path | None) -> dict[str, bytes]:
-    """The code with its license; where there is none, that is said: MLPerf publishes what it is given."""
+    """The code with its license; warns if there is none, because MLPerf publishes the code."""
     if license_file is not None:
         return {**code, "LICENSE": license_file.read_bytes()}
     if not any(name in code for name in LICENSES):
@@ -176,15 +176,15 @@ def _licensed(code: Mapping[str, bytes], license_file: Path | None) -> dict[str,
 
 
 def _log(file: Path) -> bytes:
-    """A log's bytes; of a gzipped one those that were packed."""
+    """A log's bytes, decompressed."""
     data = file.read_bytes()
     return gzip.decompress(data) if file.suffix == ".gz" else data
 
 
 def _announced(results: Path, ruleset: str) -> dict[str, object]:
-    """What the logs say of the submission, where they agree. Raises InputError where submitter or division differ.
+    """Submission facts on which all logs agree. Raises InputError if submitter or division differ.
 
-    A public package (v4.0) has logs of two platforms: its description alone says which it is.
+    A public package (v4.0) has logs of two platforms; its description decides.
     """
     keys = ("submission_org", "submission_division", "submission_status", "submission_platform")
     by_key: dict[str, set[str]] = {key: set() for key in keys}
@@ -199,7 +199,7 @@ def _announced(results: Path, ruleset: str) -> dict[str, object]:
 
 
 def _begin_description(file: Path, announced: Mapping[str, object]) -> None:
-    """Write a system description to be filled in, and say so: nobody but the submitter knows the rest."""
+    """Write a system description template; always raises InputError, because the submitter must complete it."""
     known = {**described_by_machine(_machine()), **described_by_logs(announced)}
     file.write_text(json.dumps(template(known), indent=2) + "\n", encoding="utf-8")
     raise InputError(
@@ -209,7 +209,7 @@ def _begin_description(file: Path, announced: Mapping[str, object]) -> None:
 
 
 def _machine() -> dict[str, str]:
-    """What this machine says of itself, by name: as of ``described_by_machine``."""
+    """Texts about this machine, by the names of ``described_by_machine``."""
     files = {"cpuinfo": "/proc/cpuinfo", "meminfo": "/proc/meminfo", "os-release": "/etc/os-release"}
     texts = {"uname": f"{platform.system()} {platform.release()}"}
     for name, path in files.items():
@@ -234,7 +234,7 @@ def _read_description(file: Path) -> dict[str, object]:
 
 
 def _code(folder: Path) -> dict[str, bytes]:
-    """Every file of the implementation by relative path; links to files as what they name."""
+    """All files of the implementation by relative path; links to files are followed."""
     files = {}
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
@@ -246,7 +246,7 @@ def _code(folder: Path) -> dict[str, bytes]:
 
 
 def _reproduce(submission: Submission, configs: Sequence[Path]) -> str:
-    """How the runs are made again, for the implementation's folder."""
+    """The instructions to reproduce the runs."""
     lines = [f"# {submission.benchmark}: how to reproduce these runs", ""]
     lines += [f"1. `source {config.name}`" for config in configs]
     lines.append(
@@ -256,15 +256,15 @@ def _reproduce(submission: Submission, configs: Sequence[Path]) -> str:
 
 
 def _write(out: Path, files: Mapping[str, bytes]) -> None:
-    """All files at once: what is killed half way leaves nothing at ``out``, and is run again.
+    """Write all files atomically: a killed run leaves nothing at ``out``.
 
-    Raises InputError where something else is at ``out``.
+    Raises InputError if ``out`` has different content.
     """
     if out.exists():
         there = _code(out) if out.is_dir() else {}
         there = {name: data for name, data in there.items() if PurePosixPath(name).name != WRITTEN_BY_CHECKERS}
         if there == files:
-            return  # of an earlier run, which may have been killed before or while the checkers looked at it
+            return  # written by an earlier run, perhaps killed before its checks
         other = min(name for name in {*there, *files} if there.get(name) != files.get(name))
         raise InputError(f"{out}: exists, and {other} is another there; name another --out, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +277,7 @@ def _write(out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str, json_: bool) -> None:
-    """Print what MLPerf's checkers and our reading of its rules say; exit with 2 where a checker refuses."""
+    """Print the checkers' findings and our scores; exits with 2 if a checker refuses."""
     findings = {checker: _findings(checker, package, ruleset) for checker in CHECKERS}
     refused = [name for name, lines in findings.items() if lines is None or any(f.startswith("ERROR") for f in lines)]
     folders = sorted((package / "results").glob(f"*/{benchmark}"))
@@ -301,7 +301,7 @@ def _judge(package: Path, ruleset: str, *, results: Path, benchmark: str, json_:
 
 
 def _findings(checker: str, package: Path, ruleset: str) -> list[str] | None:
-    """The errors and warnings of one checker, each once; None, and its last words printed, where it broke off."""
+    """Distinct errors and warnings of one checker; None if it crashed or timed out, which is printed."""
     with tempfile.TemporaryDirectory(prefix="lora-tune-package-") as scratch:
         log = Path(scratch) / "checker.log"
         program = [sys.executable, "-m", f"mlperf_logging.{checker}"]

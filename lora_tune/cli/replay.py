@@ -1,4 +1,4 @@
-"""``python -m lora_tune.replay --study NAME LOG...``: what a sweep would have made of logs that exist already."""
+"""``python -m lora_tune.replay --study NAME LOG...``: apply a sweep's decisions to existing logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAULT = "not played"
 
 
 def run(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
-    """What ``replay`` does; see cli/commands.py for its options."""
+    """Run ``replay``; options: cli/commands.py."""
     file = find_study(study_name)
     study = load_study(file)
     workload = load_workload(study, file)
@@ -46,7 +46,7 @@ def run(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
                 continue
         try:
             played = replay.play(text, log.name)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one log must not cost the others
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one bad log must not stop the others
             click.echo(f"{log.name}: not played: a fault in lora_tune ({error!r}); please report it", err=True)
             ends[FAULT] += 1
             continue
@@ -61,7 +61,7 @@ def run(study_name: str, as_json: bool, logs: tuple[Path, ...]) -> None:
 
 
 def as_object(name: str, played: ReplayedLog) -> dict[str, Any]:
-    """A log for programs. Numbers that are unknown, not finite, or not reached are null."""
+    """A log's result as plain data; unknown, non-finite and unreached numbers are None."""
     return {
         "log": name,
         "reached": played.reached,
@@ -79,14 +79,14 @@ def as_object(name: str, played: ReplayedLog) -> dict[str, Any]:
 
 
 def unread(name: str, problem: str) -> dict[str, Any]:
-    """The object of a log of which nothing could be read. problem: why."""
+    """The object of an unreadable log. problem: why."""
     nothing = dict.fromkeys(("stop_seconds", "objective_seconds", "low", "high"))
     failed = {"kind": "failed", "at_seconds": 0.0, "sentence": problem}
     return {"log": name, "reached": False, **nothing, "evals": [], "verdicts": [failed]}
 
 
 def lines(name: str, played: ReplayedLog, study: Study) -> list[str]:
-    """A log for feedback: what it says, each verdict with its time, and what that would have lost or saved."""
+    """A log's result as text: evals, objective, each verdict with its time, and what stopping would lose or save."""
     run = played.run
     facts = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
                       for key, value in played.parameters.items())  # fmt: skip
@@ -100,7 +100,7 @@ def lines(name: str, played: ReplayedLog, study: Study) -> list[str]:
 
 
 def _consequence(played: ReplayedLog) -> list[str]:
-    """What stopping the run would have cost or saved, as a line; none for a run that nothing would have stopped."""
+    """What stopping the run would have lost or saved, as a line; empty if nothing would have stopped it."""
     run = played.run
     early = next((v for v in played.verdicts if v.kind in ("pruned", "capped")), None)
     if early is None or run.last_ms is None or run.run_start_ms is None:
@@ -112,14 +112,14 @@ def _consequence(played: ReplayedLog) -> list[str]:
 
 
 def _end(played: ReplayedLog) -> str:
-    """The end that the sweep would have given it, in a word or two."""
+    """The run's end in the sweep, in a word or two."""
     if not played.verdicts:
         return "reached" if played.reached else "ended before the target"
     return played.verdicts[0].kind + (" (a loss)" if played.lost else "")
 
 
 def _as_printed(loss: float, played: ReplayedLog) -> float:
-    """An eval as the log has it: one that rises is kept as what it lacks of a ceiling."""
+    """An eval as logged: a rising metric is stored as its distance to a ceiling."""
     return loss if played.ceiling is None else round(played.ceiling - loss, 12)
 
 

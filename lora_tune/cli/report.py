@@ -1,4 +1,4 @@
-"""``sweeps/NAME/report.html``: one self-contained file that says what a sweep found."""
+"""``sweeps/NAME/report.html``: a sweep's report as one self-contained file."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import StudyRecords, Trial
 
 ARMS_SHOWN = 30
-"""Verdicts on one page: a search that repeats itself may have hundreds."""
+"""Maximum verdicts on the page; a search that repeats configurations may have hundreds."""
 
 _TAG = re.compile(r"(?<!\S)#([^\W\d][\w-]*)")
-"""A tag in what somebody wrote beside a trial, in the dashboard of an earlier release."""
+"""A #tag in a remark, as the dashboard of an earlier release stored it."""
 
 _PACKAGES = ("optuna", "submitit", "torch", "sqlalchemy", "mlperf-logging")
 
@@ -82,9 +82,9 @@ def write_report(
     folder: Path | None = None,
     storage: str | None = None,
 ) -> None:
-    """Write the report of ``sweep`` to ``path``, replacing an older one in one step.
+    """Write the report of ``sweep`` to ``path``, replacing an older one atomically.
 
-    feedback, folder, storage: see report_html; without ``folder`` it is the page's own.
+    feedback, folder, storage: see report_html; default folder: that of ``path``.
     """
     write_page(path, report_html(study, sweep, time.time(), feedback, folder or path.parent, storage))
 
@@ -97,10 +97,10 @@ def report_html(
     folder: Path | None = None,
     storage: str | None = None,
 ) -> str:
-    """The report as one HTML document that loads nothing; ``now`` in epoch seconds. feedback: of people.
+    """The report as one HTML document that loads nothing. now: epoch seconds. feedback: of users.
 
-    folder, storage: of the sweep, for the commands that the page shows. Every text of the study is escaped, and the
-    page's own policy admits no script but its own.
+    folder, storage: of the sweep, for the commands on the page. All text of the study is escaped, and the page's
+    content security policy admits only its own script.
     """
     script = page_file("report.js")
     summary = overview(study, sweep, now)
@@ -137,7 +137,7 @@ def report_html(
 
 
 def _amounts(study: Study) -> dict[str, Any]:
-    """How the page writes hours, and what trials spent by the name that it has in this study."""
+    """Formatters of hours and spent amounts for the template, and the study's name of what is spent."""
     name = spent_name(study)
     return {
         "hours": hours,
@@ -160,7 +160,7 @@ def _feedback(feedback: Feedback) -> dict[str, list[tuple[object, ...]]]:
 
 
 def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
-    """The verdicts on configurations that were run again, after what they cost; none where no other was."""
+    """Verdicts on configurations that were run again, after a summary; empty if none was tested."""
     judged = campaign(study, sweep)
     arms = [arm.sentence for arm in shown(judged) if arm.state is not ArmState.CHOSEN_BY]
     rest = [f"{len(arms) - ARMS_SHOWN} more: lora-tune verdict lists them"] if len(arms) > ARMS_SHOWN else []
@@ -168,7 +168,7 @@ def _ledger(study: Study, sweep: StudyRecords) -> list[str]:
 
 
 def _against(study: Study, sweep: StudyRecords) -> list[str]:
-    """What is recommended, where it has run, else the best run, against the machine's own config, in lines."""
+    """Changes of the recommended configuration (if run, else of the best run) against the base config, as lines."""
     recommended = recommend(study, sweep)
     if recommended is None:
         return []
@@ -202,7 +202,7 @@ def _cards(study: Study, sweep: StudyRecords, summary: Overview) -> list[Card]:
 
 
 def _recommended_card(study: Study, summary: Overview) -> list[Card]:
-    """What is handed over; none before a trial reached the target."""
+    """The recommendation; empty before any trial reached the target."""
     if (recommended := summary.recommended) is None:
         return []
     sentence = f"{recommended_text(study, recommended)}; {trial_name(recommended.trial)}"
@@ -221,7 +221,7 @@ def _result_card(study: Study, summary: Overview) -> Card:
 
 
 def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
-    """The parameters of what is recommended, the tuned ones marked, and the best single run in words."""
+    """The recommended parameters, the tuned ones marked, and the best single run as text."""
     if (recommended := summary.recommended) is None:
         return None
     searched = searched_names(study)
@@ -235,7 +235,7 @@ def _best(study: Study, summary: Overview) -> dict[str, Any] | None:
 
 
 def _confirmed(study: Study, sweep: StudyRecords) -> list[Trial]:
-    """The trials whose configurations were run again with more seeds, the chosen one first."""
+    """Trials whose configurations were confirmed with more seeds, the chosen one first."""
     confirmed = [(race, t) for t in sweep.trials.values() if (race := t.metrics.confirmed) is not None]
     scale = scale_of(study)
     confirmed.sort(key=lambda pair: (pair[0].choice is not ConfirmedChoice.CHOSEN, scale.order(pair[0].seconds)))
@@ -279,7 +279,7 @@ def run(
     pdf: Path | None,
     json_: bool,
 ) -> None:
-    """What ``report`` does; see cli/commands.py for its options."""
+    """Run ``report``; options: cli/commands.py."""
     review = load_review(study_name, output, storage)
     if svg_folder or png or pdf:
         files = write_figures(review.study, review.sweep, {"svg": svg_folder, "png": png, "pdf": pdf})

@@ -1,4 +1,4 @@
-"""``python -m lora_tune.score [--ruleset R] FOLDER...``: what MLPerf's rules say of result folders, side by side."""
+"""``python -m lora_tune.score [--ruleset R] FOLDER...``: score result folders by MLPerf's rules, side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADINGS = ("folder", "benchmark", "GBS", "files", "converged", "olympic", "fact
 
 
 def run(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
-    """What ``score`` does; see cli/commands.py for its options."""
+    """Run ``score``; options: cli/commands.py."""
     if ruleset is not None:
         as_ruleset(ruleset)
     scored: list[Submission] = []
@@ -50,7 +50,7 @@ def run(folders: Sequence[Path], ruleset: str | None, json_: bool) -> None:
 
 
 def as_json(submission: Submission) -> dict[str, Any]:
-    """What ``--json`` prints of a folder. Minutes are None where the rules give no score."""
+    """A folder's score as plain data. Minutes are None if the rules give no score."""
     return {
         "folder": str(submission.folder),
         "score_minutes": submission.score_minutes,
@@ -63,7 +63,7 @@ def as_json(submission: Submission) -> dict[str, Any]:
 
 
 def _unscored(folder: Path, error: InputError) -> dict[str, Any]:
-    """The object of a folder that holds nothing to score."""
+    """The object of a folder that cannot be scored."""
     return {
         "folder": str(folder), "score_minutes": None, "olympic_minutes": None, "factor": 1.0, "passes": False,
         "compliant": False, "sentences": [str(error)],
@@ -71,7 +71,7 @@ def _unscored(folder: Path, error: InputError) -> dict[str, Any]:
 
 
 def table(submissions: Sequence[Submission]) -> str:
-    """The folders side by side, one a row."""
+    """A table with one folder per row."""
     rows = [HEADINGS, *(_row(s) for s in submissions)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
     return "\n".join(

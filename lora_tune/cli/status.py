@@ -1,4 +1,4 @@
-"""``python -m lora_tune.status --study NAME``: where a sweep stands. Reads only; any number may watch, anywhere."""
+"""``python -m lora_tune.status --study NAME``: the state of a sweep. Read only; any number may run, on any host."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ from lora_tune.store import LEASE_SECONDS
 from lora_tune.store.port import Request
 from lora_tune.store.records import StudyRecords, Trial, TrialState
 
-# Where a sweep stands, for programs: its condition as a word, an exit code, and the whole picture as plain data.
+# The state for programs: condition, exit code, JSON.
 
 
 class SweepCondition:
     """A sweep's condition, as one word."""
 
     RUNNING = "running"
-    """A driver is at work."""
+    """A driver holds the lease."""
     UNATTENDED = "unattended"
-    """It is not over, and nobody drives it: jobs may run, nobody decides. The same sweep command takes over."""
+    """Not over, and without a driver: jobs may run. The same sweep command takes over."""
     ENDED = "ended"
 
 
 def sweep_condition(sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True) -> str:
-    """The sweep's condition. driver: who drives, and the epoch second of its last sign of life.
+    """The sweep's condition. driver: owner of the lease and epoch second of its last renewal.
 
-    over: whether its last driver noted its end; also True where no driver noted anything (older releases).
+    over: whether the last driver recorded the end; True also for records of older releases, which had no such mark.
     """
     owner, sign = driver
     if owner and now - sign < LEASE_SECONDS:
@@ -76,7 +76,7 @@ def sweep_condition(sweep: StudyRecords, driver: tuple[str, float], now: float, 
 
 
 def open_trials(sweep: StudyRecords) -> int:
-    """How many trials are not over."""
+    """Number of unfinished trials."""
     return sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
 
 
@@ -92,9 +92,9 @@ def exit_code(condition: str, overview: Overview) -> int:
 def as_json(
     study: Study, sweep: StudyRecords, driver: tuple[str, float], now: float, *, over: bool = True
 ) -> dict[str, Any]:
-    """The whole picture as plain data: seconds, node-hours; None where unknown. over: see :func:`sweep_condition`.
+    """The state as plain data, in seconds and node-hours; None if unknown. over: see :func:`sweep_condition`.
 
-    samples are counted in ``progress_unit``, as the log counts them.
+    samples are in ``progress_unit``, as the log counts them.
     """
     totals = overview(study, sweep, now)
     best = totals.best
@@ -133,7 +133,7 @@ def as_json(
 
 
 def _recommended(recommended: Recommended) -> dict[str, Any]:
-    """The configuration that is handed over; ``trial`` is None where none has run it as a whole."""
+    """The recommendation; ``trial`` is None if no trial ran exactly this configuration."""
     return {
         "trial": recommended.trial.number if recommended.ran else None,
         "objective": recommended.objective,
@@ -171,7 +171,7 @@ def _finite(value: float) -> float | None:
 
 
 class SweepSnapshot:
-    """The sweep as it was at ``now``; :meth:`again` reads what is new."""
+    """The sweep as it was at ``now``; :meth:`refresh` reads it again."""
 
     def __init__(self, review: Review, store: stores.Store) -> None:
         self._store = store
@@ -180,7 +180,7 @@ class SweepSnapshot:
 
     def refresh(self) -> None:
         name = self.study.name
-        # In this order: a driver writes the last trials, notes the end, and then gives its lease back.
+        # In this order, because a driver writes the last trials, records the end, and then releases its lease.
         self.driver, self.now = _driver(self._store, name), time.time()
         self.requests = stores.Requests(self._store, name).all()
         self.over = all(row.ended for row in self._store.registered() if row.name == name)
@@ -192,7 +192,7 @@ class SweepSnapshot:
 
 
 def _driver(store: stores.Store, name: str) -> tuple[str, float]:
-    """Who drives the sweep ("": nobody) and the epoch second of its last sign of life."""
+    """Owner of the sweep's lease ("": none) and epoch second of its last renewal."""
     held = store.held(name)
     return held.owner, held.renewed_at
 
@@ -210,9 +210,9 @@ def picture(
     over: bool = True,
     requests: Sequence[Request] = (),
 ) -> RenderableType:
-    """The status as a rich renderable. every: all trials instead of the open and the best ones.
+    """The status as a rich renderable. every: show all trials instead of the open and the best.
 
-    over: see :func:`sweep_condition`. requests: what people asked of the sweep.
+    over: see :func:`sweep_condition`. requests: of users.
     """
     summary = overview(study, sweep, now)
     condition = _condition(study, sweep, driver, now, over=over)
@@ -271,7 +271,7 @@ def _condition(study: Study, sweep: StudyRecords, driver: tuple[str, float], now
     owner, sign = driver
     condition = sweep_condition(sweep, driver, now, over=over)
     if condition == SweepCondition.RUNNING:
-        who = visible(owner).partition(" start ")[0]  # when that process began tells programs apart, not people
+        who = visible(owner).partition(" start ")[0]  # the process start time serves programs, not people
         return Text(f"running, driven by {who}, last sign {now - sign:.0f} s ago", style="green")
     if condition == SweepCondition.UNATTENDED:
         what = "trials are open" if open_trials(sweep) else "it is not over"
@@ -310,7 +310,7 @@ def _failures(summary: Overview) -> Table:
 def run(
     study_name: str, storage: str | None, output: Path | None, watch: bool, period: float, json_: bool, all_: bool
 ) -> None:
-    """What ``status`` does; see cli/commands.py for its options."""
+    """Run ``status``; options: cli/commands.py."""
     console = Console()
     review = load_review(study_name, output, storage)
     store = watch_store(review.paths, storage)
@@ -330,7 +330,7 @@ def run(
 
 
 def _watch(console: Console, snapshot: SweepSnapshot, period: float, *, every: bool) -> None:
-    """Refresh one screen until the sweep is not running any more, or Ctrl-C."""
+    """Refresh one screen until the sweep stops running, or Ctrl-C."""
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
             drawn = _picture(snapshot, every=every)

@@ -1,6 +1,6 @@
-"""``python -m lora_tune.steer --study NAME``: enqueue, stop, pause, and change the budget of a sweep that runs.
+"""``python -m lora_tune.steer --study NAME``: enqueue, stop, pause, and change the budget of a running sweep.
 
-Its options become requests, checked against the study and its records.
+Options become requests, validated against the study and its records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run(study_name: str, storage: str | None, output: Path | None, json_: bool, **options: Any) -> None:
-    """What ``steer`` does; see cli/commands.py for its options."""
+    """Run ``steer``; options: cli/commands.py."""
     review = load_review(study_name, output, storage)
     store = open_store(review.paths, storage)
     try:
@@ -56,14 +56,14 @@ def run(study_name: str, storage: str | None, output: Path | None, json_: bool, 
 
 
 def listed(requests: list[Request], now: float) -> Iterator[str]:
-    """The requests as lines: who asked for what, how long ago, and what became of it."""
+    """The requests as lines: user, age, request, answer."""
     for r in requests:
         ago = duration(max(0.0, now - r.asked_at))
         yield visible(f"{r.number}  {r.who}, {ago} ago: {describe(r)}: {r.answer or 'not answered yet'}")
 
 
 def current_user() -> str:
-    """Who asks, as user@host."""
+    """The current user, as user@host."""
     return f"{getpass.getuser()}@{os.uname().nodename}"
 
 
@@ -73,18 +73,18 @@ def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: fl
     Parameters
     ----------
     study : Study
-        As its budget stands after what was asked before.
-    sweep : Sweep
+        With the budget as changed by earlier requests.
+    sweep : StudyRecords
         Its records.
     options : mapping
-        The options of ``steer`` by their names.
+        The options of ``steer`` by name.
     now : float
         Epoch seconds.
 
     Raises
     ------
     InputError
-        For what the driver would refuse.
+        For requests that the driver would refuse.
     """
     who = current_user()
 
@@ -100,14 +100,14 @@ def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: fl
     if options["enqueue"] or options["values"] or options["clone"] is not None or options["commit"]:
         yield _enqueue(study, sweep, options)
     if budget := {name: options[name] for name in SETTINGS if options[name] is not None}:
-        study.with_options({"budget": budget})  # raises InputError for a value that cannot be
+        study.with_options({"budget": budget})  # raises InputError for an invalid value
         yield request("set", **budget)
     if options["pause"] is not None:
         yield request("pause" if options["pause"] else "resume")
 
 
 def _enqueue(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> Request:
-    """The request to try something. Raises InputError for what is no point of the space."""
+    """The request to try a configuration. Raises InputError if it is not in the space."""
     clone = options["clone"]
     if not options["enqueue"]:
         raise InputError("--set, --clone and --commit say what to try; add --enqueue")
@@ -123,10 +123,10 @@ def _enqueue(study: Study, sweep: StudyRecords, options: Mapping[str, Any]) -> R
 def enqueueing(
     study: Study, values: Mapping[str, Value], *, clone: Trial | None = None, commit: str | None = None, by: str = ""
 ) -> Request:
-    """The request to try tuned values; the search fills in what they leave out.
+    """The request to try tuned values; the search fills in the others.
 
-    clone: the trial whose values, and commit, hold where these say nothing. commit: whose script is run. by: the door
-    through which it came. Raises InputError for what is no point of the space, and for no commit.
+    clone: the trial whose other values and commit are used. commit: of the script to run. by: suffix of the user's name
+    that names the interface. Raises InputError for values outside the space or an unknown commit.
     """
     tuned = {**(clone.tuned if clone else {}), **values}
     if problem := refusal_of_values(study, tuned):
@@ -138,13 +138,13 @@ def enqueueing(
 
 
 def typed_values(study: Study, texts: Sequence[str]) -> dict[str, Value]:
-    """``NAME=VALUE`` texts of ``--set`` as the parameters' own types. Raises InputError for what is none."""
+    """``NAME=VALUE`` texts of ``--set`` as the parameters' types. Raises InputError for an invalid value."""
     distributions = study.search_space.distributions()
     return {name: _typed(name, distributions.get(name), text) for name, text in name_values(texts, "--set").items()}
 
 
 def _typed(name: str, distribution: BaseDistribution | None, text: str) -> Value:
-    """A value as its parameter's type; the text itself where it is no such value."""
+    """A value as its parameter's type; the text itself if it is none of the choices."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):

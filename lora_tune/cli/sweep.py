@@ -1,4 +1,4 @@
-"""``python -m lora_tune.sweep --study NAME``: tune a study, or go on with it."""
+"""``python -m lora_tune.sweep --study NAME``: start or resume a sweep."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     from lora_tune.search.session import Session
 
 _BUDGET = ("trials", "parallel", "budget_node_hours", "launcher")
-"""Options that change the study: the line that goes on has them, too."""
+"""Options that change the study; the resume command line repeats them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What the command line says of this run of the driver. metrics: [HOST:]PORT, None without."""
+    """Driver options of the command line. metrics: [HOST:]PORT, or None."""
 
     accept_changes: bool
     standby: bool
@@ -78,7 +78,7 @@ class How:
 
 
 def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: Any) -> None:
-    """What ``sweep`` does; see cli/commands.py for its options."""
+    """Run ``sweep``; options: cli/commands.py."""
     if options["logs"] and not dry_run:
         raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)
@@ -89,7 +89,7 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
         name = key.rpartition(".")[2]
         click.echo(f'warning: {key}: a secret stands in the study file; write {key} = {{ env = "{name}" }}', err=True)
     plan = plan_of(file, from_file, study_options, options["output"])
-    for violation in closed_violations(study):  # what is fatal was refused above
+    for violation in closed_violations(study):  # fatal violations have raised above
         click.echo(f"warning: space.{violation.name}: {violation.sentence}", err=True)
     if replaced := replaced_in(plan.text):
         click.echo(f"warning: {replaced}", err=True)
@@ -111,7 +111,7 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
 
 
 def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:
-    """Put what a driver rescued back into the database."""
+    """Merge the rescue file of an earlier driver into the database."""
     from lora_tune.store import open_store
     from lora_tune.store.requests import merge_rescued
 
@@ -126,7 +126,7 @@ def _merge_rescued(plan: DrivePlan, storage: str | None) -> None:
 
 
 def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
-    """Run the driver between taking and giving back the lease; returns the exit code."""
+    """Run the driver under its lease; returns the exit code."""
     study, paths = plan.study, plan.paths
     try:
         launcher = make_launcher(study, paths.packs)
@@ -166,7 +166,7 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
 
 
 def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
-    """What is begun, or gone on with, and where."""
+    """The start-up line: new or resumed, number of trials, folder."""
     most = study.budget.trials
     ended = sum(t.verdict is not None for t in sweep.trials.values())
     at_once = f"{study.budget.parallel} at a time, records in {display_path(paths.root)}"
@@ -178,7 +178,7 @@ def beginning(study: Study, sweep: StudyRecords, paths: SweepPaths) -> str:
 
 
 def _finish(store: stores.Store, lease: Lease, reason: str, watcher: Any) -> None:
-    """Note the end. All records are saved; a database that went away just now costs no result."""
+    """Record the end. All results are saved by now, so a database error only costs this mark."""
     try:
         store.finish(lease, reason)
     except errors.StoreError as error:
@@ -186,7 +186,7 @@ def _finish(store: stores.Store, lease: Lease, reason: str, watcher: Any) -> Non
 
 
 def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environment) -> stores.Store:
-    """The sweep's database, also when it is away now: a standby waits for it."""
+    """The sweep's database; a standby retries until it answers."""
     printed = ""
     while True:
         try:
@@ -208,7 +208,7 @@ def _hand_over(
     *,
     verbose: bool,
 ) -> int:
-    """Export the best, write the report, say where they are; returns the exit code."""
+    """Export the best configuration, write the report, print their paths; returns the exit code."""
     from lora_tune.cli import report
     from lora_tune.search import priors
 
@@ -226,7 +226,7 @@ def _hand_over(
 
 
 def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
-    """A few lines: why it ended, how the trials ended, what to take, the best run."""
+    """A few lines: reason of the end, verdicts, recommendation, best run."""
     counts = {v: sum(t.verdict is v for t in sweep.trials.values()) for v in Verdict}
     objective = objective_of(study)
     ended = ", ".join(f"{n} {objective.verdict_name(v)}" for v, n in counts.items() if n)
@@ -254,14 +254,14 @@ def summary(study: Study, sweep: StudyRecords, outcome: Outcome) -> str:
 
 
 PREVIEWED = 2
-"""Proposals that are shown."""
+"""Proposals that a dry run prints."""
 
 FEW = 4
-"""Choices of a parameter that are listed."""
+"""Maximum choices of a parameter that are listed."""
 
 
 def print_proposals(plan: DrivePlan) -> None:
-    """The first proposals, their files, environment and command lines. Nothing is written or submitted."""
+    """Print the first proposals with files, environment and command lines. Writes and submits nothing."""
     from lora_tune.search.session import Session
 
     study, workload, paths = plan.study, plan.workload, plan.paths
@@ -285,7 +285,7 @@ def print_proposals(plan: DrivePlan) -> None:
 
 
 def _print_trials(plan: DrivePlan, study: Study, session: Session, begin: Start | None) -> None:
-    """The first proposals, each with its job where that can be made; at the end a SetupError says why it cannot."""
+    """Print the first proposals with their jobs. Raises SetupError after the last one if a job cannot be built."""
     missing: errors.SetupError | None = None
     for _ in range(min(PREVIEWED, study.budget.trials or PREVIEWED)):
         proposed = session.ask()
@@ -310,7 +310,7 @@ def _print_trials(plan: DrivePlan, study: Study, session: Session, begin: Start 
 
 
 def _outline(study: Study, begin: Start | None) -> Iterator[str]:
-    """The space, what comes first, and what it may cost, in a line each: to be judged before a machine is there."""
+    """Space, start and budget with its cost, one line each."""
     for name, distribution in study.search_space.distributions().items():
         choices = getattr(distribution, "choices", ())
         few = f"one of {len(choices)}: {', '.join(map(str, choices[:FEW]))} ..." if len(choices) > FEW else ""
@@ -330,7 +330,7 @@ def _outline(study: Study, begin: Start | None) -> Iterator[str]:
 
 
 def _start(workload: Workload) -> Start | None:
-    """The configuration of today; None also where its files are not there yet, which the first line says."""
+    """The current configuration; None also if its files are missing, which is reported as a warning."""
     try:
         return workload.start()
     except errors.SetupError:
@@ -338,7 +338,7 @@ def _start(workload: Workload) -> Start | None:
 
 
 def _unread(workload: Workload) -> tuple[str, ...]:
-    """The switches that nothing reads; none where nobody can tell: that is said, and the plan shown all the same."""
+    """Switches that nothing reads; empty if that cannot be determined, which is reported as a warning."""
     try:
         return workload.unread_switches()
     except errors.SetupError:
@@ -346,11 +346,11 @@ def _unread(workload: Workload) -> tuple[str, ...]:
 
 
 def _shown(study: Study, job: Job) -> str:
-    """A job's files, environment and command line, secrets hidden: people show this to others."""
+    """A job's files, environment and command line, with secrets hidden."""
     files = [f"# file {job.folder / name}\n{text.rstrip()}\n" for name, text in job.files.items()]
     variables = [f"{name}={shlex.quote(value)} \\\n" for name, value in job.environment.items()]
     variables += [f"{name}={HIDDEN} \\\n" for name in job.secrets]
     command = preview(study, job)
-    # Slurm's line submits a batch file of ours; what that runs is the trial.
+    # Slurm's command line submits a generated batch file; show what that runs, too.
     runs = [] if {*job.argv} <= {*command} else [f"# FILE runs: {shlex.join(job.argv)}\n"]
     return redact("".join((*files, *runs, *variables, shlex.join(command), "\n")))

@@ -1,6 +1,6 @@
-"""``python -m lora_tune.verdict --study NAME``: which configurations are better than the baseline, on one error budget.
+"""``python -m lora_tune.verdict --study NAME``: which configurations beat the baseline, on one error budget.
 
-It may be asked as often as anybody likes: the answer depends on the records alone.
+The verdict depends only on the records, so it may be queried any number of times.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lora_tune.search.campaign import CAMPAIGN_ERROR, ArmState, ArmVerdict, Camp
 from lora_tune.store.records import StudyRecords
 
 RUN_ONCE_SHOWN = 10
-"""Arms with one run that are listed; there may be thousands."""
+"""Maximum arms with a single run that are listed; there may be thousands."""
 
 
 def arm_verdict(study: Study, sweep: StudyRecords, trial: int) -> ArmVerdict:
-    """The verdict of the arm that a trial is a run of. Raises InputError where there is none."""
+    """The verdict of a trial's arm. Raises InputError if it has none."""
     if trial not in sweep.trials:
         known = f"there are 0 to {max(sweep.trials)}" if sweep.trials else "it has none"
         raise InputError(f"--trial {trial}: {study.name} has no such trial; {known}")
@@ -38,7 +38,7 @@ def arm_verdict(study: Study, sweep: StudyRecords, trial: int) -> ArmVerdict:
 
 
 def as_json(judged: Campaign) -> dict[str, Any]:
-    """The whole ledger as plain data."""
+    """The whole campaign as plain data."""
     return {
         "error": CAMPAIGN_ERROR,
         "spent": judged.spent,
@@ -49,7 +49,7 @@ def as_json(judged: Campaign) -> dict[str, Any]:
 
 
 def run(study_name: str, storage: str | None, output: Path | None, number: int | None, json_: bool) -> None:
-    """What ``verdict`` does; see cli/commands.py for its options."""
+    """Run ``verdict``; options: cli/commands.py."""
     review = load_review(study_name, output, storage)
     if number is not None:
         arm = arm_verdict(review.study, review.sweep, number)
@@ -70,7 +70,7 @@ def run(study_name: str, storage: str | None, output: Path | None, number: int |
 
 
 def shown(judged: Campaign) -> list[ArmVerdict]:
-    """The arms to list: the better ones first, the baseline, those that were run again, some that were not."""
+    """The arms to list: better ones, the baseline, others with several runs, then some with one run."""
     order = (ArmState.BETTER, ArmState.BASELINE, ArmState.OPEN, ArmState.UNSOUND, ArmState.CHOSEN_BY)
     ranked = sorted(judged.arms, key=lambda arm: (order.index(arm.state), arm.trials[0]))
     once = [arm for arm in ranked if arm.state is ArmState.CHOSEN_BY]

@@ -1,4 +1,4 @@
-"""A small web server that shows pages: a thread a request, and nobody holds threads and files for ever."""
+"""A small threaded web server for pages, with time limits so that clients cannot hold threads or files forever."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class PageServer(ThreadingMixIn, WSGIServer):
-    """Listens as soon as it is made.
+    """Listens from construction on, with one thread per request.
 
-    request_seconds: in which a client must have said what it wants. silence_seconds: for which it may take nothing of
-    the answer. Beyond these its connection is closed.
+    request_seconds: limit for a client to send its request. silence_seconds: limit for which it may read nothing of the
+    answer. Beyond these its connection is closed.
     """
 
     daemon_threads = True
@@ -43,7 +43,7 @@ class PageServer(ThreadingMixIn, WSGIServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """As wsgiref's, without asking the name service for this machine's name."""
+        """As in wsgiref, without a DNS lookup of this machine's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -51,14 +51,14 @@ class PageServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or was too slow, is nobody's news; a mistake of ours is."""
+        """Report errors of the server; ignore clients that disconnect or time out."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class _Handler(WSGIRequestHandler):
     server: PageServer
-    default_request_version = "HTTP/1.0"  # or what is no request is answered without a status line
+    default_request_version = "HTTP/1.0"  # else malformed requests are answered without a status line
 
     def setup(self) -> None:
         super().setup()
@@ -78,7 +78,7 @@ class _Handler(WSGIRequestHandler):
         return parsed
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """As the library's; a version of HTTP that nobody knows is the client's mistake, and no fault of ours."""
+        """As in the library, but an unknown HTTP version is a client error (400) instead of 505."""
         super().send_error(400 if code == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED else code, message, explain)
 
     def finish(self) -> None:
@@ -86,7 +86,7 @@ class _Handler(WSGIRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's news."""
+        """Do not log requests."""
 
 
 def listen(
@@ -97,7 +97,7 @@ def listen(
     request_seconds: float = REQUEST_SECONDS,
     silence_seconds: float = SILENCE_SECONDS,
 ) -> PageServer:
-    """A server of ``shown`` that listens already; see :class:`PageServer`. Raises SetupError when the port is taken."""
+    """A listening server for ``shown``; see :class:`PageServer`. Raises SetupError if the port is taken."""
     try:
         server = PageServer(host, port, request_seconds, silence_seconds)
     except OSError as error:
@@ -107,21 +107,21 @@ def listen(
 
 
 def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the client was sooner
+    with contextlib.suppress(OSError):  # the client has already closed it
         connection.shutdown(socket.SHUT_RDWR)
 
 
-# Who knocks: tokens of our small web servers.
+# Tokens that authenticate clients.
 
 
 SHORTEST_TOKEN = 16
-"""Characters of a token that nobody guesses."""
+"""Minimum characters of a token, so that it cannot be guessed."""
 
 
 def dashboard_token(path: Path) -> str:
-    """The token in the file ``path``, made with mode 0600 where there is none, so that an address stays valid.
+    """The token in ``path``; created with mode 0600 if missing, and kept so that the address stays valid.
 
-    Raises SetupError where the file is not this user's alone: others may know what is in it.
+    Raises SetupError if other users can read the file.
     """
     try:
         try:
@@ -147,19 +147,19 @@ def _read_token(path: Path) -> str:
 
 
 def same(typed: str, token: str) -> bool:
-    """Whether two texts are equal, in a time that does not tell where they differ."""
+    """Whether two texts are equal, compared in constant time."""
     return hmac.compare_digest(typed.encode(errors="replace"), token.encode())
 
 
 def refusal(start_response: Callable[..., Any], reason: str, status: str = "403 Forbidden") -> list[bytes]:
-    """An answer that says no, and why, as JSON."""
+    """A refusal with its reason, as JSON."""
     body = json.dumps({"reason": reason}).encode()
     start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
     return [body]
 
 
 def with_bearer(application: Application, token: str) -> Application:
-    """``application`` for programs that send ``Authorization: Bearer TOKEN``."""
+    """``application``, restricted to requests with ``Authorization: Bearer TOKEN``."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if same(environ.get("HTTP_AUTHORIZATION", ""), f"Bearer {token}"):
@@ -169,21 +169,21 @@ def with_bearer(application: Application, token: str) -> Application:
     return answer
 
 
-# Requests that no page of ours sends are answered before the page hears of them: with 4xx and a sentence.
+# Malformed requests are answered with 4xx and a reason before they reach the application.
 
 
 MOST_FIELDS = 1000
-"""Of an address."""
+"""Maximum fields of an address."""
 
 _TOO_LONG = re.compile(r"[-+]?[0-9]{19,}")
-"""A number that no database holds."""
+"""An integer beyond the range of a database."""
 
 _FIELDS = {"after": re.compile(r"[0-9]{1,18}"), "trial_ids": re.compile(r"(?: *[0-9]{1,18} *(?:,|$))*")}
-"""What optuna-dashboard takes for numbers without a look."""
+"""Fields that optuna-dashboard converts to numbers without validation."""
 
 
 def well_formed(application: Application) -> Application:
-    """``application`` for requests that it can read; optuna-dashboard answers others with 500."""
+    """``application``, restricted to well-formed requests; optuna-dashboard answers others with 500."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         problem = problem_of(environ)
@@ -199,7 +199,7 @@ def well_formed(application: Application) -> Application:
 
 
 def problem_of(environ: Mapping[str, Any]) -> str:
-    """What is wrong with a request, a sentence; "" where nothing is."""
+    """What is wrong with a request; "" if nothing is."""
     try:
         path = environ["PATH_INFO"].encode("latin-1").decode()
         fields = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=MOST_FIELDS)

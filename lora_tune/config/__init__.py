@@ -1,1 +1,1 @@
-"""What a user writes: study and site files, the search space, layouts."""
+"""Study and site files, search space, layouts."""

@@ -1,1 +1,1 @@
-"""What a person looks at: live screen, report, dashboard."""
+"""Views of a sweep: live screen, report, figures, advice."""

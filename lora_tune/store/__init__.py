@@ -1,6 +1,6 @@
-"""Our tables beside Optuna's, in one database: SQLite on a local disk, or PostgreSQL for a team.
+"""Database tables of sweeps beside Optuna's: SQLite on a local disk, or PostgreSQL for a team.
 
-Everything is loaded when it is asked for: what opens a database takes SQLAlchemy with it, and many open none.
+Names are imported on first use: SQLAlchemy is slow to import, and many commands open no database.
 """
 
 from __future__ import annotations
