@@ -13,8 +13,8 @@ from lora_tune_recipes.text import Sequences
 class Batch(NamedTuple):
     """Tensors [n, seq] on the device.
 
-    read: tokens that the model is given. predict: the token after each. weight: what each prediction counts.
-    position: of each token in its sample.
+    read: input tokens. predict: the token after each. weight: of each prediction. position: of each token in its
+    sample.
     """
 
     read: torch.Tensor
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, sequences: Sequences, device: torch.device) -> Batch:
-        """Every sequence counts 1, spread over its predictions: the loss is MLPerf's mean of per-sequence means."""
+        """Each sequence has weight 1, spread over its predictions: the loss is MLPerf's mean of per-sequence means."""
         tokens = torch.from_numpy(np.ascontiguousarray(sequences.tokens)).to(device)
         weight = sequences.mask / np.maximum(1, sequences.mask.sum(axis=1, keepdims=True))
         read = tokens[:, :-1]
@@ -39,11 +39,11 @@ class Batch(NamedTuple):
         )
 
     def split(self, size: int) -> list[Batch]:
-        """``size`` sequences at a time."""
+        """Batches of ``size`` sequences."""
         return [Batch(*parts) for parts in zip(*(tensor.split(size) for tensor in self), strict=True)]
 
 
 def weighted_losses(logits: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The cross entropy of each prediction times what it counts: [n, seq] of logits [n, seq, vocabulary]."""
+    """The weighted cross entropy of each prediction: [n, seq] of logits [n, seq, vocabulary]."""
     losses = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), predict.flatten(), reduction="none")
     return losses.view_as(weight) * weight

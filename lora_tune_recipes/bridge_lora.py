@@ -1,8 +1,8 @@
 """LoRA fine-tuning with NVIDIA Megatron-Bridge: ``python -m lora_tune_recipes.bridge_lora``.
 
-Knobs come from the environment under the names of MLPerf v6.0's configuration files, those of v5.1 being understood
-too (``docs/trainers.md``); progress goes to standard output as MLLOG lines. One process runs as it is; several run
-under ``torchrun``, or as the tasks of one ``srun`` step. Exit codes are those of ``nemo_lora``.
+Settings come from the environment with the names of MLPerf v6.0's configuration files, or those of v5.1
+(``docs/trainers.md``); progress goes to standard output as MLLOG lines. Run it alone, or several processes under
+``torchrun`` or as the tasks of one ``srun`` step. Exit codes are those of ``nemo_lora``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lora_tune_recipes.megatron.program import run_program
 
 
 def main(*, cuda: bool = True) -> int:
-    """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests."""
+    """Run the trial of the environment; returns the exit code. ``cuda=False`` is for the tests."""
 
     def trial() -> Callable[..., Any]:
         from lora_tune_recipes.bridge import trial
@@ -29,7 +29,7 @@ def main(*, cuda: bool = True) -> int:
 
 
 def started() -> int:
-    """The trial, in a warm worker where one listens; returns the exit code."""
+    """Run the trial, in a warm worker if there is one; returns the exit code."""
     handed_over = hand_over("lora_tune_recipes.bridge_lora")
     return main() if handed_over is None else handed_over
 

@@ -1,4 +1,4 @@
-"""How a trial's process ends: at once, with an exit code that is true even where nothing can be written any more."""
+"""Ends a trial's process at once, with the right exit code even if nothing can be written."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lora_tune.base.errors import LoraTuneError
 
 
 def end_with(run: Callable[[], int]) -> NoReturn:
-    """Call ``run`` and end this process with the exit code that it returns, or 1 where it raises.
+    """Call ``run`` and end this process with the exit code that it returns, or 1 if it raises.
 
-    No destructor runs: those of a failed rank would wait for collectives that never come.
+    No destructor runs: those of a failed rank would wait for collectives that never complete.
     """
     code = 1
     try:
         code = run()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # the disk is full: the exit code says so
+            with contextlib.suppress(OSError):  # such as a full disk; the exit code is enough
                 stream.flush()
         os._exit(code)
 
@@ -30,8 +30,8 @@ def end_with(run: Callable[[], int]) -> NoReturn:
 def say_why(program: str, error: Exception, rank: str = "") -> int:
     """Print why a program fails, as the last line of standard error; returns its exit code.
 
-    rank: of this process where there may be several. What the input or the machine lacks every rank finds alike: the
-    first says it.
+    rank: of this process if there may be several. Only the first prints an error of input or machine, which is the
+    same on all.
     """
     if isinstance(error, LoraTuneError):
         if rank in ("", "0"):

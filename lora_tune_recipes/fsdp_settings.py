@@ -1,4 +1,4 @@
-"""How FSDP shards, from environment variables."""
+"""FSDP settings from environment variables."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from lora_tune_recipes.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How FSDP lays the model over the ranks: FSDP_STRATEGY, FSDP_WRAP, FSDP_SHARDS, FSDP_OFFLOAD."""
+    """FSDP's distribution of the model: FSDP_STRATEGY, FSDP_WRAP, FSDP_SHARDS, FSDP_OFFLOAD."""
 
     strategy: str
-    """``full_shard`` frees a layer's gathered weights after each use, ``shard_grad_op`` keeps them for the backward."""
+    """``full_shard`` frees gathered weights after each use, ``shard_grad_op`` keeps them for the backward pass."""
     wrap: str
-    """What is gathered at a time: a ``layer``, a linear ``module``, or ``none``: the whole model at once."""
+    """Unit of gathering: a ``layer``, a linear ``module``, or ``none`` for the whole model."""
     shards: int
-    """Ranks that share one copy of the model, the others having copies of their own (hybrid); 0: all ranks."""
+    """Ranks that share one copy of the model, with further copies on the others (hybrid); 0: all ranks."""
     offload: bool
-    """Shards, gradients and optimizer lie in the host's memory."""
+    """Keep shards, gradients and optimizer state in host memory."""
 
 
 DEFAULT_SHARDING = Sharding(strategy="full_shard", wrap="layer", shards=0, offload=False)
 
 
 def read(knobs: Knobs) -> Sharding:
-    """Raises InputError, too, for what has no effect without FSDP=1: such a knob must not be tuned."""
+    """The settings. Raises InputError also for one without effect (FSDP=0), which must not be tuned."""
     sharding = Sharding(
         strategy=knobs.choice("FSDP_STRATEGY", ("full_shard", "shard_grad_op")),
         wrap=knobs.choice("FSDP_WRAP", ("layer", "module", "none")),

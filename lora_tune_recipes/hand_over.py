@@ -1,4 +1,4 @@
-"""The recipe's side of the warm worker (``warm_worker``): only the standard library, so that a trial starts at once."""
+"""The recipe's side of the warm worker (``warm_worker``); imports only the standard library, to start at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from lora_tune.base.errors import SetupError
 
 VARIABLE = "LORA_TUNE_WORKER"
-"""Names the worker's socket in the environment of a recipe."""
+"""Variable with the path of the worker's socket."""
 HEADER = struct.Struct("!I")
 FILES = 2
-"""Open files that come with a request: output and errors."""
+"""Open files sent with a request: stdout and stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class TrialRequest:
 
 
 def hand_over(module: str) -> int | None:
-    """Run ``module.main()`` in the worker that the environment names and return its exit code; None without a worker.
+    """Run ``module.main()`` in the worker of the environment and return its exit code; None without a worker.
 
-    A worker that does not answer is named on standard error, and None lets the caller run the trial itself.
+    A worker that does not answer is reported on standard error, and None lets the caller run the trial itself.
     """
     path = os.environ.get(VARIABLE)
     if not path:
@@ -58,7 +58,7 @@ def hand_over(module: str) -> int | None:
 
 
 def send(connection: socket.socket, request: TrialRequest, files: Sequence[int]) -> None:
-    """Send a request and these open files. Raises OSError where nobody takes them."""
+    """Send a request and these open files. Raises OSError if there is no receiver."""
     body = {"module": request.module, "environment": request.environment, "cwd": request.cwd}
     text = json.dumps(body).encode()
     socket.send_fds(connection, [HEADER.pack(len(text))], files)
@@ -66,7 +66,7 @@ def send(connection: socket.socket, request: TrialRequest, files: Sequence[int])
 
 
 def receive(connection: socket.socket) -> tuple[TrialRequest, list[int]]:
-    """A request and the open files that came with it. Raises OSError or ValueError for anything else."""
+    """A request and the open files sent with it. Raises OSError or ValueError for anything else."""
     header, files, _, _ = socket.recv_fds(connection, HEADER.size, FILES)
     try:
         if len(header) < HEADER.size:

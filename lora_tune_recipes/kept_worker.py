@@ -1,4 +1,4 @@
-"""A warm worker that a sweep keeps beside its trials on this machine: libraries are imported once, not once a trial."""
+"""A sweep's warm worker on this machine, so that libraries are imported once instead of once per trial."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pathlib import Path
 from lora_tune_recipes.hand_over import VARIABLE
 
 IDLE_SECONDS = 600
-"""After so long without a trial the worker ends by itself: its sweep was killed."""
+"""Idle time after which the worker ends, in case its sweep was killed."""
 START_SECONDS = 20.0
-"""For the socket to be there, which is before the imports; after that trials import by themselves."""
+"""Time for the socket to appear, which precedes the imports; after that trials import by themselves."""
 
 
 @contextlib.contextmanager
 def kept_worker(folder: Path, module: str, python: str | None = None) -> Iterator[None]:
-    """A warm worker of ``module`` for the trials that are started within; a worker that somebody named is left alone.
+    """Run a warm worker of ``module`` for the trials started within; an already configured worker is used as it is.
 
-    folder: of the sweep, whose next driver finds a worker that outlived an earlier one. Trials that go on after this
-    block keep their worker until they have ended. Without a worker trials import by themselves.
+    folder: of the sweep; its next driver reuses a worker that outlived the last one. Trials that outlive this block
+    keep their worker until they end. Without a worker trials import by themselves.
     """
     if os.environ.get(VARIABLE):
         yield
@@ -36,7 +36,7 @@ def kept_worker(folder: Path, module: str, python: str | None = None) -> Iterato
     path.parent.mkdir(mode=0o700, exist_ok=True)
     owner = path.parent.stat()
     if owner.st_uid != os.getuid() or owner.st_mode & 0o022:
-        yield  # others could answer there in the worker's place: trials import by themselves
+        yield  # other users could impersonate the worker there, so trials import by themselves
         return
     worker = None if _answers(path) else _started(path, folder, module, python or sys.executable)
     os.environ[VARIABLE] = str(path)
@@ -45,11 +45,11 @@ def kept_worker(folder: Path, module: str, python: str | None = None) -> Iterato
     finally:
         del os.environ[VARIABLE]
         if worker is not None and worker.poll() is None:
-            worker.send_signal(signal.SIGUSR1)  # when its last trial has ended, so has it
+            worker.send_signal(signal.SIGUSR1)  # it ends with its last trial
 
 
 def socket_path(folder: Path) -> Path:
-    """Where the worker of a sweep listens: short, as the names of sockets have to be, and in a folder of this user."""
+    """Path of the socket of a sweep's worker: short, because socket paths are limited, and in this user's folder."""
     place = Path(tempfile.gettempdir()) / f"lora_tune-{os.getuid()}"
     return place / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}.sock"
 

@@ -1,4 +1,4 @@
-"""Typed values out of an environment; every refusal is phrased here, in one line."""
+"""Reads typed values from an environment, with one-line error messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Knobs:
     """
 
     def __init__(self, environment: Mapping[str, str], spellings: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        """spellings: name used here -> the variables that may hold it, the preferred one first; else the name itself.
+        """spellings: our name -> accepted variables, the preferred one first; by default the name itself.
 
-        Raises InputError where two spellings of one knob are set to different values.
+        Raises InputError if two spellings of one knob are set to different values.
         """
         self._environment = environment
         self._spellings = spellings or {}
@@ -33,12 +33,12 @@ class Knobs:
                 raise InputError(f"{spelled}: allowed is one value, for they name one knob")
 
     def spelling(self, name: str) -> str:
-        """The variable that holds this knob: the one that is set, or the preferred one."""
+        """The variable of this knob: the one that is set, or the preferred one."""
         names = self._spellings.get(name, (name,))
         return next((one for one in names if self._environment.get(one, "").strip()), names[0])
 
     def given(self, *names: str) -> bool:
-        """Whether any of these variables is set to something."""
+        """Whether any of these variables is set and not empty."""
         return any(self._text(name) for name in names)
 
     def refusal(self, name: str, allowed: str) -> InputError:

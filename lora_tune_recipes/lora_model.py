@@ -24,16 +24,16 @@ from lora_tune_recipes.ranks import precision
 from lora_tune_recipes.settings import Settings
 
 TENSOR_PARALLEL_SINCE = (5, 23)
-"""The first release of transformers whose tensor parallelism was seen to train with peft's adapters; 5.17 does not."""
+"""First release of transformers in which tensor parallelism trained with peft's adapters; 5.17 did not."""
 
 
 def build(settings: Settings) -> Any:
-    """The base of ``load_base`` with fresh adapters in float32, as ``settings.seed`` makes them."""
+    """The base of ``load_base`` with fresh adapters in float32, initialized from ``settings.seed``."""
     base = load_base(settings)
     check_modules_to_save(leaf_names(base), settings)
     adapters = lora_config(settings, target_names(adaptable_names(base), settings.adapters.targets))
     with warnings.catch_warnings():
-        # Names that transformers 5.23 will drop: peft 0.21 uses one, and transformers 5.17 has no other for this one.
+        # transformers 5.23 deprecates names that peft 0.21 uses, and 5.17 lacks their replacements.
         warnings.simplefilter("ignore", FutureWarning)
         if settings.recompute:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -47,7 +47,7 @@ def build(settings: Settings) -> Any:
 
 
 def lora_config(settings: Settings, modules: Sequence[str]) -> LoraConfig:
-    """peft's words for the adapters of ``modules``, full names of the base's."""
+    """peft's config for adapters of ``modules`` (full names)."""
     return LoraConfig(
         base_model_name_or_path=str(settings.model),
         task_type="CAUSAL_LM",
@@ -81,16 +81,16 @@ def _config(settings: Settings) -> Any:
 
 
 def check_positions(config: Any, settings: Settings) -> None:
-    """Raise InputError for sequences that are longer than the model of this config reads."""
+    """Raise InputError for sequences longer than the model's positions."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", settings.seq)
     if settings.seq > positions:
         raise InputError(f"SEQ={settings.seq}: allowed is at most the model's {positions} positions")
 
 
 def load_base(settings: Settings) -> Any:
-    """The model of the checkpoint folder, in the precision that it computes in.
+    """The model of the checkpoint folder, in its compute precision.
 
-    Raises InputError where the folder holds no causal model or one whose weights do not match its config.
+    Raises InputError if the folder holds no causal model, or weights that do not match its config.
     """
     config = _config(settings)
     where = f"MODEL={str(settings.model)!r}"
@@ -117,8 +117,8 @@ def load_base(settings: Settings) -> Any:
             raise InputError(f"{where}: weights do not fit config.json: {len(report[kind])} {kind}, such as {first}")
     base.config.use_cache = False
     for module in base.modules():
-        # On some CPUs bitsandbytes' layers would turn their weights, at the first evaluation, into a form for bfloat16
-        # that training does not read, and that widths other than multiples of 32 do not have.
+        # On some CPUs bitsandbytes' layers would convert their weights at the first evaluation to a bfloat16 layout
+        # that training cannot read, and that widths other than multiples of 32 lack.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return base
@@ -136,9 +136,9 @@ def adaptable_names(model: Any) -> list[str]:
 
 
 def target_names(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Those of the full names ``linear`` whose last part is in ``targets``.
+    """The full names among ``linear`` whose last part is in ``targets``.
 
-    Raises InputError for a target that is not among them.
+    Raises InputError for a target that matches none.
     """
     there = {name.rpartition(".")[2] for name in linear}
     if absent := set(targets) - there:
@@ -148,12 +148,12 @@ def target_names(linear: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def adapters_fit_shares() -> bool:
-    """Whether the layers of the transformers that is here take LoRA adapters under tensor parallelism."""
+    """Whether the installed transformers supports LoRA adapters under tensor parallelism."""
     return tuple(map(int, installed.split(".")[:2])) >= TENSOR_PARALLEL_SINCE
 
 
 def _distribution(settings: Settings) -> dict[str, Any]:
-    """What spreads the base over the ranks. Raises SetupError where adapters would not fit its shares."""
+    """Arguments that shard the base over the ranks. Raises SetupError if adapters do not support it."""
     if settings.tp == 1:
         return {}
     if not adapters_fit_shares():
@@ -167,7 +167,7 @@ def _distribution(settings: Settings) -> dict[str, Any]:
 
 
 def _quantization(settings: Settings) -> dict[str, Any]:
-    """What loads the base in 4 bits (QLoRA). Raises SetupError where bitsandbytes is not here."""
+    """Arguments that load the base in 4 bits (QLoRA). Raises SetupError if bitsandbytes is not installed."""
     kind = settings.load_in_4bit
     if not kind:
         return {}
@@ -184,12 +184,12 @@ def _quantization(settings: Settings) -> dict[str, Any]:
 
 
 def leaf_names(model: Any) -> list[str]:
-    """The full names of the modules that hold no others."""
+    """The full names of the modules without children."""
     return [name for name, module in model.named_modules() if not list(module.children())]
 
 
 def check_modules_to_save(leaves: Sequence[str], settings: Settings) -> None:
-    """Raise InputError for a whole module that is not among ``leaves``, or that has an adapter, too."""
+    """Raise InputError for a whole-trained module that is not among ``leaves``, or that also has an adapter."""
     adapters = settings.adapters
     there = {name.rpartition(".")[2] for name in leaves}
     if absent := set(adapters.modules_to_save) - there:
@@ -200,9 +200,9 @@ def check_modules_to_save(leaves: Sequence[str], settings: Settings) -> None:
 
 
 def _widths(model: Any) -> None:
-    """Under tensor parallelism, give the adapters' layers their global widths.
+    """Set the adapter layers' widths to the global ones under tensor parallelism.
 
-    transformers 5.23 reads them there; peft 0.21 writes this rank's share of them.
+    transformers 5.23 reads them; peft 0.21 stores this rank's share there.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and isinstance(module.weight, DTensor):
@@ -211,7 +211,7 @@ def _widths(model: Any) -> None:
 
 @torch.no_grad()
 def _initialize(model: Any, seed: int) -> None:
-    """Set every A to the seed's values and every B to zero, whichever part of them this rank holds."""
+    """Set every A to the seed's values and every B to zero, also for shards."""
     named = list(model.named_parameters())
     reducing = [parameter for name, parameter in named if "lora_A" in name]
     for parameter, whole in zip(reducing, initial_weights([tuple(p.shape) for p in reducing], seed), strict=True):
@@ -227,9 +227,9 @@ def _initialize(model: Any, seed: int) -> None:
 
 
 def initial_embedding(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """The second factor [width, rank] of the adapter of embeddings; of those, as in peft, the first one starts at zero.
+    """Initial B factor [width, rank] of an embedding's adapter; as in peft, its A factor starts at zero.
 
-    Standard normal, as :func:`initial_weights` the same wherever it is drawn.
+    Standard normal, and like :func:`initial_weights` the same on every layout and device.
     """
     return torch.empty(shape).normal_(generator=torch.Generator().manual_seed(seed))
 
@@ -237,8 +237,8 @@ def initial_embedding(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def initial_weights(shapes: Sequence[tuple[int, ...]], seed: int) -> list[torch.Tensor]:
     """The adapters' A matrices [rank, width] in the order of the model's layers; the B matrices start at zero.
 
-    The distribution is peft's own, uniform within 1/sqrt(width). Drawn in float32 on the CPU and from a generator of
-    its own, it is the same for every layout, device and precision.
+    peft's distribution, uniform within 1/sqrt(width). Drawn in float32 on the CPU from a separate generator, so the
+    values are the same for every layout, device and precision.
     """
     generator = torch.Generator().manual_seed(seed)
     bounds = [1.0 / math.sqrt(shape[1]) for shape in shapes]
@@ -246,10 +246,10 @@ def initial_weights(shapes: Sequence[tuple[int, ...]], seed: int) -> list[torch.
 
 
 def tokenizer(folder: Path) -> text.Tokenize:
-    """The checkpoint's own tokenizer; bytes where it ships none."""
+    """The checkpoint's tokenizer; bytes if it ships none."""
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
         return text.byte_tokens
-    from transformers import AutoTokenizer  # only here: half a second that the byte model does without
+    from transformers import AutoTokenizer  # imported here, because it takes half a second
 
     own = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return lambda stream: list(own(stream, add_special_tokens=False).input_ids)

@@ -1,9 +1,8 @@
 """Many LoRA trainings at once over one frozen base: ``python -m lora_tune_recipes.many_adapters --grid F --out F``.
 
-Every point of a grid is a trial of the PEFT recipe with its own learning rate, warm-up, seed and so on. The base is
-the same for all, so a step of N trials is one pass over N batches (``lora_tune_recipes.packed``). The arithmetic is
-the recipe's (a test holds them together); what it yields is whole eval curves, for tables that a search can be tried
-against. Nothing stops at a target.
+Every point of a grid is a trial of the PEFT recipe with its own learning rate, warm-up, seed and so on. All share the
+base, so a step of N trials is one pass over N batches (``lora_tune_recipes.packed``), with the recipe's arithmetic
+(checked by a test). The result is full eval curves, for tables to test searches on. No trial stops at a target.
 
 The grid is a JSON object: knobs of the recipe (``settings.Settings``, names in capitals), a list for each that varies
 and a plain value for each that does not, such as ``{"LR": [1e-3, 3e-3], "SEED": [1, 2, 3], "MAX_STEPS": 200}``.
@@ -12,10 +11,10 @@ The table is an .npz with one row a trial, in the grid's order (the last knob va
 
     <KNOB>     [trials] for each knob of the grid
     batch      [trials] sequences per optimizer step
-    samples    [trials, evals] training samples at each evaluation, filled up with NaN
-    eval_loss  [trials, evals] float32; NaN where the training diverged, and behind its end
-    meta       a JSON string: grid, task, device, precision, libraries, seconds, date, trials left out for want of time
-               or memory
+    samples    [trials, evals] training samples at each evaluation, padded with NaN
+    eval_loss  [trials, evals] float32; NaN where the training diverged, and after its end
+    meta       a JSON string: grid, task, device, precision, libraries, seconds, date, number of trials left out for
+               lack of time or memory
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ OF_PASS = (
     *(*_OF_BASE, "datadir", "seq", "packing", "eval_samples", "threads"),
     *("max_steps", "val_check_interval", "minibs", "adapters.rank", "adapters.rank_pattern", "adapters.targets"),
 )
-"""What the trials of one pass must have in common; everything else may differ from adapter to adapter."""
+"""Settings that the trials of one pass must share; all others may differ."""
 IGNORED = frozenset({"TARGET", "PROBE", "WARMUP", "MBS", "SAVE_ADAPTER"})
-"""Knobs of a trial that make no difference to a whole curve."""
+"""Knobs of a trial that do not affect a full curve."""
 SINGLE = ("TP", "CP", "FSDP")
 
 
 def points(grid: Mapping[str, object]) -> list[dict[str, object]]:
     """Every combination of the grid's values, the last knob varying fastest.
 
-    Raises InputError for an empty list, or a knob that this program cannot serve.
+    Raises InputError for an empty list, or an unsupported knob.
     """
     for name, values in grid.items():
         if name in IGNORED or (name in SINGLE and values not in (0, 1)):
@@ -74,7 +73,7 @@ def points(grid: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 def train(base: PackedBase, trials: Sequence[Settings]) -> npt.NDArray[np.float32]:
-    """Train the trials, alike in OF_PASS, side by side; their eval losses [trials, evals]."""
+    """Train trials that share OF_PASS together; returns their eval losses [trials, evals]."""
     pack = Pack(base)
     slots = [Slot(trial, base.texts(trial)) for trial in trials]
     for slot in slots:
@@ -89,7 +88,7 @@ def train(base: PackedBase, trials: Sequence[Settings]) -> npt.NDArray[np.float3
 
 
 def passes(trials: Sequence[Settings], tokens: int) -> Iterator[list[int]]:
-    """Numbers of trials that can be trained together, with at most ``tokens`` in a step."""
+    """Indices of trials that can be trained together, with at most ``tokens`` in a step."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, trial in enumerate(trials):
         groups.setdefault(_values(trial, OF_PASS), []).append(number)
@@ -105,7 +104,7 @@ def _values(trial: Settings, names: Sequence[str]) -> tuple[object, ...]:
 
 
 def run(grid: Mapping[str, object], tokens: int, seconds: float = math.inf) -> dict[str, Any]:
-    """The table of the grid, array by array; see the module's text. No pass begins after ``seconds``."""
+    """The table of the grid, array by array; see the module's docstring. No pass begins after ``seconds``."""
     wanted = points(grid)
     trials = [knobs.read({name: str(value) for name, value in point.items()}) for point in wanted]
     for trial in trials:

@@ -1,11 +1,11 @@
 """LoRA fine-tuning with NVIDIA NeMo: ``python -m lora_tune_recipes.nemo_lora``.
 
-Knobs come from the environment under MLPerf's names (``docs/trainers.md``), progress goes to standard output as MLLOG
-lines. One process runs as it is; several run under ``torchrun``, or as the tasks of one ``srun`` step.
+Settings come from the environment with MLPerf's names (``docs/trainers.md``); progress goes to standard output as MLLOG
+lines. Run it alone, or several processes under ``torchrun`` or as the tasks of one ``srun`` step.
 
-Exit codes: 0 the run ended, and the log says whether at its target; 2 a knob, the data or the checkpoint cannot be
-used; 3 the machine cannot do what was asked; 1 the training itself failed. A process that fails ends at once, without
-waiting for the others: they must not hang.
+Exit codes: 0 the run ended, and the log says whether at its target; 2 a setting, the data or the checkpoint cannot be
+used; 3 the machine does not support the settings; 1 the training failed. A failing process exits at once, without
+waiting for the others, so that none hangs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lora_tune_recipes.megatron.program import run_program
 from lora_tune_recipes.nemo.settings import read
 
 VARIABLES = {"NEMO_LOG_TRAIN_LOSS": "0"}
-"""NeMo would copy the loss to the host at every step."""
+"""Stops NeMo from copying the loss to the host at every step."""
 
 
 def main(*, cuda: bool = True) -> int:
-    """Run the trial that the environment describes; returns the exit code. ``cuda=False`` is for the tests."""
+    """Run the trial of the environment; returns the exit code. ``cuda=False`` is for the tests."""
 
     def trial() -> Callable[..., Any]:
         from lora_tune_recipes.nemo import trial
@@ -35,7 +35,7 @@ def main(*, cuda: bool = True) -> int:
 
 
 def started() -> int:
-    """The trial, in a warm worker where one listens; returns the exit code."""
+    """Run the trial, in a warm worker if there is one; returns the exit code."""
     handed_over = hand_over("lora_tune_recipes.nemo_lora")
     return main() if handed_over is None else handed_over
 

@@ -1,8 +1,8 @@
-"""Whether trials would gain by sharing a GPU, from the study and its model's config alone: before a job is spent on it.
+"""Predicts, from the study and its model's config alone, whether trials gain from sharing a GPU.
 
-A pass costs the longer of two times: the host's to launch its kernels, which grows with the layers, and the GPU's to
-compute, which grows with the tokens. Trials side by side share the first. A pack measures its gain itself; this tells
-people beforehand where there will be none.
+A pass takes the longer of two times: the host's to launch kernels, which grows with the layers, and the GPU's to
+compute, which grows with the tokens. Trials side by side share the first. A pack measures its gain itself; this
+warns in advance where there will be none.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from lora_tune.config.study import Study
 from lora_tune_recipes.packed.job import LEAST_GAIN
 
 LAYER_SECONDS = 4.3e-3
-"""Host's time for the kernels of one layer's forward and backward pass with adapters, measured on an H200's host."""
+"""Host seconds to launch one layer's forward and backward pass with adapters, measured on an H200's host."""
 RATE = 460e12
-"""Floating-point operations a second of an H200 whose passes are long enough (``benchmarks/records/packed.md``)."""
+"""Floating-point operations per second of an H200 in long passes (``benchmarks/records/packed.md``)."""
 
 
 def pair_gain(shape: Shape, sequences: int, seq: int) -> float:
-    """Steps a second of two trials side by side on an H200, over those of one.
+    """Ratio of steps per second of two trials side by side on an H200 to those of one.
 
-    A pass of each has ``sequences`` sequences of ``seq`` tokens.
+    Each pass has ``sequences`` sequences of ``seq`` tokens.
     """
     launched = shape.layers * LAYER_SECONDS
     computed = shape.step_flops(sequences * seq, seq) / RATE
@@ -33,7 +33,7 @@ def pair_gain(shape: Shape, sequences: int, seq: int) -> float:
 
 
 def doubts_of_packing(study: Study) -> list[str]:
-    """A sentence where even the smallest passes of the study fill a GPU; none where that is not known."""
+    """A warning if even the smallest passes of the study fill a GPU; empty if that is unknown."""
     site = study.site
     if site.slots is None or site.gpus_per_node == 0 or site.model is None:
         return []
@@ -52,7 +52,7 @@ def doubts_of_packing(study: Study) -> list[str]:
 
 
 def _passes(study: Study) -> Iterator[tuple[int, int]]:
-    """Sequences and tokens of each of the passes that trials may make, where the study says both."""
+    """(sequences, tokens per sequence) of the passes that trials may run, if the study states both."""
     lengths = study.space.get("SEQ")
     if not isinstance(lengths, IntParameter | CategoricalParameter | FixedParameter):
         return
@@ -64,7 +64,7 @@ def _passes(study: Study) -> Iterator[tuple[int, int]]:
 
 
 def _shape(folder: Path) -> Shape | None:
-    """The size that the model's config states; None where it cannot be read here or is of another kind."""
+    """The size in the model's config; None if it is unreadable or of another kind."""
     try:
         return Shape.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):

@@ -25,9 +25,9 @@ SPLITS = ("train", "validation")
 
 
 def pack(tokens: npt.NDArray[np.int64], seq: int, prompt: int = 0) -> npt.NDArray[Any]:
-    """Cut a stream into rows of ``seq`` predictions; the first ``prompt`` of each do not count.
+    """Cut a stream into rows of ``seq`` predictions, with the first ``prompt`` of each masked.
 
-    Returns an object array of dictionaries. Raises InputError where the stream is shorter than one row.
+    Returns an object array of dictionaries. Raises InputError if the stream is shorter than one row.
     """
     count = (len(tokens) - 1) // seq
     if count < 1:
@@ -43,13 +43,13 @@ def pack(tokens: npt.NDArray[np.int64], seq: int, prompt: int = 0) -> npt.NDArra
 
 
 def write(folder: Path, split: str, rows: npt.NDArray[Any]) -> None:
-    """``folder/split.npy``; the folder is created."""
+    """Write ``folder/split.npy``, creating the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / f"{split}.npy", rows, allow_pickle=True)
 
 
 def describe(folder: Path, seq: int) -> dict[str, dict[str, int]]:
-    """What each split holds. Raises InputError where a recipe could not read it."""
+    """Counts of each split. Raises InputError if a recipe could not read it."""
     contents = {}
     for split in SPLITS:
         sequences = text.load(folder, split, seq, text.byte_tokens)
@@ -63,7 +63,7 @@ def describe(folder: Path, seq: int) -> dict[str, dict[str, int]]:
 
 
 def main() -> int:
-    """Parse the command line, pack what is given, and print what the folder holds."""
+    """Parse the command line, pack the given texts, and describe the folder."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )

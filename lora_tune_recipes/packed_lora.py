@@ -1,13 +1,13 @@
 """Many trials of the PEFT recipe in one process: ``python -m lora_tune_recipes.packed_lora FOLDER``.
 
-Trials come and go while others train: ``FOLDER`` is watched for requests and for stops (``launchers.pack_folder``).
-Each trial reads its own knobs (``settings.Settings``), writes its own log, and ends for itself. The first one decides
-which base all of them share. The program ends when nobody has asked for anything for a while.
+Trials join and leave while others train: the program watches ``FOLDER`` for requests and stops
+(``launchers.pack_folder``). Each trial has its own settings (``settings.Settings``), log and end. The first one
+determines the base that all share. The program ends after a while without requests.
 
-With ``--packs N`` it starts N of itself, one a GPU, that share the folder (``packed.job``).
+With ``--packs N`` it starts N processes, one per GPU, that share the folder (``packed.job``).
 
-Exit codes: 0 it was idle; 2, 3 the base cannot be used, and every trial says so; 1 a fault of the program or the GPU;
-143 it was asked to end. Trials that trained then have no end on record, and are saved: their next attempts go on.
+Exit codes: 0 idle; 2, 3 the base cannot be used, as every trial's log says; 1 a fault of the program or the GPU; 143
+stopped: trials that were training are saved without an end record, and their next attempts resume.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lora_tune_recipes.packed import job
 from lora_tune_recipes.peft_lora import hush
 
 IDLE_SECONDS = 20.0
-"""After this long without a trial the program ends."""
+"""The program ends after this long without a trial."""
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _serve(options: argparse.Namespace) -> bool:
-    """Be one pack; False where it was told to end before nothing was left to do."""
+    """Run one pack; False if stopped before all trials were done."""
     hush()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
@@ -56,7 +56,7 @@ def _serve(options: argparse.Namespace) -> bool:
     except ImportError as error:
         raise SetupError(f"{' '.join(str(error).split())}; pip install 'lora-tune[peft]'") from error
     folder = PackFolder(options.folder, options.pack or 0)
-    # One of several ends when all are idle, which the process that started them sees.
+    # One of several packs never ends by itself: the parent process ends them when all are idle.
     idle = options.idle if options.pack is None else math.inf
     host = PackLoop(folder, idle, packs=options.packs, slots=options.slots)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())

@@ -1,12 +1,12 @@
 """LoRA fine-tuning with transformers, peft and accelerate: ``python -m lora_tune_recipes.peft_lora``.
 
-Knobs come from the environment (``settings.Settings`` names them), progress goes to standard output as MLLOG lines.
-One process runs as it is; several run under ``torchrun`` or ``accelerate launch``. Without any variable set it adapts
-the shipped tiny base to the shipped text on one core.
+Settings come from the environment (``settings.Settings``); progress goes to standard output as MLLOG lines. Run it
+alone, or several processes under ``torchrun`` or ``accelerate launch``. By default it adapts the shipped tiny base to
+the shipped text on one core.
 
-Exit codes: 0 the run ended, and the log says whether at its target; 2 a knob, the data or the checkpoint cannot be
-used; 3 the machine cannot do what was asked; 1 the training itself failed. A process that fails ends at once, without
-waiting for the others: they must not hang.
+Exit codes: 0 the run ended, and the log says whether at its target; 2 a setting, the data or the checkpoint cannot be
+used; 3 the machine does not support the settings; 1 the training failed. A failing process exits at once, without
+waiting for the others, so that none hangs.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Set unless the caller sets them: checkpoints are folders, so nothing is fetched, and the log is the only output."""
+"""Defaults of environment variables: checkpoints are folders, so nothing is downloaded; the log is the only output."""
 
 
 def hush() -> None:
-    """Silence the libraries, before torch and transformers are loaded, which read these once."""
+    """Silence the libraries; call it before importing torch and transformers, which read these variables once."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that it does without
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of an optional kernel
 
 
 def main() -> int:
-    """Run the trial that the environment describes; returns the exit code."""
+    """Run the trial of the environment; returns the exit code."""
     try:
         chosen = settings.read(os.environ)
         hush()
         os.environ.setdefault("OMP_NUM_THREADS", str(chosen.threads))
-        # Only now: seconds to import, and a bad knob must not wait for it.
+        # Imported after the settings are checked, because it takes seconds.
         try:
             from lora_tune_recipes import training
         except ImportError as error:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def started() -> int:
-    """The trial, in a warm worker where one listens; returns the exit code."""
+    """Run the trial, in a warm worker if there is one; returns the exit code."""
     handed_over = hand_over("lora_tune_recipes.peft_lora")
     return main() if handed_over is None else handed_over
 

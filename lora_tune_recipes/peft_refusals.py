@@ -1,4 +1,4 @@
-"""What trials of the PEFT recipe cannot be given, told from the study alone: before a job is spent on it."""
+"""Checks of the study for trials of the PEFT recipe that cannot run, before a job is submitted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_IN_A_PACK = {
     "CP": ("a trial in a pack has one process", ("1", "")),
     "FSDP": ("a trial in a pack has one process", ("0", "False", "false", "")),
 }
-"""Variables that no pack can train: why, and the values that it can."""
+"""Variables that packs do not support: why, and the values that they do."""
 ONE_IN_A_PACK = (
     "MODEL",
     "DTYPE",
@@ -24,16 +24,16 @@ ONE_IN_A_PACK = (
     "TORCH_COMPILE",
     "CUDA_GRAPH",
 )
-"""Variables that the trials of a pack have in common."""
+"""Variables that the trials of a pack share."""
 LIBRARIES = (
     ("LOAD_IN_4BIT", ("nf4", "fp4"), "bitsandbytes", "pip install 'lora-tune[qlora]'"),
     ("ATTN", ("flash_attention_2",), "flash_attn", "pip install flash-attn, or take sdpa"),
 )
-"""Variables and values that need a library, and its remedy."""
+"""(variable, values, library that they need, remedy)."""
 
 
 def refuse_in_packs(study: Study) -> None:
-    """Raise StudyError for the first variable of the space that trials with ``site.slots`` cannot have."""
+    """Raise StudyError for the first variable of the space that ``site.slots`` does not support."""
     for name, parameter in study.space.items():
         values = [str(value) for value in _values(parameter)]
         reason, allowed = NOT_IN_A_PACK.get(name, ("", tuple(values)))
@@ -46,7 +46,7 @@ def refuse_in_packs(study: Study) -> None:
 
 
 def refuse_without_library(study: Study) -> None:
-    """Raise SetupError for a value of the space that needs a library, or a GPU, which is not here."""
+    """Raise SetupError for a value of the space that needs a missing library, or a GPU."""
     for name, wanting, library, remedy in LIBRARIES:
         values = [str(v) for v in _values(study.space.get(name)) if str(v) in wanting]
         if values and importlib.util.find_spec(library) is None:
@@ -59,7 +59,7 @@ def refuse_without_library(study: Study) -> None:
 
 
 def _values(parameter: Parameter | None) -> Sequence[Value]:
-    """The values that a parameter may take, the ends of a range of whole numbers; none of any other kind."""
+    """The values of a parameter; the ends of an integer range; empty for other kinds."""
     match parameter:
         case FixedParameter():
             return (parameter.value,)

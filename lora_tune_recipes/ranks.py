@@ -1,8 +1,8 @@
-"""The processes that share one run: who reads which data, how the model lies over them, and how they talk.
+"""The processes of one run: which data each reads, how the model is distributed, and how they communicate.
 
-Four ways to lie over several processes: copies with averaged gradients (DDP, the default), shards over the
-data-parallel ranks (FSDP2, for FSDP=1: ``sharding``), shards over the context-parallel ranks (accelerate's, for CP
-above 1), and tensor parallelism of transformers over all of them. Other combinations are refused with the reason.
+Four kinds of parallelism: copies with averaged gradients (DDP, the default), shards over the data-parallel ranks
+(FSDP2, for FSDP=1: ``sharding``), shards over the context-parallel ranks (accelerate's, for CP above 1), and
+transformers' tensor parallelism over all ranks. Other combinations raise an error with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lora_tune_recipes.settings import Settings
 from lora_tune_recipes.step_graph import why_eager
 
 SILENCE = timedelta(minutes=5)
-"""How long a rank waits for another in a collective before it fails: a lost rank must not hang the job."""
+"""Timeout of a collective, so that a lost rank does not hang the job."""
 
 
 class Ranks:
@@ -47,12 +47,12 @@ class Ranks:
         self.device: torch.device = accelerator.device
         self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         self.dp = self.world // (self._tp * self._cp)
-        # Ranks of one model copy are neighbours: accelerate's mesh is (data, context, tensor), the last fastest.
+        # The ranks of one model copy are adjacent: accelerate's mesh is (data, context, tensor), the last fastest.
         self.dp_rank = self.rank // (self._tp * self._cp)
         self.batch = settings.minibs * self.dp
 
     def shard(self, model: Any) -> Any:
-        """The model, under FSDP with this rank's shards in place of its parameters."""
+        """The model; under FSDP its parameters are replaced by this rank's shards."""
         if self._sharding is None:
             return model
         from lora_tune_recipes.sharding import shard  # only here: torch 2.5 has no fully_shard
@@ -60,14 +60,14 @@ class Ranks:
         return shard(model, self._sharding, self.device, self.world)
 
     def evaluated(self, model: Any) -> None:
-        """Forward passes without backward passes are over."""
+        """Free gathered parameters after forward passes without backward passes."""
         if self._sharding is not None:
             from lora_tune_recipes.sharding import free_gathered
 
             free_gathered(model)
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """The model on its device and, except where its weights are shared, wrapped for the others' gradients."""
+        """The model on its device, wrapped for gradient averaging unless its weights are sharded."""
         if self._sharding is not None:
             return model, optimizer
         if self._tp > 1:
@@ -75,7 +75,7 @@ class Ranks:
         return self._accelerator.prepare(model, optimizer)
 
     def unwrap(self, model: Any) -> Any:
-        """The model as it was before :meth:`prepare`."""
+        """The model from before :meth:`prepare`."""
         return self._accelerator.unwrap_model(model)
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -84,7 +84,7 @@ class Ranks:
 
     @contextmanager
     def exchange(self, model: Any, *, now: bool) -> Iterator[None]:
-        """Gradients of a backward pass within are averaged over the ranks (``now``) or kept for a later pass."""
+        """Average gradients of backward passes within over the ranks (``now``), or accumulate them for a later pass."""
         if self._sharding is not None:
             model.set_requires_gradient_sync(now)
             yield
@@ -96,12 +96,12 @@ class Ranks:
     def parts(self, *sequences: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """This rank's part of tensors [batch, sequence, ...] under context parallelism; else the tensors themselves.
 
-        A forward pass on the parts and its backward pass both belong inside.
+        Run both the forward and the backward pass inside.
         """
         if self._cp == 1:
             yield sequences
             return
-        # accelerate shards buffers in place: give it copies, so that there is nothing to restore.
+        # accelerate shards buffers in place; copies need no restoring.
         buffers = [s.contiguous().clone() for s in sequences]
         with self._accelerator.maybe_context_parallel(
             buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
@@ -121,7 +121,7 @@ class Ranks:
         return rows[self.dp_rank :: self.dp]
 
     def shares(self, count: int, size: int) -> Iterator[npt.NDArray[np.int64]]:
-        """This rank's part of ``count`` sequences, ``size`` at a time; -1 fills up, so that turns are equal."""
+        """This rank's part of ``count`` sequences, ``size`` at a time, padded with -1 to equal counts on all ranks."""
         turn = size * self.dp
         rows = np.arange(-(-count // turn) * turn)
         rows[count:] = -1
@@ -129,7 +129,7 @@ class Ranks:
             yield self.share(rows[start : start + turn])
 
     def sum(self, value: torch.Tensor) -> float:
-        """The sum over the parts of all sequences, each counted once; the same on every rank."""
+        """The sum over all ranks, with each sequence counted once; the same on every rank."""
         return float(self._accelerator.reduce(value, "sum")) / self._tp if self.world > 1 else float(value)
 
     def mean(self, value: torch.Tensor) -> float:
@@ -137,16 +137,16 @@ class Ranks:
         return self.sum(value) / self.dp
 
     def synchronize(self) -> None:
-        """Wait for the device, so that a clock read next sees finished work."""
+        """Wait for the device, so that the clock includes pending work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def peak_memory(self) -> float | None:
-        """The most that this rank's allocator held, GiB; None on a CPU."""
+        """The peak of this rank's allocator, GiB; None on a CPU."""
         return torch.cuda.max_memory_reserved() / 2**30 if self.device.type == "cuda" else None
 
     def disconnect(self) -> None:
-        """Leave the others. The caller holds no model any more: DDP that outlives its process group never returns."""
+        """Leave the process group. The caller must have released the model: DDP that outlives its group hangs."""
         self._accelerator.free_memory()
         self._accelerator.end_training()
 
@@ -154,15 +154,15 @@ class Ranks:
 def connect(settings: Settings) -> Ranks:
     """Join the processes that the launcher started (``WORLD_SIZE``); one without a launcher.
 
-    Raises InputError where the asked parallelism does not fit their number, SetupError where this machine or
-    these libraries cannot do it.
+    Raises InputError if the parallelism does not fit their number, SetupError if this machine or its libraries do not
+    support it.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
     refuse(settings, world, cuda=cuda)
     handlers = [InitProcessGroupKwargs(timeout=SILENCE)]
     if settings.sharding.offload and world > 1:
-        # Shards in the host's memory are reduced there, for the norm of the gradient; accelerate takes this group on.
+        # Offloaded shards are reduced on the CPU for the gradient norm; accelerate reuses this process group.
         torch.distributed.init_process_group("cuda:nccl,cpu:gloo", timeout=SILENCE)
     options: dict[str, Any] = {}
     if settings.cp > 1:
@@ -178,7 +178,7 @@ def connect(settings: Settings) -> Ranks:
 
 
 def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
-    """Raise for a combination of TP, CP, FSDP and ``world`` processes that cannot train; see ``connect``."""
+    """Raise for an unsupported combination of TP, CP, FSDP and ``world`` processes; see ``connect``."""
     tp, cp = settings.tp, settings.cp
     for name, degree in (("TP", tp), ("CP", cp)):
         if degree > 1 and world == 1:
@@ -206,7 +206,7 @@ def refuse(settings: Settings, world: int, *, cuda: bool) -> None:
 
 
 def _refuse_sharded(settings: Settings, world: int, *, cuda: bool) -> None:
-    """Raise for what does not go with weights, or with rows of data, that lie on several ranks."""
+    """Raise for settings that do not support weights or rows of data distributed over ranks."""
     sharding, shared = settings.sharding, settings.fsdp or settings.tp > 1 or settings.cp > 1
     if settings.load_in_4bit and shared:
         raise InputError(
@@ -230,7 +230,7 @@ def _refuse_sharded(settings: Settings, world: int, *, cuda: bool) -> None:
 
 
 def precision(settings: Settings) -> str:
-    """accelerate's name of the precision that the forward pass computes in."""
+    """accelerate's name of the forward pass's precision."""
     if settings.dtype == "auto":
         return "bf16" if torch.cuda.is_available() else "no"
     return "bf16" if settings.dtype == "bfloat16" else "no"

@@ -8,7 +8,7 @@ import math
 def learning_rate(step: int, *, peak: float, floor: float, warmup_steps: int, max_steps: int) -> float:
     """The rate of optimizer step ``step`` (from 0): linear warm-up, then a half cosine from ``peak`` to ``floor``.
 
-    The warm-up starts at ``peak / (warmup_steps + 1)``, as NeMo's does, so that no step is wasted on a rate of zero.
+    The warm-up starts at ``peak / (warmup_steps + 1)``, as NeMo's does, so that no step has a rate of zero.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)

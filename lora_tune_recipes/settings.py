@@ -13,22 +13,22 @@ from lora_tune_recipes.fsdp_settings import Sharding
 from lora_tune_recipes.knobs import Knobs
 
 TINY = Path(__file__).parent / "tiny"
-"""The shipped task: base weights and texts."""
+"""Base weights and texts of the shipped task."""
 TINY_TARGET = 1.68
-"""The eval loss that the shipped task aims at: ``python -m benchmarks.tiny_task`` shows why."""
+"""Target eval loss of the shipped task; ``python -m benchmarks.tiny_task`` derives it."""
 TINY_EVAL_EVERY, TINY_EVAL_SAMPLES = 40, 32
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 TARGET_WORDS = {"attention": ATTENTION, "mlp": MLP, "all": ATTENTION + MLP}
-"""What LORA_TARGETS may say instead of a list of modules: names of the Llama family."""
+"""Short names that LORA_TARGETS accepts in place of a list of modules: names of the Llama family."""
 EVAL_EVERY = 384
 """Samples between evaluations by MLPerf's rule for LoRA."""
 MOST_SEQUENCES = 2**20
-"""Of an optimizer step: beyond lies a slip of the keyboard, and their order alone would take a pack minutes."""
+"""Limit of sequences per optimizer step: more is a typing error, and shuffling them alone would take a pack minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """The adapters of a trial: LORA_RANK, LORA_ALPHA, LORA_DROPOUT, LORA_TARGETS and their kin."""
+    """The adapters of a trial: LORA_RANK, LORA_ALPHA, LORA_DROPOUT, LORA_TARGETS and related variables."""
 
     rank: int
     alpha: float
@@ -36,22 +36,22 @@ class AdapterSettings:
     targets: tuple[str, ...]
     """Modules that get adapters, by the last part of their names."""
     rank_pattern: tuple[tuple[str, int], ...]
-    """Modules whose rank is another one: (last part of the name, rank)."""
+    """Modules with another rank: (last part of the name, rank)."""
     alpha_pattern: tuple[tuple[str, int], ...]
-    """Modules whose alpha is another one."""
+    """Modules with another alpha."""
     modules_to_save: tuple[str, ...]
-    """Modules that are trained whole, beside the adapters, by the last part of their names."""
+    """Modules that are trained whole, without adapters, by the last part of their names."""
     dora: bool
-    """Learn the magnitude of each adapted weight's columns, too (DoRA)."""
+    """Also train the magnitude of each adapted weight's columns (DoRA)."""
     rslora: bool
     """Scale the adapters by alpha over the root of the rank (rsLoRA) instead of over the rank."""
 
     def rank_of(self, module: str) -> int:
-        """The rank of the adapter of the module of this full name."""
+        """The adapter rank of the module of this full name."""
         return dict(self.rank_pattern).get(module.rpartition(".")[2], self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What the product of that adapter is multiplied with: alpha over the rank, or over its root (rsLoRA)."""
+        """The factor of the adapter's product: alpha over the rank, or over its root (rsLoRA)."""
         rank = self.rank_of(module)
         alpha = dict(self.alpha_pattern).get(module.rpartition(".")[2], self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
@@ -59,7 +59,7 @@ class AdapterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One trial, checked.
+    """One validated trial.
 
     Each field but ``adapters`` and ``sharding`` is the environment variable of the same name in capitals;
     ``recompute`` is RECOMPUTE_GRANULARITY.
@@ -74,7 +74,7 @@ class Settings:
     warmup_steps: int
     """Steps of linear learning-rate warm-up."""
     val_check_interval: int
-    """Training samples between evaluations, as in MLPerf's files; 0 takes the default. The last step evaluates too."""
+    """Training samples between evaluations, as in MLPerf's files; 0: the default. The last step evaluates, too."""
     minibs: int
     """Sequences per data-parallel rank and optimizer step."""
     mbs: int
@@ -87,9 +87,9 @@ class Settings:
     """Shard the model over the data-parallel ranks (FSDP2) instead of copying it to each."""
     sharding: Sharding
     seed: int
-    """Seed of the adapter's initial weights, of the order of the data and of dropout."""
+    """Seed of the adapter's initial weights, the data order and dropout."""
     target: float | None
-    """Eval loss at which the run stops with success; None trains all the steps."""
+    """Eval loss at which the run stops with success; None trains all steps."""
     adapters: AdapterSettings
     save_adapter: Path | None
     """Folder for the adapter at the end, in peft's format; None does not save it."""
@@ -99,11 +99,11 @@ class Settings:
     adam_beta2: float
     weight_decay: float
     grad_clip: float
-    """Largest norm of the gradient; 0 does not clip."""
+    """Largest gradient norm; 0 does not clip."""
     seq: int
     """Tokens in a training sequence."""
     eval_samples: int
-    """Sequences of the validation data that an evaluation reads, evenly spaced; 0 reads all."""
+    """Validation sequences per evaluation, evenly spaced; 0: all."""
     model: Path
     """Checkpoint folder: ``config.json`` with safetensors."""
     datadir: Path
@@ -113,27 +113,27 @@ class Settings:
     load_in_4bit: str
     """QLoRA: the base's linear layers in 4 bits, ``nf4`` or ``fp4``, by bitsandbytes; empty: in ``dtype``."""
     packing: bool
-    """Rows of the training data hold several samples that do not see each other; of .jsonl alone."""
+    """Pack several samples, which do not attend to each other, into each row of training data; .jsonl only."""
     attn: str
-    """Attention of transformers: ``sdpa``, ``eager`` or ``flash_attention_2``."""
+    """Attention implementation of transformers: ``sdpa``, ``eager`` or ``flash_attention_2``."""
     recompute: bool
-    """Keep no activations within a layer for the backward pass but compute them again: less memory, more time."""
+    """Recompute activations within layers in the backward pass: less memory, more time."""
     cuda_graph: str
-    """Replay each step as one CUDA graph: ``auto`` where it can be recorded, ``1`` (refused where not), ``0``."""
+    """Replay each step as one CUDA graph: ``auto`` if it can be recorded, ``1`` (an error if not), ``0``."""
     torch_compile: bool
-    """Compile the model's layers, all of a kind as one program, before the clock starts."""
+    """Compile the model's layers, one program for all of a kind, before the clock starts."""
     warmup: bool
     """Warm the kernels up before the clock starts."""
     probe: bool
-    """Stop after the second block: one evaluation and one warm block, all that a layout's speed needs."""
+    """Stop after the second block: one evaluation and one warm block, enough to measure a layout's speed."""
     threads: int
-    """CPU threads of this process; one makes CPU runs repeat exactly."""
+    """CPU threads of this process; with one, CPU runs are reproducible."""
     benchmark: str
-    """What the log says it is a run of; MLPerf's checkers take llama2_70b_lora at its word."""
+    """The benchmark name in the log; MLPerf's checkers accept llama2_70b_lora without a check."""
     submission_org: str
-    """Who submits, in the log."""
+    """The submitter in the log."""
     submission_platform: str
-    """The machine in the log; empty: as it calls itself."""
+    """The machine in the log; empty: its own name."""
     config_filename: str
     """The config file that set these variables, in the log."""
 
@@ -148,9 +148,9 @@ class Settings:
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """The settings that ``environment`` asks for; unset or empty variables take their defaults.
+    """The settings in ``environment``; unset or empty variables take their defaults.
 
-    Raises InputError for the first value that is not allowed.
+    Raises InputError for the first invalid value.
     """
     knobs = Knobs(environment)
     _refuse_foreign(knobs)
@@ -158,7 +158,7 @@ def read(environment: Mapping[str, str]) -> Settings:
 
 
 def _task(knobs: Knobs) -> dict[str, Any]:
-    """Base and data, and when it is evaluated against which target."""
+    """Model, data, evaluation schedule and target."""
     model = knobs.folder("MODEL", TINY) or TINY
     datadir = knobs.folder("DATADIR", TINY) or TINY
     shipped = model == TINY and datadir == TINY
@@ -178,7 +178,7 @@ def _task(knobs: Knobs) -> dict[str, Any]:
 
 
 def _learning(knobs: Knobs) -> dict[str, Any]:
-    """What decides how the adapters learn."""
+    """Optimizer and adapter settings."""
     return {
         **_rates(knobs),
         **_steps(knobs),
@@ -193,7 +193,7 @@ def _learning(knobs: Knobs) -> dict[str, Any]:
 
 
 def _machine(knobs: Knobs) -> dict[str, Any]:
-    """How the training lies over the processes, and how it computes."""
+    """Parallelism, precision and kernels."""
     minibs, mbs = _batch(knobs)
     _refuse_packing(knobs, mbs)
     return {
@@ -215,7 +215,7 @@ def _machine(knobs: Knobs) -> dict[str, Any]:
 
 
 def _names(knobs: Knobs) -> dict[str, Any]:
-    """What the log calls the run, its submitter and its machine."""
+    """Names of the run, its submitter and its machine in the log."""
     return {
         "benchmark": knobs.text("BENCHMARK", "peft_lora"),
         "submission_org": knobs.text("SUBMISSION_ORG", "lora_tune"),
@@ -242,7 +242,7 @@ def _batch(knobs: Knobs) -> tuple[int, int]:
 
 
 def _refuse_packing(knobs: Knobs, mbs: int) -> None:
-    """transformers tells FlashAttention where samples begin in passes of one row alone."""
+    """Refuse packing if MBS > 1 with FlashAttention: transformers finds sample boundaries only in one-row passes."""
     packs, flash = knobs.switch("PACKING", default=False), knobs.text("ATTN") == "flash_attention_2"
     if packs and flash and mbs > 1:
         raise knobs.refusal("PACKING", "0 where ATTN=flash_attention_2 and MBS is above 1")
@@ -271,7 +271,7 @@ def _adapters(knobs: Knobs) -> AdapterSettings:
 
 
 def _targets(knobs: Knobs) -> tuple[str, ...]:
-    """The modules that LORA_TARGETS names: a word of TARGET_WORDS, or names with commas between them."""
+    """The modules of LORA_TARGETS: a key of TARGET_WORDS, or names separated by commas."""
     text = knobs.text("LORA_TARGETS", "attention")
     names = TARGET_WORDS.get(text) or tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
@@ -280,7 +280,7 @@ def _targets(knobs: Knobs) -> tuple[str, ...]:
 
 
 def _modules(knobs: Knobs) -> tuple[str, ...]:
-    """The modules that MODULES_TO_SAVE names, with commas between."""
+    """The modules of MODULES_TO_SAVE, separated by commas."""
     names = tuple(name.strip() for name in knobs.text("MODULES_TO_SAVE").split(",") if name.strip())
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise knobs.refusal("MODULES_TO_SAVE", "last parts of module names with commas between, such as lm_head")
@@ -297,7 +297,7 @@ def _pattern(knobs: Knobs, variable: str) -> tuple[tuple[str, int], ...]:
 
 
 def _refuse_foreign(knobs: Knobs) -> None:
-    """Refuse what other recipes read and this one does not have: a knob without effect must not be tuned."""
+    """Refuse knobs of other recipes that this one lacks: a knob without effect must not be tuned."""
     for name in ("PP", "VP"):
         if knobs.integer(name, 1, low=1) > 1:
             raise knobs.refusal(name, "1: this recipe has no pipeline parallelism; use TP, CP or FSDP")

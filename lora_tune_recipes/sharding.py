@@ -1,4 +1,4 @@
-"""FSDP2 over the data-parallel ranks: torch's own, so that it shards on GPUs and, for tests, on CPUs alike."""
+"""FSDP2 over the data-parallel ranks, by torch, which shards on GPUs and, for tests, on CPUs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lora_tune_recipes.fsdp_settings import Sharding
 
 
 def shard(model: Any, sharding: Sharding, device: torch.device, world: int) -> Any:
-    """Lay ``model`` over ``world`` ranks, in place; its parameters are other objects from now on.
+    """Shard ``model`` over ``world`` ranks in place; its parameters become new objects.
 
-    Each unit of ``sharding.wrap`` is gathered and freed by itself, and what is in none of them with the whole model.
-    The model may lie on the CPU: each rank's shards alone go to ``device``.
+    Each unit of ``sharding.wrap`` is gathered and freed separately, the rest with the whole model. The model may be on
+    the CPU: only each rank's shards go to ``device``.
     """
     mesh = _mesh(sharding, device, world)
     policy = CPUOffloadPolicy() if sharding.offload else OffloadPolicy()
@@ -28,7 +28,7 @@ def shard(model: Any, sharding: Sharding, device: torch.device, world: int) -> A
 
 
 def free_gathered(model: Any) -> None:
-    """Free what a forward pass without a backward pass has left gathered: it would outlive a change of the shards."""
+    """Free what a forward pass without a backward pass left gathered, which would be stale after a step."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -38,12 +38,12 @@ def _mesh(sharding: Sharding, device: torch.device, world: int) -> DeviceMesh:
     shards = sharding.shards or world
     if shards == world:
         return init_device_mesh(device.type, (world,))
-    # Hybrid: neighbours share a copy, for they have the faster links.
+    # Hybrid: adjacent ranks share a copy, because their links are faster.
     return init_device_mesh(device.type, (world // shards, shards), mesh_dim_names=("copies", "shards"))
 
 
 def _units(model: Any, wrap: str) -> Iterator[Any]:
-    """The modules that are gathered by themselves."""
+    """The modules that are gathered separately."""
     layers = set(model.get_base_model()._no_split_modules or ())
     adapted = {
         id(inner) for m in model.modules() if isinstance(m, LoraLayer) for inner in m.modules() if inner is not m

@@ -1,7 +1,7 @@
-"""Work on batches of one shape, recorded once as a CUDA graph and replayed: a replay launches nothing from Python.
+"""Work on batches of one shape, recorded once as a CUDA graph; a replay launches no kernel from Python.
 
-At small sizes a step is bound by the launches of its kernels (135 M parameters, 8 x 512 tokens: 3 ms of arithmetic in
-a step of 115 ms). A graph runs the same kernels in the same order, so its losses are those of the eager step.
+Small steps are bound by kernel launches (135 M parameters, 8 x 512 tokens: 3 ms of arithmetic in a step of 115 ms). A
+graph runs the same kernels in the same order, so its losses equal those of the eager step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lora_tune_recipes.settings import Settings
 Inputs = TypeVar("Inputs", bound=tuple[torch.Tensor, ...])
 """A named tuple of tensors on the device."""
 WARM_UP_STEPS = 2
-"""The first allocates and picks kernels, the second shows the steady path to caches and compilers."""
+"""The first allocates and selects kernels, the second shows caches and compilers the steady path."""
 
 
 def why_eager(settings: Settings, device: str, world: int) -> str:
-    """Why steps of these settings cannot be a graph, in words; "" where they can.
+    """Why steps of these settings cannot be a graph; "" if they can.
 
     device: type of the device, such as ``cuda``. world: processes of the run.
     """
@@ -39,13 +39,13 @@ def why_eager(settings: Settings, device: str, world: int) -> str:
 
 
 CAUSAL = "causal_sdpa"
-"""sdpa for whole sequences without padding: by its name transformers makes no mask for it. Of the mask of ``sdpa`` it
-looks at values on the host, and while a graph is recorded it makes another one than before, which is slower, too."""
+"""sdpa for whole sequences without padding; transformers builds no mask for this name. With ``sdpa`` it inspects the
+mask's values on the host, and during a recording it builds another, slower mask."""
 AttentionInterface.register(CAUSAL, sdpa_attention_forward)
 
 
 def is_plainly_causal(config: Any, seq: int) -> bool:
-    """Whether each token of ``seq`` attends to all before it, in every layer of a model of this config."""
+    """Whether each of ``seq`` tokens attends to all before it, in every layer of a model of this config."""
     text = config.get_text_config()
     spans = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return all(span is None or span >= seq for span in spans) and set(
@@ -54,26 +54,26 @@ def is_plainly_causal(config: Any, seq: int) -> bool:
 
 
 def compile_layers(model: torch.nn.Module, base: Any) -> None:
-    """Let torch compile every layer of ``model`` in place: all of a kind share one program.
+    """Compile every layer of ``model`` in place; layers of one kind share a program.
 
-    base: whose class says which modules are layers. A program is of one shape: on an H100 one of any shape took 100 s
-    to make instead of 18, and ran a tenth slower.
+    base: its class names the layer modules. Programs are of fixed shape: on an H100 a dynamic one took 100 s instead of
+    18 to compile, and ran a tenth slower.
     """
     kinds = frozenset(base._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in kinds:
             module.compile(dynamic=False)
-    # What the first layer reads is frozen, what the others read is not: they would be two programs of each shape.
+    # Without this, the first layer's input has no gradient and needs a second program for each shape.
     base.get_input_embeddings().register_forward_hook(lambda *call: call[-1].requires_grad_(torch.is_grad_enabled()))
 
 
 class StepGraph(Generic[Inputs]):
-    """``work``, recorded on inputs of the shapes of ``example``; what it changes is changed by each replay, too."""
+    """``work``, recorded on inputs of the shapes of ``example``; each replay repeats its side effects."""
 
     def __init__(self, work: Callable[[Inputs], torch.Tensor], example: Inputs, pool: Any) -> None:
-        """The runs before the recording change what ``work`` changes: the caller puts that back.
+        """Runs ``work`` before recording it; the caller must undo its side effects.
 
-        pool: of ``torch.cuda.graph_pool_handle``. Graphs that are never replayed at one time may share it.
+        pool: of ``torch.cuda.graph_pool_handle``. Graphs that are never replayed concurrently may share it.
         """
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in example]
         self._inputs: Inputs = type(example)(*copies)
@@ -83,7 +83,7 @@ class StepGraph(Generic[Inputs]):
             for _ in range(WARM_UP_STEPS):
                 work(self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        # What these runs took would lie beside the graph's own memory, and nobody would use it again.
+        # The cached memory of these runs would be unusable next to the graph's own.
         torch.cuda.empty_cache()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
@@ -94,7 +94,7 @@ class StepGraph(Generic[Inputs]):
         return all(own.shape == new.shape for own, new in zip(self._inputs, inputs, strict=True))
 
     def replay(self, inputs: Inputs) -> torch.Tensor:
-        """What ``work`` returns for ``inputs``; the tensor stays the caller's."""
+        """The result of ``work`` for ``inputs``, as a copy that the caller may keep."""
         for recorded, new in zip(self._inputs, inputs, strict=True):
             recorded.copy_(new)
         self._graph.replay()
@@ -102,13 +102,13 @@ class StepGraph(Generic[Inputs]):
 
 
 HOST_SHORT = "DefaultCPUAllocator: can't allocate memory"
-"""What torch's allocator says where the host has no more memory."""
+"""torch's message when the host is out of memory."""
 
 
 def short_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was short, the device's or the host's: by this error, or by one that it came from."""
+    """Whether the device or the host was out of memory, by this error or one in its context."""
     while error is not None:
-        # What the host lacks, torch reports as any error.
+        # torch reports a lack of host memory as a plain RuntimeError.
         host = isinstance(error, RuntimeError) and HOST_SHORT in str(error)
         if host or isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True

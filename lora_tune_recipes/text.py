@@ -21,9 +21,9 @@ SUFFIXES = (".npy", ".jsonl", ".txt", ".txt.gz")
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """tokens: [n, seq + 1] int64; the model reads all but the last and predicts all but the first.
-    mask: [n, seq] bool, which predictions count. positions: [n, seq] int64, of each token that is read in its own
-    sample, where rows hold several; None where each row is one."""
+    """tokens: [n, seq + 1] int64; inputs are all but the last, labels all but the first.
+    mask: [n, seq] bool, predictions that count. positions: [n, seq] int64, of each input token within its sample if
+    rows hold several; None if each row is one."""
 
     tokens: npt.NDArray[np.int64]
     mask: npt.NDArray[np.bool_]
@@ -33,20 +33,20 @@ class Sequences:
         return len(self.tokens)
 
     def spread(self, count: int) -> Sequences:
-        """``count`` of them, evenly spaced from the first on; all where there are no more."""
+        """``count`` sequences, evenly spaced from the first on; all if there are no more."""
         chosen = np.arange(min(count, len(self))) * len(self) // max(1, min(count, len(self)))
         return self.rows(chosen)
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> Sequences:
-        """The sequences of these numbers; a negative number gives one of which nothing counts."""
+        """The sequences of these numbers; a negative number gives a fully masked one."""
         positions = None if self.positions is None else self.positions[numbers]
         return Sequences(self.tokens[numbers], self.mask[numbers] & (numbers >= 0)[:, None], positions)
 
 
 def joined(parts: Sequence[Sequences], count: int) -> Sequences:
-    """The sequences of all parts, filled up to ``count`` with some of which nothing counts.
+    """The sequences of all parts, padded to ``count`` with fully masked ones.
 
-    positions: of parts that all have them.
+    positions: None unless all parts have them.
     """
     missing = count - sum(map(len, parts))
 
@@ -64,7 +64,7 @@ def joined(parts: Sequence[Sequences], count: int) -> Sequences:
 def check(train: Sequences, validation: Sequences, vocabulary: int, folder: Path) -> None:
     """Raise InputError for a split of ``folder`` that is empty or holds a token outside the model's ``vocabulary``.
 
-    And for a validation sequence of which nothing counts: it has no mean loss, and an evaluation is the mean of means.
+    Also for a fully masked validation sequence: it has no mean loss, and an evaluation is the mean of means.
     """
     for split, held in (("train", train), ("validation", validation)):
         if not len(held):
@@ -83,7 +83,7 @@ def check(train: Sequences, validation: Sequences, vocabulary: int, folder: Path
 
 
 def byte_tokens(text: str) -> list[int]:
-    """One token per UTF-8 byte: the tokenizer of a model that ships none."""
+    """One token per UTF-8 byte, for a model without a tokenizer."""
     return list(text.encode())
 
 
@@ -91,10 +91,10 @@ def load(folder: Path, split: str, seq: int, tokenize: Tokenize, *, pack: bool =
     """Read ``folder/split.*`` and cut it into sequences of ``seq`` predictions.
 
     Text (.txt, .txt.gz) is one stream; .jsonl holds one object with a string ``text`` on each line, joined by
-    newlines; .npy is packed already: an integer array [n, seq + 1], or MLPerf's array of dictionaries with
-    ``input_ids`` and perhaps ``loss_mask``, where shorter rows are filled up with tokens that do not count.
-    ``pack``: of .jsonl, each line is a sample of its own, and rows hold several that do not see each other.
-    Raises InputError where the file is missing, ambiguous, of another form or too short.
+    newlines; .npy is already packed: an integer array [n, seq + 1], or MLPerf's array of dictionaries with
+    ``input_ids`` and optionally ``loss_mask``, where shorter rows are padded with masked tokens.
+    ``pack``: each line of a .jsonl is a separate sample, and rows hold several that do not attend to each other.
+    Raises InputError if the file is missing, ambiguous, malformed or too short.
     """
     files = [folder / (split + suffix) for suffix in SUFFIXES if (folder / (split + suffix)).is_file()]
     if len(files) != 1:
@@ -113,16 +113,16 @@ def load(folder: Path, split: str, seq: int, tokenize: Tokenize, *, pack: bool =
     count = (len(stream) - 1) // seq
     if count < 1:
         raise InputError(f"{path}: {len(stream)} tokens; SEQ={seq} needs at least {seq + 1}")
-    # Neighbours share one token: the last that one predicts is the first that the next reads.
+    # Consecutive sequences share one token: the last label of one is the first input of the next.
     tokens = np.lib.stride_tricks.sliding_window_view(stream, seq + 1)[: count * seq : seq]
     return Sequences(tokens, np.ones((count, seq), np.bool_))
 
 
 def packed_samples(samples: Sequence[Sequence[int]], seq: int) -> Sequences:
-    """Samples of unequal lengths in rows of ``seq``, in their order: nothing but a row's end is padding.
+    """Samples of unequal lengths packed into rows of ``seq`` in their order; only a row's end is padding.
 
-    Each sample predicts its own tokens from its own alone. Those longer than ``seq - 1`` are cut, so that every row
-    has a boundary, and its attention is computed in one way whichever rows it shares a pass with.
+    Each sample is predicted from its own tokens alone. Samples longer than ``seq - 1`` are cut, so that every row has a
+    boundary and takes the same attention path, whichever rows share its pass.
     """
     size = seq - 1
     pieces = [s[start : start + size] for s in samples for start in range(0, len(s), max(1, size))]
@@ -175,8 +175,8 @@ def _json_lines(path: Path, text: str) -> Iterator[str]:
 
 def _packed(path: Path, seq: int) -> Sequences:
     try:
-        # MLPerf's packed files are arrays of Python dictionaries, which numpy can only unpickle: as with any
-        # checkpoint, read only files that you trust.
+        # MLPerf's packed files are arrays of Python dictionaries, which numpy can only unpickle: read only files that
+        # you trust.
         rows = np.load(path, allow_pickle=True)
     except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"{path}: not readable as .npy: {error}") from error
@@ -197,15 +197,15 @@ def _packed(path: Path, seq: int) -> Sequences:
                 f"{path}: row {i} has {len(ids)} tokens, {len(counts)} in its mask; SEQ={seq} allows 2 to {seq + 1}"
             )
         tokens[i, : len(ids)] = ids
-        # NeMo's packing has shifted the mask already: its entry i is about the prediction of token i + 1.
+        # NeMo's packing has already shifted the mask: entry i is about the prediction of token i + 1.
         mask[i, : len(ids) - 1] = np.asarray(counts[:-1], np.bool_)
     return Sequences(tokens, mask)
 
 
 def order(count: int, batch: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Endless batches of ``batch`` sequence numbers below ``count``: every epoch is a fresh shuffle.
+    """Endless batches of ``batch`` sequence numbers below ``count``; every epoch is a new shuffle.
 
-    It depends on the global batch size only, so every layout of one global batch reads the same data.
+    It depends only on the global batch size, so every layout of one global batch reads the same data.
     """
     rng = np.random.default_rng(seed)
     rest = np.empty(0, np.int64)

@@ -27,14 +27,14 @@ from lora_tune_recipes.step_graph import (
 from lora_tune_recipes.text import Sequences
 
 DROPOUT_SEEDS = 7919
-"""Apart from one rank to the next, so that neighbouring seeds share no stream of random numbers."""
+"""Seed distance between ranks, so that neighbouring seeds share no random numbers."""
 
 
 def _groups(model: torch.nn.Module, ratio: float, rate: Callable[[], float | torch.Tensor]) -> list[dict[str, object]]:
-    """Parameter groups of one kind each: the fused optimizer does not take whole and sharded ones together.
+    """Parameter groups, separate for whole and sharded parameters, which the fused optimizer cannot mix.
 
-    factor: of the group's learning rate. It is ``ratio`` for the B matrices (LoRA+, Hayou et al. 2024).
-    rate: makes the learning rate that each group holds.
+    factor: of the group's learning rate; ``ratio`` for the B matrices (LoRA+, Hayou et al. 2024).
+    rate: creates each group's learning rate.
     """
     kinds: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -48,7 +48,7 @@ def _groups(model: torch.nn.Module, ratio: float, rate: Callable[[], float | tor
 
 
 def _is_eager(settings: Settings, ranks: Ranks, config: Any) -> bool:
-    """Whether this run launches every kernel. Raises InputError where a graph was asked for and cannot be."""
+    """Whether this run launches every kernel. Raises InputError if a required graph is impossible."""
     if settings.cuda_graph == "0" or why_eager(settings, ranks.device.type, ranks.world):
         return True
     plain = is_plainly_causal(config, settings.seq)
@@ -58,7 +58,7 @@ def _is_eager(settings: Settings, ranks: Ranks, config: Any) -> bool:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor that may lie in parts on several ranks; each of them must ask."""
+    """The full tensor of one that may be distributed; a collective, so every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -66,7 +66,7 @@ def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
     """Scale all gradients so that their joint 2-norm is at most ``limit``; whole and sharded ones may be mixed."""
     norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([whole(n) for n in norms]))
-    # As torch's clip_grad_norm_: no branch on the norm, so that no device has to wait for it.
+    # As torch's clip_grad_norm_: without a branch on the norm, so that no device synchronizes.
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
@@ -85,7 +85,7 @@ class Trainer:
             model.get_base_model().set_attn_implementation(CAUSAL)
         if settings.torch_compile:
             compile_layers(model, model.get_base_model())
-        # A recorded step reads its rate from the device's memory, where the next step's is put.
+        # A recorded step reads its learning rate from device memory.
         rate = (lambda: settings.lr) if self._eager else lambda: torch.tensor(settings.lr, device=ranks.device)
         optimizer = torch.optim.AdamW(
             _groups(model, settings.lora_plus_ratio, rate),
@@ -112,7 +112,7 @@ class Trainer:
         return self._run("step", self._learn, batch._replace(weight=batch.weight / len(sequences)))
 
     def _run(self, kind: str, work: Callable[[Batch], torch.Tensor], batch: Batch) -> torch.Tensor:
-        """``work`` on ``batch``: by its graph where there is one of this shape."""
+        """``work`` on ``batch``, by its graph if there is one of this shape."""
         graph = self._graphs.get(kind)
         return graph.replay(batch) if graph is not None and graph.fits(batch) else work(batch)
 
@@ -122,7 +122,7 @@ class Trainer:
         for i, part in enumerate(passes):
             with self._ranks.exchange(self._model, now=i == len(passes) - 1), self._ranks.parts(*part) as own:
                 loss = self._loss(*own)
-                # The ranks' gradients are averaged, but the parts of one sequence add up.
+                # Gradients are averaged over ranks, but the parts of one sequence must add up.
                 self._ranks.backward(loss * self._ranks.parts_per_sequence)
             total += loss.detach()
         if self._settings.grad_clip:
@@ -132,7 +132,7 @@ class Trainer:
         return total
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter into ``folder``, in peft's format. Every rank calls it, and the first one writes."""
+        """Write the adapter into ``folder``, in peft's format. Every rank must call it; the first one writes."""
         unwrapped = self._ranks.unwrap(self._model)
         learned = {n: whole(p.detach()) for n, p in unwrapped.named_parameters() if p.requires_grad}
         if self._ranks.rank == 0:
@@ -157,7 +157,7 @@ class Trainer:
         self, read: torch.Tensor, predict: torch.Tensor, weight: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
         """The weighted sum of the cross entropies."""
-        # A part of a sequence does not begin at 0, nor does a later sample of a row; else transformers knows them.
+        # transformers' default positions fit neither a part of a sequence nor a later sample of a packed row.
         explicit = self._ranks.parts_per_sequence > 1 or self._settings.packing
         positions = {"position_ids": position} if explicit else {}
         with self._ranks.autocast():
@@ -165,7 +165,7 @@ class Trainer:
         return weighted_losses(logits, predict, weight).sum()
 
     def warm_up(self) -> None:
-        """Load, tune and record the kernels on random tokens; weights, optimizer and random state stay as they were."""
+        """Load, tune and record the kernels on random tokens; restores weights, optimizer and random state."""
         settings = self._settings
         before = [p.detach().clone() for p in self._parameters]
         devices = [self._ranks.device] if self._ranks.device.type == "cuda" else []
@@ -185,7 +185,7 @@ class Trainer:
         self._ranks.synchronize()
 
     def _record(self, batch: Batch) -> None:
-        """A step and a forward pass of an eval as graphs. The step's random numbers go on as they do without one."""
+        """Record a step and a forward pass of an eval as graphs. Random numbers match those of eager steps."""
         pool = torch.cuda.graph_pool_handle()
         try:
             self._graphs["step"] = StepGraph(self._learn, batch, pool)
@@ -193,7 +193,7 @@ class Trainer:
             with torch.no_grad():
                 self._graphs["eval"] = StepGraph(self._score, batch.split(self._settings.mbs)[0], pool)
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-            # A graph takes up to half as much memory again; what fits without one trains without one.
+            # A graph takes up to half as much memory again, so a run that does not fit may fit without it.
             if self._settings.cuda_graph == "1" or not short_of_memory(error):
                 raise
             print("CUDA_GRAPH=auto: no memory for a recorded step; kernels are launched one by one", flush=True)
@@ -203,10 +203,10 @@ class Trainer:
         self._model.train()
 
     def _forget_steps(self) -> None:
-        """The optimizer as it was before the first step."""
+        """Reset the optimizer to its state before the first step."""
         if self._eager:
             self._optimizer.state.clear()
             return
-        for moments in self._optimizer.state.values():  # in place: the recorded step changes these very tensors
+        for moments in self._optimizer.state.values():  # in place, because the recorded step uses these tensors
             for tensor in moments.values():
                 tensor.zero_()

@@ -1,4 +1,4 @@
-"""One LoRA training run on this process's share of the machine: the loop, its evaluations and its log."""
+"""One LoRA training run on this rank: the loop, its evaluations and its log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from lora_tune_recipes.trial_log import TRAIN_LOSS_EVERY, TrialLog, description
 def run(settings: Settings) -> None:
     """Train until the target, the last step or divergence, and print the log.
 
-    Raises InputError for data or a model that cannot be used and SetupError for what this machine cannot do,
-    both before the log's ``run_start``.
+    Before the log's ``run_start`` raises InputError for unusable data or model, SetupError for an unsupported machine.
     """
     torch.set_num_threads(settings.threads)
     ranks = connect(settings)
@@ -44,7 +43,7 @@ def _run(settings: Settings, ranks: Ranks) -> None:
         validation = validation.spread(settings.eval_samples)
     trainer = Trainer(settings, ranks)
     text.check(train, validation, trainer.vocabulary, settings.datadir)
-    # The adapter's weights are the same everywhere; what ranks with other data drop must differ.
+    # The adapter's weights are equal on all ranks; dropout must differ between ranks with different data.
     torch.manual_seed(settings.seed + DROPOUT_SEEDS * (1 + ranks.dp_rank))
     log.init(
         description(

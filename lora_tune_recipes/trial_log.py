@@ -1,4 +1,4 @@
-"""What a trial prints: MLLOG lines on standard output, in the order and with the keys of MLPerf's LoRA benchmark."""
+"""A trial's output: MLLOG lines on standard output, in the order and with the keys of MLPerf's LoRA benchmark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrialLog:
     """
 
     def __init__(self, *, enabled: bool, stream: TextIO | None = None, now: Callable[[], float] | None = None) -> None:
-        """stream: where the lines go, standard output when None. now: epoch seconds by which they are stamped."""
+        """stream: where lines are written, standard output if None. now: clock of their time stamps, epoch seconds."""
         # Trims the paths in the metadata; mllog reads it as a regular expression.
         root = re.escape(str(Path(__file__).parents[2]))
         if stream is None:
@@ -60,13 +60,13 @@ class TrialLog:
         return time.perf_counter() if self._now is None else self._now()
 
     def identity(self, environment: Mapping[str, str]) -> None:
-        """Whose log this is: the sweep and the attempt that the environment names. Outside of a sweep, nothing."""
+        """Log the ids of the sweep and the attempt in the environment; nothing outside of a sweep."""
         for key, variable in ((SWEEP_KEY, SWEEP_VARIABLE), (ATTEMPT_KEY, ATTEMPT_VARIABLE)):
             if value := environment.get(variable):
                 self.event(key, value)
 
     def init(self, values: Mapping[str, object]) -> None:
-        """What the run is, one event each."""
+        """Describe the run, one event for each value."""
         for key, value in values.items():
             self.event(key, value)
 
@@ -75,7 +75,7 @@ class TrialLog:
         self.start(constants.BLOCK_START, samples_count=samples)
 
     def block_stop(self, samples: int, batch: int) -> None:
-        """End the block at ``samples`` and, where it trained, report its speed at a global batch of ``batch``."""
+        """End the block at ``samples`` and, if it trained, report its speed at a global batch of ``batch``."""
         began, clock = self.block
         if samples > began:
             throughput = (samples - began) / (self._seconds() - clock)
@@ -97,10 +97,10 @@ class TrialLog:
 def description(
     settings: Settings, *, platform: str, batch: int, wide: str, texts: tuple[int, int]
 ) -> dict[str, object]:
-    """What the log says of a run before it starts, by MLLOG key.
+    """The log's values before the run starts, by MLLOG key.
 
     platform: number and kind of devices. batch: the global batch size. wide: accelerate's name of the precision.
-    texts: sequences of training and of validation.
+    texts: numbers of training and of validation sequences.
     """
     train, validation = texts
     return {
@@ -137,5 +137,5 @@ def description(
 
 
 def _lost(_record: object) -> None:
-    """A line could not be written: raise it. logging would go on, and a run without its log counts for nothing."""
+    """Raise if a line cannot be written: logging would continue, but a run without its log is useless."""
     raise  # noqa: PLE0704 - called while the error is handled

@@ -5,13 +5,13 @@ Importing NeMo takes 25 to 35 seconds, which a short trial should not pay each t
     python -m lora_tune_recipes.warm_worker --socket /tmp/worker.sock lora_tune_recipes.nemo.trial &
     export LORA_TUNE_WORKER=/tmp/worker.sock
 
-A recipe that finds ``LORA_TUNE_WORKER`` hands itself over: its whole environment, folder and open output go to the
-worker, which forks, takes them on and runs the recipe's ``main``. The recipe's own process stays as the job that the
-scheduler knows, passes signals on, and ends with the trial's exit code; when it is killed, the trial is killed. Every
-trial starts from the state just after the imports. A trial that crashes leaves the worker as it was.
+A recipe that finds ``LORA_TUNE_WORKER`` sends its environment, working folder and open output to the worker, which
+forks, adopts them and runs the recipe's ``main``. The recipe's own process stays as the scheduler's job, forwards
+signals, and exits with the trial's exit code; if it is killed, the trial is killed. Every trial starts from the state
+just after the imports. A crash of a trial does not affect the worker.
 
 Trials of different jobs never share a GPU (``CUDA_VISIBLE_DEVICES``): the later one waits. The ranks of one job run
-together. What libraries read from the environment while they are imported is the worker's own.
+together. Variables that libraries read at import time have the worker's values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lora_tune_recipes.hand_over import HEADER, TrialRequest, receive
 
 PR_SET_PDEATHSIG = 1
 LAST_SECONDS = 5.0
-"""After SIGUSR1: for a trial whose job was started just before."""
+"""Idle limit after SIGUSR1, for a trial whose job has just started."""
 
 
 @dataclass(slots=True)
@@ -55,18 +55,18 @@ class WorkerTrial:
 
     @property
     def job(self) -> str:
-        """What the ranks of one run have in common."""
+        """Id shared by the ranks of one run."""
         env = self.request.environment
         return env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID") or f"connection {id(self)}"
 
     def release(self) -> None:
-        """Close the worker's own copies of the job's output."""
+        """Close the worker's copies of the job's output."""
         while self.outputs:
             os.close(self.outputs.pop())
 
 
 def gpus(environment: Mapping[str, str]) -> frozenset[str]:
-    """The GPUs that an environment allows; ``*`` stands for every one."""
+    """The GPUs visible in an environment; ``*`` means all."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return frozenset("*")
@@ -74,7 +74,7 @@ def gpus(environment: Mapping[str, str]) -> frozenset[str]:
 
 
 def overlap(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two environments allow the same GPU."""
+    """Whether two environments share a visible GPU."""
     a, b = gpus(one), gpus(other)
     return bool(a & b or "*" in a | b)
 
@@ -85,19 +85,19 @@ def collide(one: WorkerTrial, other: WorkerTrial) -> bool:
 
 
 class Worker:
-    """Serves ``path`` until SIGTERM, or after SIGUSR1 until the trials that run then, and just begin, have ended.
+    """Serves ``path`` until SIGTERM, or after SIGUSR1 until running and just starting trials have ended.
 
-    modules: imported beforehand. idle: seconds without a trial after which it ends, None for never.
+    modules: to import beforehand. idle: seconds without a trial after which it ends, None for never.
     """
 
     def __init__(self, path: Path, modules: list[str], idle: float | None = None) -> None:
         self._path = path
         self._idle = idle
         began = time.monotonic()
-        # Before the imports: who comes meanwhile waits for their end, and imports nothing itself.
+        # Listen before the imports: trials that connect meanwhile wait for their end instead of importing themselves.
         self._listener = socket.socket(socket.AF_UNIX)
         path.unlink(missing_ok=True)
-        # Whoever may connect may run programs as this user: the owner alone.
+        # A client can run programs as this user, so only the owner may connect.
         mask = os.umask(0o177)
         self._listener.bind(str(path))
         os.umask(mask)
@@ -106,9 +106,9 @@ class Worker:
             for module in modules:
                 importlib.import_module(module)
         _check_cuda_untouched()
-        # An MLLOG line names the file that logs it. Whoever asks first goes through all modules' files, thousands here.
+        # An MLLOG line names the file that logs it; the first lookup scans all modules' files, thousands here.
         inspect.getmodule(inspect.currentframe())
-        # A forked process would look through all that was imported at each full collection, and copy its pages.
+        # Else a forked process scans all imported objects at each full collection, and copies their pages.
         gc.collect()
         gc.freeze()
         self._trials: list[WorkerTrial] = []
@@ -125,7 +125,7 @@ class Worker:
         print(f"warm worker: ready on {path} after {time.monotonic() - began:.1f} s", flush=True)
 
     def serve(self) -> None:
-        """Take requests until told to stop; then end the running trials."""
+        """Serve requests until stopped; then kill the running trials."""
         try:
             while self._running:
                 events = self._selector.select(None if self._trials else self._idle)
@@ -165,7 +165,7 @@ class Worker:
         self._trials.append(trial)
 
     def _message(self, trial: WorkerTrial) -> None:
-        """A signal to pass on, or the end of the job that stands for the trial."""
+        """Handle a signal to forward, or the end of the trial's job."""
         try:
             numbers = trial.connection.recv(64)
         except OSError:
@@ -184,7 +184,7 @@ class Worker:
 
     def _start_waiting(self) -> None:
         for i, trial in enumerate(self._trials):
-            # A rank whose job runs already goes ahead of jobs that wait: its fellows wait for it.
+            # A rank whose job already runs goes before waiting jobs, because the other ranks wait for it.
             begun = any(other.pid and other.job == trial.job for other in self._trials)
             before = [other for other in self._trials[:i] if other.pid or not begun]
             if trial.pid == 0 and not any(collide(trial, other) for other in before):
@@ -195,13 +195,13 @@ class Worker:
         if trial.pid == 0:
             leave_worker({*self._files()} - {*trial.outputs})
             become(trial.request, trial.outputs)
-        # Both sides set the group, so that it is there whoever runs first.
+        # Parent and child both set the group, so that it exists whichever runs first.
         with contextlib.suppress(PermissionError, ProcessLookupError):
             os.setpgid(trial.pid, trial.pid)
         trial.release()
 
     def _files(self) -> list[int]:
-        """The worker's own open files, which are no business of a process that it forks."""
+        """The worker's open files, which a forked process closes."""
         sockets = [self._listener, self._wake, self._wake_writer, *(trial.connection for trial in self._trials)]
         return [*(one.fileno() for one in sockets), *(file for trial in self._trials for file in trial.outputs)]
 
@@ -210,7 +210,7 @@ class Worker:
             pid, status = os.waitpid(trial.pid, os.WNOHANG)
             if pid:
                 code = os.waitstatus_to_exitcode(status)
-                # What the trial started (readers of data) must not outlive it on its GPU.
+                # Child processes (data loaders) must not outlive the trial on its GPU.
                 send_signal(trial.pid, signal.SIGKILL, group=True)
                 self._finish(trial, code if code >= 0 else 128 - code)
 
@@ -227,7 +227,7 @@ class Worker:
 
 
 def leave_worker(close: Iterable[int]) -> None:
-    """In a forked process: a group of its own that dies with the worker, without the worker's signals and files."""
+    """In a forked process: set up a process group that dies with the worker; reset signals and close files."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -238,7 +238,7 @@ def leave_worker(close: Iterable[int]) -> None:
 
 
 def become(request: TrialRequest, outputs: list[int]) -> NoReturn:
-    """Take on the job's environment, folder and output, run the recipe, and end."""
+    """Adopt the job's environment, folder and output, run the recipe, and exit."""
     for target, file in zip((1, 2), outputs, strict=False):
         os.dup2(file, target)
         os.close(file)
@@ -250,7 +250,7 @@ def become(request: TrialRequest, outputs: list[int]) -> NoReturn:
         code = int(importlib.import_module(request.module).main())
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001 - nothing may escape into the worker's own code
+    except BaseException:  # noqa: BLE001 - no exception may reach the worker's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -260,10 +260,10 @@ def become(request: TrialRequest, outputs: list[int]) -> NoReturn:
 
 @contextlib.contextmanager
 def _gpus_hidden() -> Iterator[None]:
-    """No GPU within: libraries that find one while they are imported ask for its properties.
+    """Hide all GPUs: some libraries query a visible GPU's properties while they are imported.
 
-    That starts CUDA, and a forked process could not use it any more. torch, too, starts CUDA to count GPUs, unless it
-    is told to ask the driver's management library.
+    That initializes CUDA, which a forked process then cannot use. torch also initializes CUDA to count GPUs, unless
+    it counts through NVML.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -276,7 +276,7 @@ def _gpus_hidden() -> Iterator[None]:
 
 
 def _check_cuda_untouched() -> None:
-    """Raise SetupError where an import has started CUDA, or a forked process cannot use the GPUs there are."""
+    """Raise SetupError if an import has initialized CUDA, so that a forked process cannot use the GPUs."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
@@ -284,7 +284,7 @@ def _check_cuda_untouched() -> None:
     if pid == 0:
         try:
             torch.zeros(1, device="cuda")
-        except Exception:  # noqa: BLE001 - nothing may escape into the worker's own code
+        except Exception:  # noqa: BLE001 - no exception may reach the worker's code
             traceback.print_exc()
             os._exit(1)
         os._exit(0)

@@ -1,7 +1,7 @@
-"""Our own trial programs as workloads: ``peft``, ``nemo`` and ``bridge``.
+"""Workloads of the shipped trainers: ``peft``, ``nemo`` and ``bridge``.
 
-A trial is a config file of exports and the recipe's module. The file in the attempt's folder has the form of the
-exported one, so what was measured is what is handed over.
+A trial is a config file of exports and the recipe's module. The attempt's config file has the same form as the
+exported one, so the exported file is what was measured.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from lora_tune_recipes.pack_gain import doubts_of_packing
 from lora_tune_recipes.peft_refusals import refuse_in_packs, refuse_without_library
 
 TINY_UNTRAINED = 1.8634
-"""Eval loss of the shipped tiny base on the shipped text before any training (a test holds it to the files)."""
+"""Eval loss of the shipped tiny base on the shipped text before training (checked by a test)."""
 
 _RUN_UNDER_CONFIG = 'source "$0" && exec "$@"'
 
 
 class RecipeSettings(BaseModel):
-    """Keys of ``[workload]`` for our own recipes."""
+    """Keys of ``[workload]`` for the shipped recipes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,13 +69,13 @@ class PeftSettings(RecipeSettings):
 
 
 class RecipeWorkload(Workload):
-    """Runs ``python -m <module>``, one process a GPU under torchrun where there are several."""
+    """Runs ``python -m <module>``, one process per GPU under torchrun if there are several."""
 
     module: ClassVar[str]
     imports: ClassVar[str]
-    """What a warm worker imports for its trials."""
+    """The module that a warm worker imports in advance."""
     packed: ClassVar[str | None] = None
-    """The module that trains several trials side by side; None where there is none."""
+    """The module that trains several trials in one process; None if there is none."""
     ends_probes: ClassVar[bool] = True
     Settings: ClassVar[type[RecipeSettings]] = RecipeSettings
 
@@ -93,14 +93,14 @@ class RecipeWorkload(Workload):
             raise StudyError(f"study {study.name}", "site.slots", problem)
 
     def check(self) -> list[str]:
-        """Data, model, container and mounts that the site names and this machine does not see, one sentence each.
+        """One sentence for each path of the site (data, model, container, mounts) that is not visible here.
 
-        Raises SetupError where trials run on this machine.
+        Raises SetupError instead if trials run on this machine.
         """
         site = self._site
         named = {"site.data": site.data, "site.model": site.model, "site.container": site.container}
         named |= {f"site.container_mounts.{i}": m.split(":")[0] for i, m in enumerate(site.container_mounts)}
-        # A relative path is relative to here, a container may be a registry's image.
+        # Relative paths are relative to the working folder; a container may be a registry's image.
         places = {key: str(value) for key, value in named.items() if value}
         doubts = unseen(places)
         if doubts and on_this_machine(site.launcher):
@@ -108,7 +108,7 @@ class RecipeWorkload(Workload):
         return doubts
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """``bash`` sources the attempt's config file and becomes the recipe."""
+        """A job in which ``bash`` sources the attempt's config file and execs the recipe."""
         name = self._file_name(proposal)
         attempt = AttemptPaths(folder)
         values = self._values(proposal) | self._of_attempt(folder)
@@ -128,19 +128,19 @@ class RecipeWorkload(Workload):
         )
 
     def beside(self, folder: Path) -> AbstractContextManager[None]:
-        """The warm worker of the sweep in ``folder``, where the study asks for one and trials run on this machine."""
+        """The sweep's warm worker, if the study asks for one and trials run on this machine; else a no-op."""
         site = self._site
         if not self._settings.warm_worker or site.slots is not None or not on_this_machine(site.launcher):
             return contextlib.nullcontext()
         return kept_worker(folder, self.imports, site.python)
 
     def readers(self, names: Iterable[str]) -> dict[str, str]:
-        """Who reads each variable, in words; "" for nobody."""
+        """What reads each variable, in words; "" if nothing does."""
         known = _recipe_variables()
         return {n: "the recipe" if n in known else LAUNCH if n in BY_THE_SITE else "" for n in names}
 
     def _of_attempt(self, folder: Path) -> dict[str, Value]:
-        """Variables that only an attempt has, and no export of its configuration."""
+        """Variables of the attempt that are not exported with its configuration."""
         return {}
 
     def _slot(self, values: Mapping[str, Value]) -> SlotTerms | None:
@@ -150,11 +150,11 @@ class RecipeWorkload(Workload):
         return SlotTerms(argv=(self._site.python or sys.executable, "-m", self.packed), knobs=knobs)
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """The recipes print MLLOG."""
+        """A reader of MLLOG, which the recipes print."""
         return reader_of(self._study, MllogReader())
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The config file, and the line that runs it."""
+        """The config file and its command line."""
         name = self._file_name(proposal)
         command = " ".join(self._command(python="python"))
         text = render(self._values(proposal), comments=(*provenance, f"Run: source {name} && {command}"))
@@ -174,7 +174,7 @@ class RecipeWorkload(Workload):
 
     def _values(self, proposal: Proposal) -> dict[str, Value]:
         site = self._site
-        # GBS is derived: the recipes compute it from MINIBS and the layout, and read no variable of that name.
+        # The recipes compute GBS from MINIBS and the layout and do not read it.
         values: dict[str, Value] = {name: value for name, value in proposal.parameters.items() if name != "GBS"}
         values |= {
             "SEED": proposal.seed,
@@ -186,7 +186,7 @@ class RecipeWorkload(Workload):
             "DGXNGPU": max(1, site.gpus_per_node),
         }
         if site.data is not None:
-            values["DATADIR"] = str(site.data.resolve())  # a job's working folder is its own
+            values["DATADIR"] = str(site.data.resolve())  # absolute, because each job has its own working folder
         if site.model is not None:
             values["MODEL"] = str(site.model.resolve())
         if proposal.probe:
@@ -196,7 +196,7 @@ class RecipeWorkload(Workload):
 
 @functools.cache
 def _recipe_variables() -> frozenset[str]:
-    """Every capital name that our recipes' sources quote. Read as text: importing them would import torch."""
+    """All quoted capital names in the recipes' sources, read as text, because importing them imports torch."""
     names: set[str] = set()
     waiting = [resources.files("lora_tune_recipes")]
     while waiting:
@@ -209,7 +209,7 @@ def _recipe_variables() -> frozenset[str]:
 
 
 class PeftWorkload(RecipeWorkload):
-    """transformers + peft + accelerate; without ``site.model`` and ``site.data`` the shipped tiny task."""
+    """transformers + peft + accelerate; by default the shipped tiny task."""
 
     module = "lora_tune_recipes.peft_lora"
     imports = "lora_tune_recipes.training"
@@ -230,7 +230,7 @@ class PeftWorkload(RecipeWorkload):
             raise StudyError(f"study {study.name}", "objective.target", problem)
 
     def check(self) -> list[str]:
-        """As of any recipe, and the libraries that the space asks for; and whether packs would gain nothing."""
+        """As for any recipe, plus missing libraries of the space, and packing that gains nothing."""
         if on_this_machine(self._site.launcher) and self._site.python is None:
             refuse_without_library(self._study)
         return [*super().check(), *doubts_of_packing(self._study)]

@@ -1,4 +1,4 @@
 """The parts of the Megatron-Bridge trial; ``lora_tune_recipes.bridge_lora`` runs it.
 
-``settings`` imports neither torch nor Megatron-Bridge; ``imports`` comes before every import of ``megatron.bridge``.
+``settings`` imports neither torch nor Megatron-Bridge; import ``imports`` before ``megatron.bridge``.
 """

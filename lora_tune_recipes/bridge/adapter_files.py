@@ -1,7 +1,7 @@
-"""A tuned adapter in peft's format, and back: so that it can be used wherever peft loads one.
+"""Converts an adapter to and from peft's format.
 
-Megatron-Core adapts queries, keys and values as one fused projection, with one A matrix for the three. peft has three
-modules: each gets that A and its own rows of B, which is the same function.
+Megatron-Core adapts queries, keys and values as one fused projection with one A matrix. peft has three modules: each
+gets that A and its own rows of B, which is the same function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lora_tune_recipes.megatron.shapes import Shape
 
 
 def split_qkv(b: torch.Tensor, shape: Shape) -> dict[str, torch.Tensor]:
-    """Rows of q, k and v in ``b`` [(heads + 2 * kv_groups) * head, rank], which keeps each key-value group together."""
+    """Rows of q, k and v in ``b`` [(heads + 2 * kv_groups) * head, rank], which stores key-value groups together."""
     per_group = shape.heads // shape.kv_groups
     groups = b.view(shape.kv_groups, per_group + 2, shape.head, -1)
     q, k, v = groups.split((per_group, 1, 1), dim=1)
@@ -37,7 +37,7 @@ def join_qkv(parts: dict[str, torch.Tensor], shape: Shape) -> torch.Tensor:
 
 
 def save(models: list[Any], folder: Path, settings: BridgeSettings) -> None:
-    """Write the adapters of all ranks to ``folder``; every rank calls it, and the first one writes."""
+    """Write the adapters of all ranks to ``folder``; every rank must call it, and the first one writes."""
     own: dict[str, torch.Tensor] = {}
     for core in models:
         for adapter in adapters(core):
@@ -63,7 +63,7 @@ def _peft_tensors(
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of the adapter before it is trained. Raises InputError where that cannot be."""
+    """Create the adapter's folder before training. Raises InputError on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,9 +73,9 @@ def make_folder(folder: Path) -> None:
 
 
 def load(models: list[Any], folder: Path, settings: BridgeSettings) -> None:
-    """Fill the adapters of these chunks from ``folder``, which has been checked.
+    """Fill the adapters of these chunks from ``folder``, which is already checked.
 
-    Raises InputError for queries, keys and values of different A matrices, which one fused projection cannot hold.
+    Raises InputError if queries, keys and values have different A matrices, which a fused projection cannot hold.
     """
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         held = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - a handle, not a mapping

@@ -1,4 +1,4 @@
-"""The frozen base and its adapters: what happens to the model before it is wrapped for training."""
+"""Prepares the frozen base and its adapters before the model is wrapped for training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from lora_tune_recipes.megatron.shapes import Shape
 
 
 def prepare(settings: BridgeSettings, lora: Any) -> Callable[[list[Any]], list[Any]]:
-    """The hook that gives the chunks of a fresh model their base weights, and their adapters of this seed."""
+    """A hook that loads a fresh model's base weights and initializes its adapters from the seed.
+
+    Without a model the weights stay random, which suffices to measure speed.
+    """
 
     def hook(models: list[Any]) -> list[Any]:
         if settings.model is not None:
@@ -36,10 +39,7 @@ def prepare(settings: BridgeSettings, lora: Any) -> Callable[[list[Any]], list[A
 
 
 def load(models: list[Any], folder: Path, shape: Shape) -> None:
-    """Fill the chunks from a Hugging Face folder, NeMo 2's ``weights``, or Megatron-Bridge's own form.
-
-    None at all leaves them random, which is enough to measure speed.
-    """
+    """Fill the chunks from a Hugging Face folder, NeMo 2's ``weights``, or Megatron-Bridge's own format."""
     if hf.is_hf(folder):
         rank, ranks = (
             parallel_state.get_tensor_model_parallel_rank(),
@@ -57,11 +57,11 @@ def load(models: list[Any], folder: Path, shape: Shape) -> None:
 def _load_distributed(core: Any, folder: Path, prefix: str) -> None:
     """Fill one chunk from a distributed checkpoint whose keys begin with ``prefix``."""
     wanted = core.sharded_state_dict(prefix=prefix)
-    # Scales of FP8 are of the run that wrote them, and not all forms hold them.
+    # FP8 scales belong to the run that wrote them, and not all formats have them.
     weights = {key: value for key, value in wanted.items() if "_extra_state" not in key}
     try:
         loaded = dist_checkpointing.load({"model": weights}, str(folder), validate_access_integrity=False)
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
+    except (Exception, CheckpointException) as error:  # CheckpointException is not an Exception
         raise InputError(
             f"CKPT_ROOT={str(folder)!r}: cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error

@@ -2,9 +2,9 @@
 
     python -m lora_tune_recipes.bridge.convert MODEL OUT
 
-The result holds ``iter_0000000`` with the distributed weights and ``run_config.yaml``, and the files that name it the
-latest iteration. It is written on the CPU, and needs as much host memory as the model in bf16. A NeMo folder does not
-state its shape in a form that is read here: LLAMA and the sizes beside it give it, as for the recipes.
+OUT then holds ``iter_0000000`` with the distributed weights and ``run_config.yaml``, and the files that name it the
+latest iteration. Runs on the CPU, and needs as much host memory as the model in bf16. The shape of a NeMo folder is
+not read from it: set LLAMA and its sizes, as for the recipes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lora_tune_recipes.megatron.shapes import read_shape
 
 
 def convert(source: Path, out: Path, *, dtype_name: str = "bfloat16") -> None:
-    """Read ``source`` and write ``out``. Raises InputError where either cannot be used."""
+    """Read ``source`` and write ``out``. Raises InputError if either cannot be used."""
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out}: is not empty; name a new folder")
     shape = hf.shape_of(source) if hf.is_hf(source) else read_shape(Knobs(os.environ))
@@ -43,7 +43,7 @@ def convert(source: Path, out: Path, *, dtype_name: str = "bfloat16") -> None:
     with temporary_distributed_context(backend="gloo"):
         models = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
         base.load(models, source, shape)
-        # run_config.yaml names the layers by their function: the one that whoever loads this will have.
+        # run_config.yaml names the layer function: use the one that the loading run will have.
         provider.transformer_layer_spec = transformer_engine_layer_spec
         save_megatron_model(models, out, ckpt_format="torch_dist")
 

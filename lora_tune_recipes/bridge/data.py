@@ -1,4 +1,4 @@
-"""The packed sequences as Megatron-Bridge asks for them: an iterator of our own, over our own order."""
+"""The packed sequences as an iterator for Megatron-Bridge, in the recipes' order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Batch = dict[str, torch.Tensor]
 class BridgeData(DatasetProvider):
     """``train`` and ``validation`` of the data folder.
 
-    The order of the training data depends on the seed and the global batch only, so that every layout of one global
+    The order of the training data depends only on the seed and the global batch, so that every layout of one global
     batch reads the same. Megatron-Bridge calls ``build_datasets`` once per chunk of a virtual pipeline.
     """
 
@@ -35,12 +35,12 @@ class BridgeData(DatasetProvider):
     dataloader_type: Any = "external"
 
     def build_datasets(self, context: Any) -> tuple[Any, None, None]:
-        """The iterator over this rank's micro-batches; Megatron-Bridge does not evaluate."""
+        """The iterator over this rank's micro-batches; no evaluation data, because Run evaluates."""
         return _training_batches(self.settings, self.train, pin_memory=self.pin_memory), None, None
 
 
 def packed_data(settings: BridgeSettings, *, cuda: bool) -> BridgeData:
-    """Raises InputError for data that cannot be used."""
+    """The data of these settings. Raises InputError if it cannot be used."""
     train, validation = load(settings)
     workers = settings.speed.workers
     return BridgeData(settings=settings, train=train, validation=validation, num_workers=workers, pin_memory=cuda)
@@ -65,16 +65,16 @@ def _training_batches(settings: BridgeSettings, train: Sequences, *, pin_memory:
 
 
 def evaluation_batches(settings: BridgeSettings, validation: Sequences) -> list[Batch]:
-    """This rank's share of an evaluation; sequences that do not count fill up, so that every rank has as many."""
+    """This rank's share of an evaluation, padded with masked sequences to equal counts on all ranks."""
     size, layout = settings.speed.val_mbs, settings.layout
     own = share(len(validation), size * layout.turn, parallel_state.get_data_parallel_rank(), layout.dp)
     return [batch(validation.rows(own[i : i + size])) for i in range(0, len(own), size)]
 
 
 def share(count: int, size: int, rank: int, ranks: int) -> npt.NDArray[np.int64]:
-    """Numbers of the sequences that ``rank`` of ``ranks`` evaluates, ``size`` at a time; -1 is one of no weight.
+    """Indices of the sequences that ``rank`` of ``ranks`` evaluates, ``size`` at a time; -1 is padding.
 
-    Every sequence below ``count`` belongs to one rank, and all ranks have as many, a multiple of ``size``.
+    Every sequence below ``count`` belongs to one rank, and all ranks have equally many, a multiple of ``size``.
     """
     turns = -(-count // (size * ranks))
     numbers = np.arange(rank, turns * size * ranks, ranks)

@@ -1,4 +1,4 @@
-"""The change of precision in the middle of a run: FP4 at first, then FP8 or bf16, which lets the loss fall on."""
+"""Healing: the switch from FP4 to FP8 or bf16 in the middle of a run, which lets the loss fall further."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lora_tune_recipes.megatron.settings import PrecisionSettings
 
 
 def heal(cores: Iterable[Any], precision: PrecisionSettings) -> None:
-    """Let the layers of ``cores`` compute in ``precision`` from the next forward pass on.
+    """Switch the layers of ``cores`` to ``precision`` from the next forward pass on.
 
-    Megatron-Core asks its configuration for the precision at every pass. The weights of an FP4 run are in bf16, so no
-    weight changes its form.
+    Megatron-Core reads the precision from its configuration at every pass. The weights of an FP4 run are in bf16, so
+    none is converted.
     """
     settings = told(precision)
     for core in cores:
@@ -24,9 +24,9 @@ def heal(cores: Iterable[Any], precision: PrecisionSettings) -> None:
 
 
 def told(precision: PrecisionSettings) -> dict[str, Any]:
-    """What Megatron-Core's configuration says of a precision, by the names of its fields."""
+    """The fields of Megatron-Core's configuration for a precision."""
     if not precision.fp8:
         return {"fp4": None, "fp8": None}
     arguments = fields.fp8(precision)
-    del arguments["fp8_param_gather"]  # a word of Megatron-Bridge's, about weights
+    del arguments["fp8_param_gather"]  # a field of Megatron-Bridge, about weights
     return {"fp4": None, "fp8": "hybrid", **arguments}

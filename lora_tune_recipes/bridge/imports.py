@@ -1,8 +1,7 @@
-"""Makes ``megatron.bridge`` importable where packages are missing that it imports and a LoRA run never calls.
+"""Makes ``megatron.bridge`` importable without packages that it imports but a LoRA run never calls.
 
-Megatron-Bridge 0.3 names modelopt, nvidia-resiliency-ext, Hugging Face's datasets, Triton and Transformer Engine when
-its modules are loaded. ``prepare`` answers the absent ones with modules of empty classes: what is installed wins, and a
-call into a stand-in raises. No arithmetic is touched.
+Megatron-Bridge 0.3 imports modelopt, nvidia-resiliency-ext, Hugging Face's datasets, Triton and Transformer Engine.
+``prepare`` replaces those not installed by modules of empty classes; calling one raises. The arithmetic is unchanged.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from types import ModuleType
 from typing import Any
 
 OPTIONAL = ("modelopt", "nvidia_resiliency_ext", "datasets", "megatron.energon")
-"""Packages without which a trial trains."""
+"""Packages that a trial does not need."""
 TRITON = (
     "megatron.core.inference.contexts.attention_context.triton",
     "megatron.core.inference.contexts.fused_kv_append_kernel",
     "megatron.core.ssm.triton_cache_manager",
     "megatron.core.transformer.custom_layers.batch_invariant_kernels",
 )
-"""Megatron-Core's modules of Triton kernels. Triton itself stays absent: torch and transformers look for it."""
+"""Megatron-Core's modules of Triton kernels. Triton itself gets no stand-in, as torch and transformers look for it."""
 
 
 class _Empty(type):
-    """A class that stands for a name of a package that is not there."""
+    """A class that replaces a name of a missing package."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -59,7 +58,7 @@ class StandIn(ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers the import of ``names`` and of what lies below them, until ``remove``."""
+    """Import hook that serves ``names`` and their submodules, until ``remove``."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
@@ -76,10 +75,10 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: ``StandIn`` makes its names as they are asked for."""
+        """Nothing to run: ``StandIn`` creates its names on access."""
 
     def remove(self) -> None:
-        """Forget the modules as well: they count as absent from here on."""
+        """Uninstall the hook and its modules, which then count as absent."""
         sys.meta_path.remove(self)
         for name in [n for n, m in sys.modules.items() if isinstance(m, StandIn) and m.__loader__ is self]:
             del sys.modules[name]
@@ -89,7 +88,7 @@ def present(name: str) -> bool:
     """Whether a package is really installed."""
     try:
         spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # the package above it is absent
+    except ModuleNotFoundError:  # the parent package is absent
         return False
     return spec is not None and not isinstance(spec.loader, StandIns)
 
@@ -100,7 +99,7 @@ def prepare() -> None:
         return
     if not present("triton"):
         StandIns(TRITON)
-    # Newer versions of it insist on a version of nvidia-resiliency-ext where they find one.
+    # Newer Megatron-Core checks the version of nvidia-resiliency-ext if it finds one, so import it before the stand-in.
     importlib.import_module("megatron.core.dist_checkpointing")
     StandIns(name for name in OPTIONAL if not present(name))
     if not present("transformer_engine"):
@@ -109,9 +108,9 @@ def prepare() -> None:
 
 
 def _without_transformer_engine() -> None:
-    """Bridge's LoRA names ``te.Linear`` unguarded, while Megatron-Core asks before it uses Transformer Engine.
+    """Bridge's LoRA uses ``te.Linear`` unconditionally, while Megatron-Core checks for Transformer Engine.
 
-    So every module of Megatron-Core learns first that it is absent; only then is there a stand-in, for one import.
+    So import every module of Megatron-Core without it first, then use a stand-in for that one import.
     """
     core = importlib.import_module("megatron.core")
     root = Path(core.__path__[0])
@@ -129,9 +128,9 @@ def _without_transformer_engine() -> None:
 
 
 def _without_what_is_absent() -> None:
-    """Take out the calls that a LoRA run does not need and that fail where a package is absent."""
+    """Remove calls that a LoRA run does not need and that fail if a package is absent."""
     initialize: Any = importlib.import_module("megatron.bridge.training.initialize")
-    # Runs make where pip's package has no Makefile, and ends the process; the wheel holds what it would build.
+    # It runs make, which ends the process if there is no Makefile, as in pip's package; the wheel has the result.
     initialize.compile_helpers = lambda: None
     if present("modelopt"):
         return

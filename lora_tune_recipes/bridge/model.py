@@ -1,7 +1,6 @@
-"""The settings as Megatron-Bridge's own objects: model, LoRA, optimizer, and the container of them all.
+"""The settings as Megatron-Bridge's objects: model, LoRA, optimizer, and their container.
 
-One text serves megatron-bridge 0.3.1 (pip) and the versions of NVIDIA's containers: only names are used that they
-share.
+Uses only names that megatron-bridge 0.3.1 (pip) and NVIDIA's containers share.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from lora_tune_recipes.megatron.shapes import Shape
 
 HAVE_TE = present("transformer_engine")
 BLACKWELL = (10, 0)
-"""Compute capability from which a GPU multiplies in block-scaled formats."""
+"""Lowest compute capability with block-scaled formats."""
 
 
 def attention_name() -> str:
-    """Which attention this machine runs."""
+    """The attention implementation on this machine."""
     return "transformer_engine" if HAVE_TE else "sdpa"
 
 
 def check_machine(settings: BridgeSettings, *, cuda: bool) -> None:
-    """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
+    """Raise SetupError or InputError for settings that this machine's libraries or GPUs do not support."""
     layout, speed = settings.layout, settings.speed
     blocks = {
         "FP4=1": settings.precision.fp4,
@@ -73,9 +72,9 @@ def sdpa_spec(config: Any) -> Any:
 
 
 class FrozenModel(GPTModelProvider):
-    """A model that is built without gradients.
+    """A model built without gradients.
 
-    With gradients on, FP8 weights keep a bf16 copy of each weight for an optimizer that never asks: 138 GB for 70B.
+    With gradients on, FP8 weights keep a bf16 copy of each weight for the optimizer, 138 GB for 70B, never used here.
     """
 
     def provide(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +83,7 @@ class FrozenModel(GPTModelProvider):
 
 
 def llama(shape: Shape, seq: int) -> dict[str, Any]:
-    """What makes Megatron-Core's GPT a Llama of this shape, and nothing that is about a run."""
+    """The arguments that make Megatron-Core's GPT a Llama of this shape, whatever the run."""
     return {
         **fields.llama(shape, seq, te=HAVE_TE),
         "normalization": "RMSNorm",
@@ -103,7 +102,7 @@ def llama(shape: Shape, seq: int) -> dict[str, Any]:
 
 
 def build_model(settings: BridgeSettings, *, cuda: bool) -> GPTModelProvider:
-    """The base model, its weights still to come."""
+    """The base model, without weights."""
     layout, speed = settings.layout, settings.speed
     dtype = torch.bfloat16 if cuda else torch.float32
     return FrozenModel(
@@ -132,10 +131,10 @@ def build_model(settings: BridgeSettings, *, cuda: bool) -> GPTModelProvider:
 
 
 def _interleaving(layout: ProcessLayout) -> dict[str, Any]:
-    """How stages send to each other: an interleaved pipeline sends while the next chunk of layers computes.
+    """Communication between pipeline stages: an interleaved pipeline sends while the next model chunk computes.
 
-    Two stages are each other's neighbour on both sides, and sends that are not overlapped would be taken for one
-    another. What is still on its way must keep its memory: freed at once, other numbers arrive.
+    With two stages, both neighbours are the same rank, and unbatched, non-overlapped sends would be confused. An
+    output must not be deallocated while its send is pending, or other values arrive.
     """
     interleaved = layout.vp > 1
     return {
@@ -146,9 +145,9 @@ def _interleaving(layout: ProcessLayout) -> dict[str, Any]:
 
 
 def _tp_overlap(speed: BridgeSpeed) -> dict[str, Any]:
-    """Tensor-parallel transfers behind products, by NVIDIA's settings for LoRA of this width, as the NeMo recipe.
+    """Overlap of tensor-parallel transfers with products, by NVIDIA's settings for LoRA, as in the NeMo recipe.
 
-    Bridge's own ``comm_overlap`` is passed by: it would switch the overlaps of the optimizer on as well.
+    Bridge's ``comm_overlap`` is not used: it would enable the optimizer's overlaps, too.
     """
     if not speed.tp_overlap:
         return {}
@@ -162,7 +161,7 @@ def _tp_overlap(speed: BridgeSpeed) -> dict[str, Any]:
 
 
 def _offloading(speed: BridgeSpeed) -> dict[str, Any]:
-    """Layers whose activations are kept in host memory instead of on the GPU."""
+    """Offloading of layers' activations to host memory."""
     if not speed.offloaded:
         return {}
     return {
@@ -179,10 +178,10 @@ def build_lora(settings: BridgeSettings) -> Any:
 
 
 def build_config(settings: BridgeSettings, model: GPTModelProvider, data: BridgeData, *, cuda: bool) -> Any:
-    """All of it, as ``megatron.bridge.training.pretrain`` takes it.
+    """The container for ``megatron.bridge.training.pretrain``.
 
-    LoRA is no part of it: Bridge's own path insists on a checkpoint in its own form, and a hook of the model serves
-    every form.
+    It does not include LoRA: Bridge's own path requires a checkpoint in its format; a hook of the model works for
+    every format.
     """
     return bridge.ConfigContainer(
         model=model,
@@ -204,7 +203,7 @@ def build_config(settings: BridgeSettings, model: GPTModelProvider, data: Bridge
 
 
 def _schedule(settings: BridgeSettings) -> dict[str, Any]:
-    """Steps, and what Bridge would do between them: evaluations and log lines are Run's."""
+    """Steps, with Bridge's own evaluations and log lines disabled: Run does both."""
     return {
         "train": bridge.TrainingConfig(
             micro_batch_size=settings.layout.mbs,
@@ -221,10 +220,10 @@ def _schedule(settings: BridgeSettings) -> dict[str, Any]:
 
 
 def _optimization(settings: BridgeSettings, *, cuda: bool) -> dict[str, Any]:
-    """The optimizer, its weight decay (rates are set by Run), and what data-parallel ranks tell each other."""
+    """The optimizer, its weight decay (Run sets the rates), and communication between data-parallel ranks."""
     layout, communication, decay = settings.layout, settings.communication, settings.weight_decay
     sharded = communication.sharded and cuda
-    # With one rank there is nothing to send.
+    # One rank has nothing to send.
     several = cuda and layout.dp * layout.cp > 1
     return {
         "optimizer": bridge.OptimizerConfig(

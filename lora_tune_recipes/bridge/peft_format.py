@@ -1,4 +1,4 @@
-"""What a folder in peft's format must hold so that this recipe can go on with its adapter; nothing is loaded."""
+"""Checks that this recipe can continue training an adapter in peft's format, without loading it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ FUSED, PROJECTION = ("q_proj", "k_proj", "v_proj"), "o_proj"
 TARGETS = (*FUSED, PROJECTION)
 ROOT = "base_model.model.model.layers"
 STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of ``init_lora_weights`` that leave the base's weights as they are. pissa, olora, loftq, corda do not."""
+"""Values of ``init_lora_weights`` that keep the base's weights. pissa, olora, loftq and corda change them."""
 OFF: tuple[Any, ...] = (None, False, [], {}, "")
-"""How peft writes a part of its configuration that is not used."""
+"""peft's values of an unused key of its configuration."""
 DESCRIBED = (
     *("peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "target_modules"),  # looked at by name
     *("task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "inference_mode"),
     *("lora_dropout", "megatron_config", "megatron_core", "layers_pattern", "qalora_group_size", "eva_config"),
 )
-"""Keys of peft's configuration that may have any value. Any other is a way to be more than plain LoRA, also one that
-a later peft invents."""
+"""Keys of peft's configuration that may have any value. Any other key in use, even of a later peft, means more than
+plain LoRA."""
 
 
 def config_of(settings: BridgeSettings) -> dict[str, Any]:
-    """What peft wants to know of an adapter."""
+    """peft's configuration of an adapter."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -51,7 +51,7 @@ def key_of(layer: int, name: str, matrix: str) -> str:
 
 
 def check(folder: Path, settings: BridgeSettings) -> None:
-    """Raise InputError where ``folder`` holds no adapter that these settings can continue, all of it and no more."""
+    """Raise InputError unless ``folder`` holds exactly an adapter that these settings can continue."""
     where = f"ADAPTER={str(folder)!r}"
     try:
         config = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
@@ -71,7 +71,7 @@ def check(folder: Path, settings: BridgeSettings) -> None:
 
 
 def _check_kind(where: str, config: Mapping[str, Any]) -> None:
-    """Raise InputError for an adapter that is more than B times A times alpha over rank, beside the base's weights."""
+    """Raise InputError for an adapter that is not plain LoRA: alpha / rank * B A added to the base's weights."""
     for key, allowed in (("peft_type", "LORA"), ("bias", "none")):
         if config.get(key, allowed) != allowed:
             raise InputError(f"{where}: {key} is {config[key]!r}; allowed is {allowed!r}: plain LoRA")
@@ -86,7 +86,7 @@ def _check_kind(where: str, config: Mapping[str, Any]) -> None:
 
 
 def _check_tensors(folder: Path, settings: BridgeSettings) -> None:
-    """Raise InputError unless the file holds the tensors that the settings ask for, and none that would be left out."""
+    """Raise InputError unless the file holds exactly the tensors of these settings."""
     where = f"ADAPTER={str(folder)!r}"
     if not (folder / WEIGHTS).is_file():
         raise InputError(f"{where}: {WEIGHTS} is missing; give a folder in peft's format")
@@ -104,7 +104,7 @@ def _check_tensors(folder: Path, settings: BridgeSettings) -> None:
 
 
 def _sizes(settings: BridgeSettings) -> dict[str, tuple[int, int]]:
-    """Name and whole size of every tensor of an adapter of these settings."""
+    """Name and full size of every tensor of an adapter of these settings."""
     shape, rank = settings.shape, settings.lora_rank
     wide, narrow = shape.heads * shape.head, shape.kv_groups * shape.head
     ends = {"q_proj": (shape.hidden, wide), "k_proj": (shape.hidden, narrow), "v_proj": (shape.hidden, narrow)}

@@ -1,4 +1,4 @@
-"""The run as it happens: kernel warm-up, learning rate, evaluations, stop at the target, and the MLLOG of it all."""
+"""Callbacks of a run: kernel warm-up, learning rate, evaluations, stop at the target, and the MLLOG lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lora_tune_recipes.trial_log import TrialLog
 
 
 class BridgeRun(Callback):
-    """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
+    """Runs the eval schedule and the log; ``reached``: whether an evaluation met the target."""
 
     def __init__(self, settings: BridgeSettings, log: TrialLog, data: BridgeData, *, cuda: bool) -> None:
         self._settings, self._log, self._data = settings, log, data
@@ -39,7 +39,7 @@ class BridgeRun(Callback):
         self.reached = False
 
     def on_train_start(self, context: Any) -> None:
-        """Before the first step, when the adapters are in place: warm up, and start the clock."""
+        """Before the first step, with the adapters in place: warm up, and start the clock."""
         bound_waiting(self._settings.timeout)
         config = context.state.cfg
         self._hooked = should_disable_forward_pre_hook(
@@ -53,10 +53,7 @@ class BridgeRun(Callback):
         self._blocks.start(0)
 
     def on_train_step_start(self, context: Any) -> None:
-        """The learning rate of this step: the other recipes' schedule, which wastes no step on a rate of zero.
-
-        An FP4 run that has come to its healing goes on in its other precision.
-        """
+        """Set the learning rate of this step, by the schedule of all recipes, and heal an FP4 run at its step."""
         healing = self._settings.healing
         if healing and context.state.train_state.step == healing.step:
             heal(cores(context.model), healing.precision)
@@ -80,20 +77,20 @@ class BridgeRun(Callback):
         return due and not self._end_of_probe(step)
 
     def _log_loss(self, context: Any, step: int) -> bool:
-        """Print the training loss of the step; returns whether it is a number."""
+        """Log the training loss of the step; returns whether it is finite."""
         mean = context.loss_dict.get(LOSS) if context.loss_dict else None
-        if mean is None:  # known on the last pipeline stage only
+        if mean is None:  # only the last pipeline stage has it
             mean = torch.zeros((), device=next(context.model[0].parameters()).device)
         loss = over_ranks(mean * self._settings.layout.accumulation) / self._batch
         self._log.train_loss(loss, step * self._batch, self._rate(step - 1))
         return math.isfinite(loss)
 
     def _evaluate(self, context: Any, step: int, *, last: bool) -> bool:
-        """Evaluate and print it; returns whether the run ends for it."""
+        """Evaluate and log it; returns whether the run ends."""
         samples = step * self._batch
         self._blocks.stop(samples)
         self._log.start(constants.EVAL_START, samples_count=samples)
-        # The hooks gather parameters ahead of a training pass. Bridge switches them on after the first step.
+        # The hooks prefetch parameters for a training pass. Bridge enables them after the first step.
         hooked = self._hooked and step > 1
         if hooked:
             disable_forward_pre_hook(context.model)
@@ -109,7 +106,7 @@ class BridgeRun(Callback):
         return ended
 
     def _end_of_probe(self, step: int) -> bool:
-        """After one evaluation and one warm block a probe has seen what it is for."""
+        """Whether a probe has done its evaluation and its warm block."""
         evals = self._settings.evals
         return self._settings.probe and step >= evals.first + evals.interval
 
@@ -119,7 +116,7 @@ class BridgeRun(Callback):
         self._log.run_stop(step * self._batch, success=self.reached)
         if self._settings.save_adapter is not None:
             adapter_files.save(list(cores(context.model)), self._settings.save_adapter, self._settings)
-        # The loop's own condition ends it, and the count of steps that were taken stays true.
+        # End by the loop's own condition, so that the step count stays correct.
         context.state.cfg.train.train_iters = step
 
     def _rate(self, step: int) -> float:

@@ -1,6 +1,6 @@
-"""The knobs of a Megatron-Bridge trial, under the names of MLPerf v6.0's configuration files and with their defaults.
+"""The knobs of a Megatron-Bridge trial, with the names and defaults of MLPerf v6.0's configuration files.
 
-``docs/trainers.md`` lists every variable. Where v5.1 or the other recipes name a knob otherwise, that name counts too.
+``docs/trainers.md`` lists every variable. Other names of a knob in v5.1 or the other recipes are accepted, too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SPELLINGS = {
     "SKIP_EVALS": ("SKIP_EVALS", "SKIP_EVAL"),
     "GLOBAL_BATCH_SIZE": ("GLOBAL_BATCH_SIZE", "GBS"),
 }
-"""Name of a knob in our recipes -> its variables, v6.0's first."""
+"""Our name of a knob -> accepted variables, v6.0's first."""
 
 FP8_HEAD = 128
-"""Channels of a head for which attention in FP8 was seen to run: one H200 had no backend for 64."""
+"""Head width for which FP8 attention is known to run; one H200 had no backend for 64."""
 
 REFUSED = {
     "NCCL_UB": "user buffers are not registered by this recipe",
@@ -44,15 +44,15 @@ REFUSED = {
     "STORE_GPU": "this recipe keeps no second copy of the weights",
     "GRADIENT_ACCUMULATION_FUSION": "frozen weights have no gradient to accumulate, and the adapters' needs Apex",
 }
-"""Switches of v6.0 that this recipe cannot serve -> why. 0, False and null are accepted."""
+"""Switches of v6.0 that this recipe does not support -> why. 0, False and null are accepted."""
 
 HEALED = {"FP8_DS": "delayed", "FP8_CS": "tensorwise", "MXFP8": "mxfp8", "BF16": ""}
-"""HEALING_PRECISION -> FP8 recipe in which an FP4 run goes on, none for BF16. v6.0's default is the first."""
+"""HEALING_PRECISION -> FP8 recipe after healing, "" for BF16. The first is v6.0's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Optimizer state over the data-parallel ranks, and what is sent while something is computed.
+    """Distribution of the optimizer state over the data-parallel ranks, and communication overlap.
 
     sharded: the distributed optimizer. bucket: parameters per message.
     """
@@ -66,9 +66,9 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeSpeed:
-    """What changes seconds and memory, but not the arithmetic.
+    """Settings that change time and memory, but not the arithmetic.
 
-    offloaded: layers whose activations lie in host memory. val_mbs: sequences of a forward pass in an evaluation.
+    offloaded: layers with activations in host memory. val_mbs: sequences per forward pass of an evaluation.
     """
 
     recompute: Recompute
@@ -97,9 +97,9 @@ class Healing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeSettings(CommonSettings):
-    """One trial, checked; see ``docs/trainers.md`` for the variables.
+    """One validated trial; see ``docs/trainers.md`` for the variables.
 
-    healing: None where the precision stays. adapter: peft folder to start from; save_adapter: one to write at the end.
+    healing: None if the precision does not change. adapter: peft folder of the initial adapter. save_adapter: output.
     """
 
     communication: Communication
@@ -110,11 +110,11 @@ class BridgeSettings(CommonSettings):
 
 
 def read(environment: Mapping[str, str], world: int) -> BridgeSettings:
-    """The settings that ``environment`` asks for on ``world`` processes.
+    """The settings in ``environment`` on ``world`` processes.
 
-    Raises InputError for the first value that is not allowed, and for a layout that does not fit.
+    Raises InputError for the first invalid value, or a layout that does not fit.
     """
-    # Configuration files of v6.0 write null for a knob that they leave alone.
+    # Configuration files of v6.0 write null for an unset knob.
     texts = {name: "" if value.strip().lower() in ("null", "none") else value for name, value in environment.items()}
     knobs = Knobs(texts, SPELLINGS)
     _refuse(knobs)
@@ -167,8 +167,8 @@ def _refuse(knobs: Knobs) -> None:
 def _communication(knobs: Knobs, layout: ProcessLayout, *, te_ops: bool) -> Communication:
     sharded = knobs.switch("USE_DISTRIBUTED_OPTIMIZER", default=True)
     reduce_early = knobs.switch("DDP_OVERLAP_GRAD_REDUCE", default=True)
-    # Parameters are waited for in hooks of the modules that use them, and fused operations call no module. Measured on
-    # two H200 (2026-11-23): a small Llama at DP=2 or CP=2 ends 0.08 higher, in bf16 and in FP8.
+    # The wait for gathered parameters is a module hook, and fused operations call no module. Measured on two H200
+    # (2026-11-23): the eval loss of a small Llama at DP=2 or CP=2 ends 0.08 higher, in bf16 and in FP8.
     unhooked = te_ops and layout.dp * layout.cp > 1
     gather_late = knobs.switch("DDP_OVERLAP_PARAM_GATHER", default=sharded and reduce_early and not unhooked)
     if gather_late and not (sharded and reduce_early):
@@ -190,7 +190,7 @@ def _communication(knobs: Knobs, layout: ProcessLayout, *, te_ops: bool) -> Comm
 
 
 def _tp_overlap(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> bool:
-    """Whether tensor-parallel transfers hide behind products, as in the NeMo recipe."""
+    """Whether tensor-parallel transfers overlap with products, as in the NeMo recipe."""
     if not knobs.switch("TP_COMM_OVERLAP", default=False):
         return False
     val_mbs = knobs.integer("VAL_MBS", 1, low=1)
@@ -217,7 +217,7 @@ def _speed(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> BridgeSpeed:
     if offloaded and (graph or layout.pp > 1):
         raise InputError("CPU_OFFLOADING=1: allowed is 0 with MCORE_CUDA_GRAPH=1 or PP above 1")
     if graph and layout.dp * layout.cp > 1:
-        # Measured on two H200 (2026-11-23): a small Llama at DP=2 ends 0.046 higher than without.
+        # Measured on two H200 (2026-11-23): the eval loss of a small Llama at DP=2 ends 0.046 higher with graphs.
         raise InputError(
             f"MCORE_CUDA_GRAPH=1: allowed is 0 where DP={layout.dp} CP={layout.cp} ranks share gradients; two of them"
             " were seen to learn worse with it"

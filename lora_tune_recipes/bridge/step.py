@@ -18,11 +18,11 @@ from lora_tune_recipes.megatron.attention import zigzag
 from lora_tune_recipes.megatron.loss import over_ranks
 
 LOSS = "lm loss"
-"""Megatron-Bridge's own name of the loss in a step's results."""
+"""Megatron-Bridge's name of the loss in a step's results."""
 
 
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
-    """A forward pass without a mask: every attention that is used here is causal by itself."""
+    """A forward pass without a mask, because every attention used here is causal."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     part = _part_of_context({name: one.to(device, non_blocking=True) for name, one in next(data_iterator).items()})
     losses = model(
@@ -32,11 +32,11 @@ def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tens
 
 
 def per_sequence_loss(losses: torch.Tensor, *, weights: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """This rank's share of the mean over a micro-batch's sequences, and of the sum, which is what is reported.
+    """This rank's share of the mean loss over a micro-batch's sequences, and of the sum, which is reported.
 
     losses, weights: [mbs, seq/CP]. Megatron-Core multiplies the first by CP, divides it by the micro-batches and
-    averages gradients over the data- and context-parallel ranks: a sum over the parts of a sequence remains. The sum
-    is a tensor of its own, for Megatron-Core scales the other in place.
+    averages gradients over the data- and context-parallel ranks, so the parts of a sequence add up. The sum is a
+    separate tensor because Megatron-Core scales the first in place.
     """
     total = (losses.float() * weights).sum()
     return total / len(losses), {LOSS: total.detach().clone()}
@@ -55,7 +55,7 @@ def _part_of_context(whole: Batch) -> Batch:
 def passes(
     models: list[Any], batches: Iterator[Batch], *, count: int, mbs: int, forward_only: bool, function: Any = None
 ) -> list[dict[str, torch.Tensor]]:
-    """``count`` micro-batches through the pipeline; the results of ``forward_step`` where the last stage is."""
+    """Run ``count`` micro-batches through the pipeline; the last stage's results of ``forward_step``."""
     config, groups = get_model_config(models[0]), get_pg_collection(models[0])
     function = function or forward_backward(models)
     chunks = [iter(own) for own in _copies(batches, len(models), count)]
@@ -83,7 +83,7 @@ def forward_backward(models: list[Any]) -> Any:
 
 
 def _copies(batches: Iterator[Batch], chunks: int, count: int) -> list[list[Batch]]:
-    """Each chunk of a virtual pipeline reads the same micro-batches."""
+    """The same micro-batches for each chunk of a virtual pipeline."""
     held = [next(batches) for _ in range(count)]
     return [held] * chunks
 

@@ -1,4 +1,4 @@
-"""One Megatron-Bridge LoRA run on this process's share of the machine."""
+"""One Megatron-Bridge LoRA run on this rank."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from lora_tune_recipes.megatron.processes import Processes  # noqa: E402
 def run(settings: BridgeSettings, processes: Processes, *, cuda: bool) -> bool:
     """Train until the target, the last step or divergence, and print the log; returns whether the target was met.
 
-    Raises InputError for data, an adapter or a checkpoint that cannot be used and SetupError for what this machine
-    cannot do, both before the log's ``run_start``.
+    Before the log's ``run_start`` raises InputError for unusable data, adapter or checkpoint, SetupError for an
+    unsupported machine.
     """
     log = start.open_log(processes)
     warnings.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""Kernel warm-up before ``run_start``, as MLPerf allows it: synthetic data, and every state back as it was."""
+"""Kernel warm-up before ``run_start``, as MLPerf allows it: synthetic data, and all states restored."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lora_tune_recipes.megatron.states import random_states_kept, reset_fp8
 
 
 def run(models: list[Any], optimizer: Any, settings: BridgeSettings) -> None:
-    """Some training steps without the optimizer's, and some forward passes as in an evaluation, on random tokens.
+    """Run some forward and backward passes without optimizer steps, and some evaluation passes, on random tokens.
 
-    Weights are never touched; gradients, random states and FP8 scaling histories are put back. A CUDA graph is
-    captured here, where it costs no time of the run: Megatron-Core keeps it for the whole process.
+    Weights do not change; gradients, random states and FP8 scaling histories are restored. A CUDA graph is captured
+    here, outside the measured time: Megatron-Core keeps it for the whole process.
     """
     if not settings.warmup_train and not settings.warmup_validation:
         return

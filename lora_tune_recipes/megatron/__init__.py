@@ -1,4 +1,4 @@
-"""What the recipes on Megatron-Core share: NeMo 2's (``recipes.nemo``) and Megatron-Bridge's (``recipes.bridge``).
+"""Code shared by the recipes on Megatron-Core: NeMo 2's (``recipes.nemo``) and Megatron-Bridge's (``recipes.bridge``).
 
-Neither NeMo nor Megatron-Bridge is imported here: the two cannot live in one environment.
+Imports neither of the two, because they cannot be installed in one environment.
 """

@@ -1,4 +1,4 @@
-"""The adapters of a Megatron-Core model: where they are, and how they start."""
+"""The adapters of a Megatron-Core model, and their initialization."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lora_tune_recipes.megatron.settings import TARGETS
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter of this process. layer: number of its block in the whole model, from 0. target: one of TARGETS.
+    """One adapter of this process. layer: block number in the whole model, from 0. target: one of TARGETS.
 
-    a: [rank, inputs] and b: [outputs, rank], this rank's part of each under tensor parallelism.
+    a: [rank, inputs] and b: [outputs, rank], this rank's shard of each under tensor parallelism.
     """
 
     layer: int
@@ -28,7 +28,7 @@ class Adapter:
 
 
 def cores(models: Iterable[Any]) -> Iterator[Any]:
-    """Megatron-Core's own model of each pipeline stage that this process holds, unwrapped."""
+    """The unwrapped Megatron-Core model of each pipeline stage of this process."""
     for model in models:
         core = model
         while hasattr(core, "module"):
@@ -45,9 +45,9 @@ def adapters(core: Any) -> Iterator[Adapter]:
 
 
 def start(core: Any, seed: int) -> None:
-    """Draw the A matrices of ``seed`` anew, the same whatever the layout; the B matrices stay zero.
+    """Initialize the A matrices from ``seed``, the same in every layout; the B matrices stay zero.
 
-    Megatron-Core draws them from states that differ between ranks, so a seed would mean another start in each layout.
+    Megatron-Core draws them from states that differ between ranks, so one seed would differ between layouts.
     Uniform within 1/sqrt(inputs): torch's kaiming_uniform_ with a = sqrt(5), as peft and MLPerf's implementation.
     """
     for adapter in adapters(core):
@@ -69,7 +69,7 @@ def whole_size(weight: torch.nn.Parameter) -> tuple[int, ...]:
 
 
 def own_part(whole: torch.Tensor, weight: torch.nn.Parameter) -> torch.Tensor:
-    """What this rank holds of a ``whole`` matrix."""
+    """This rank's shard of a ``whole`` matrix."""
     dim = _split(weight)
     if dim is None:
         return whole
@@ -90,5 +90,5 @@ def gathered(weight: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _split(weight: torch.nn.Parameter) -> int | None:
-    """The dimension that tensor parallelism divides; None where every rank holds the whole."""
+    """The dimension that tensor parallelism splits; None if every rank holds the whole."""
     return int(weight.partition_dim) if getattr(weight, "tensor_model_parallel", False) else None  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Causal attention through PyTorch where Transformer Engine is absent, with context parallelism by all-to-all.
+"""Causal attention through PyTorch without Transformer Engine, with context parallelism by all-to-all.
 
-Megatron-Core's own unfused attention refuses context parallelism and materialises the scores; this one does neither.
+Megatron-Core's unfused attention does not support context parallelism and materializes the scores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SdpaAttention(MegatronModule):
 
 
 def zigzag(seq: int, cp: int, device: Any) -> torch.Tensor:
-    """Positions in the order in which the ``cp`` ranks hold them.
+    """Positions in the order of the ``cp`` ranks that hold them.
 
     Megatron-Core cuts a sequence into 2*CP chunks and gives rank r the chunks r and 2*CP-1-r, which balances the work
     of causal attention.

@@ -1,4 +1,4 @@
-"""What a checkpoint folder of NeMo or Megatron-Bridge holds, before anything is built for it."""
+"""Checks the contents of a NeMo or Megatron-Bridge checkpoint folder before a model is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_tune_recipes.megatron.shapes import Shape
 
 
 def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Key endings in a distributed Llama checkpoint and their whole sizes for this shape; layers are stacked first."""
+    """Key endings in a distributed Llama checkpoint and their full sizes for this shape; layers are stacked first."""
     qkv = (shape.heads + 2 * shape.kv_groups) * shape.head
     return {
         "embedding.word_embeddings.weight": (shape.vocab, shape.hidden),
@@ -25,10 +25,10 @@ def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def weights_folder(model: Path) -> Path:
-    """The folder of the distributed checkpoint under ``MODEL``, which may also be given itself.
+    """The folder of the distributed checkpoint in ``MODEL``, or ``MODEL`` itself.
 
-    NeMo 2 keeps it in ``weights``, Megatron-Bridge in ``iter_0000000`` (v6.0) or whichever iteration its file of the
-    latest one names.
+    NeMo 2 keeps it in ``weights``, Megatron-Bridge in ``iter_0000000`` (v6.0) or the iteration in
+    ``latest_checkpointed_iteration.txt``.
     """
     named = model / "latest_checkpointed_iteration.txt"
     latest = named.read_text(encoding="utf-8", errors="replace").strip() if named.is_file() else "0"
@@ -43,14 +43,14 @@ def weights_folder(model: Path) -> Path:
 
 
 def is_nemo(folder: Path) -> bool:
-    """Whether a folder of distributed weights was written by NeMo 2, which puts ``module.`` before every name."""
+    """Whether NeMo 2 wrote a folder of distributed weights: it prefixes every name with ``module.``."""
     return any(key.startswith("module.") for key in _sizes(_metadata(folder)))
 
 
 def check(model: Path, shape: Shape) -> None:
-    """Raise InputError where the checkpoint is of another shape than ``shape``, or not all of it is there.
+    """Raise InputError if the checkpoint has another shape than ``shape``, or is incomplete.
 
-    Of distributed ones only torch_dist checkpoints say their sizes in one file; others are left to the loader.
+    Of distributed checkpoints only torch_dist ones have their sizes in one file; others are left to the loader.
     """
     if hf.is_hf(model):
         hf.check(model, shape)
@@ -75,9 +75,9 @@ def check(model: Path, shape: Shape) -> None:
 
 
 def _check_files(folder: Path, metadata: Any) -> None:
-    """Raise InputError for the first file of weights that is missing or shorter than ``.metadata`` says.
+    """Raise InputError for the first weights file that is missing or shorter than ``.metadata`` states.
 
-    The loader would find out after the model has been built, and on one rank of many.
+    The loader would fail only after the model is built, and on one rank of many.
     """
     ends: dict[str, int] = {}
     for stored in (metadata.storage_data or {}).values():

@@ -1,4 +1,4 @@
-"""The packed sequences as Megatron-Core's models take them."""
+"""The packed sequences as inputs of Megatron-Core's models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_tune_recipes.text import Sequences
 
 
 class NumberedSequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """The sequences of these numbers, in this order; number -1 is a sequence in which nothing counts."""
+    """The sequences of these numbers, in this order; -1 is a fully masked sequence."""
 
     def __init__(self, sequences: Sequences, numbers: npt.NDArray[np.int64]) -> None:
         self._sequences, self._numbers = sequences, numbers
@@ -32,8 +32,8 @@ class NumberedSequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def batch(sequences: Sequences) -> dict[str, torch.Tensor]:
     """The batch of these sequences, all tensors [n, seq].
 
-    ``loss_mask`` holds weights: each sequence counts 1, spread evenly over its predictions that count (0 where none
-    does), so that the loss is a mean of per-sequence means and needs no communication to find the counts.
+    ``loss_mask`` holds weights: each sequence has total weight 1, spread evenly over its unmasked predictions (0 if
+    there are none), so that the loss is a mean of per-sequence means and ranks need not exchange counts.
     """
     tokens = torch.from_numpy(np.ascontiguousarray(sequences.tokens))
     weights = sequences.mask / np.maximum(1, sequences.mask.sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""What a run is, by MLLOG key, before it starts."""
+"""The description of a run by MLLOG key, logged before it starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lora_tune_recipes.megatron.settings import CommonSettings
 def description(
     settings: CommonSettings, *, platform: str, texts: tuple[int, int], wide: str, attention: str
 ) -> dict[str, object]:
-    """The values that the log states, in their order.
+    """The logged values, in order.
 
-    platform: number and kind of devices. texts: sequences of training and of validation. wide: precision of what is
-    in no lower one. attention: name of the implementation.
+    platform: number and kind of devices. texts: numbers of training and validation sequences. wide: precision of
+    whatever has no lower one. attention: name of the implementation.
     """
     layout = settings.layout
     train, validation = texts
@@ -47,7 +47,7 @@ def description(
 
 
 def _disclosed(settings: CommonSettings, wide: str) -> dict[str, object]:
-    """Precision, parallelism, micro batch and config file, as MLPerf's rules want them disclosed."""
+    """Precision, parallelism, micro batch and config file, which MLPerf's rules require to be disclosed."""
     layout, precision = settings.layout, settings.precision
     values = {"TP": layout.tp, "PP": layout.pp, "CP": layout.cp, "MBS": layout.mbs}
     values |= {"FP8": int(precision.fp8), "FP8_DPA": int(precision.dpa), "FP4": int(precision.fp4)}

@@ -1,4 +1,4 @@
-"""The settings in Megatron-Core's words, as keyword arguments of the classes of NeMo and of Megatron-Bridge."""
+"""The settings as keyword arguments of Megatron-Core's classes in NeMo and Megatron-Bridge."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FROZEN_OVERLAP = {
     "tp_comm_overlap_rs_dgrad": True,
     "tp_comm_overlap_disable_qkv": True,
 }
-"""Overlap of tensor-parallel transfers where weights are frozen. They have no weight-gradient product that a transfer
-could hide behind: Transformer Engine would leave out the transfer itself, and gradients would be wrong. LoRA needs
-qkv's gathered input anyway."""
+"""Overlap of tensor-parallel transfers with frozen weights. These have no weight-gradient product to overlap with:
+Transformer Engine would skip the transfer itself, and gradients would be wrong. LoRA needs qkv's gathered input
+anyway."""
 
 
 def llama(shape: Shape, seq: int, *, te: bool) -> dict[str, Any]:
-    """The size of a Llama, and which of its operations are fused. te: whether Transformer Engine is here."""
+    """The size of a Llama, and its fused operations. te: whether Transformer Engine is installed."""
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -50,7 +50,7 @@ def parallelism(layout: ProcessLayout) -> dict[str, Any]:
 
 
 def recomputation(recompute: Recompute) -> dict[str, Any]:
-    """What is computed again in the backward pass instead of kept; empty where nothing is."""
+    """Activation recomputation; empty if there is none."""
     fields: dict[str, Any] = {}
     if recompute.granularity:
         fields["recompute_granularity"] = recompute.granularity
@@ -62,7 +62,7 @@ def recomputation(recompute: Recompute) -> dict[str, Any]:
 
 
 def fp8(precision: PrecisionSettings) -> dict[str, Any]:
-    """How FP8 scales its numbers, and what else is kept or computed in it."""
+    """FP8 scaling, and what else is stored or computed in FP8."""
     return {
         "fp8_recipe": precision.recipe,
         "fp8_amax_history_len": precision.history,
@@ -73,7 +73,7 @@ def fp8(precision: PrecisionSettings) -> dict[str, Any]:
 
 
 def adam(settings: CommonSettings, *, cuda: bool, sharded: bool) -> dict[str, Any]:
-    """AdamW with MLPerf's constants. sharded: whether its state is spread over the data-parallel ranks."""
+    """AdamW with MLPerf's constants. sharded: whether its state is sharded over the data-parallel ranks."""
     return {
         "optimizer": "adam",
         "lr": settings.lr,
@@ -89,7 +89,7 @@ def adam(settings: CommonSettings, *, cuda: bool, sharded: bool) -> dict[str, An
 
 
 def lora(settings: CommonSettings, *, all_to_all: bool) -> dict[str, Any]:
-    """LoRA on the attention's projections. all_to_all: how its products change hands where sequences are split."""
+    """LoRA on the attention's projections. all_to_all: how its products are exchanged with sequence parallelism."""
     return {
         "target_modules": list(TARGETS),
         "dim": settings.lora_rank,

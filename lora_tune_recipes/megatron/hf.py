@@ -1,6 +1,6 @@
-"""The base model from a Hugging Face Llama folder: ``config.json`` and safetensors, read straight into Megatron-Core.
+"""Loads the base model from a Hugging Face Llama folder (``config.json`` and safetensors) into Megatron-Core.
 
-Each rank reads only the slices that its place in the layout holds, so no process ever has the whole model.
+Each rank reads only the slices of its own shards, so no process ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lora_tune_recipes.megatron.shapes import Shape
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = ("BF16", "F16", "F32", "F64")
-"""Types of weights that are read, in safetensors' words."""
+"""Supported weight types, by safetensors' names."""
 
 
 def is_hf(folder: Path) -> bool:
@@ -26,7 +26,7 @@ def is_hf(folder: Path) -> bool:
 
 
 def shape_of(folder: Path) -> Shape:
-    """The shape that ``config.json`` states. Raises InputError for anything that is not a plain Llama."""
+    """The shape in ``config.json``. Raises InputError for anything that is not a plain Llama."""
     where = f"MODEL={str(folder)!r}: config.json"
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def shape_of(folder: Path) -> Shape:
 
 
 def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and whole size of every tensor of a Llama of this shape."""
+    """Name and full size of every tensor of a Llama of this shape."""
     hidden, wide, narrow = shape.hidden, shape.heads * shape.head, shape.kv_groups * shape.head
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
@@ -79,10 +79,10 @@ def _layer(number: int) -> str:
 
 
 class Reader:
-    """Slices of the tensors of a safetensors folder, of whose shape it must be."""
+    """Reads slices of the tensors of a safetensors folder, which must have the given shape."""
 
     def __init__(self, folder: Path, shape: Shape, framework: str = "pt") -> None:
-        """Raises InputError where a file cannot be read. framework: "pt", or "np" for looking at sizes alone."""
+        """Raises InputError if a file cannot be read. framework: "pt", or "np" to check sizes only."""
         from safetensors import SafetensorError, safe_open
 
         self._where = f"MODEL={str(folder)!r}"
@@ -99,11 +99,11 @@ class Reader:
             raise InputError(f"{self._where}: cannot be read: {type(error).__name__}: {problem}") from error
 
     def check(self) -> None:
-        """Raise InputError unless the folder holds a Llama's tensors, all of them, in floating point, and no others."""
+        """Raise InputError unless the folder holds exactly a Llama's tensors, in floating point."""
         for key in self._sizes:
             if (kind := self._view(key).get_dtype()) not in FLOATS:
                 raise InputError(f"{self._where}: {key} holds {kind}; allowed is one of {', '.join(FLOATS)}")
-        # Old checkpoints hold what follows from the configuration.
+        # Old checkpoints also hold inv_freq, which follows from the configuration.
         others = sorted(
             key for key in self._files if key not in self._sizes and not key.endswith("rotary_emb.inv_freq")
         )
@@ -129,7 +129,7 @@ class Reader:
 
 
 def check(folder: Path, shape: Shape) -> None:
-    """Raise InputError where ``folder`` does not hold a whole Llama of this shape, and nothing else."""
+    """Raise InputError unless ``folder`` holds exactly a Llama of this shape."""
     Reader(folder, shape, framework="np").check()
 
 
@@ -154,7 +154,7 @@ def _load_layer(layer: Any, prefix: str, read: Callable[..., Any], shape: Shape,
     attention, mlp = layer.self_attention, layer.mlp
     _norm(layer, "input_layernorm", attention.linear_qkv).copy_(read(prefix + "input_layernorm.weight"))
     _norm(layer, "pre_mlp_layernorm", mlp.linear_fc1).copy_(read(prefix + "post_attention_layernorm.weight"))
-    # Megatron keeps each key-value group together: its query heads, its key, its value.
+    # Megatron stores each key-value group together: its query heads, its key, its value.
     groups = shape.kv_groups // of
     q, k, v = (
         read(f"{prefix}self_attn.{name}_proj.weight", rank, of).view(groups, -1, shape.hidden)

@@ -1,4 +1,4 @@
-"""How a model lies over the processes: the degrees of parallelism and the batch."""
+"""The distribution of a model over the processes: degrees of parallelism and batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_tune_recipes.megatron.shapes import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLayout:
-    """How the model lies over the processes: degrees of tensor, pipeline (virtual), context and data parallelism.
+    """Degrees of tensor, pipeline (virtual), context and data parallelism, and the batch.
 
     sp: sequence parallel. minibs: sequences per data-parallel rank and step. mbs: sequences per forward pass.
     """
@@ -37,15 +37,15 @@ class ProcessLayout:
 
     @property
     def turn(self) -> int:
-        """Forward passes that go through the pipeline together: they come in multiples of this many.
+        """The number of forward passes in a pipeline must be a multiple of this.
 
-        Megatron-Core's interleaved schedule gives each chunk of layers as many in a row as there are stages.
+        Megatron-Core's interleaved schedule runs as many passes in a row through each chunk as there are stages.
         """
         return self.pp if self.vp > 1 else 1
 
 
 def read_layout(knobs: Knobs, world: int) -> ProcessLayout:
-    """The layout that the variables ask for on ``world`` processes. Raises InputError where they do not divide."""
+    """The layout in the variables on ``world`` processes. Raises InputError if the degrees do not divide it."""
     tp, pp, cp = (knobs.integer(name, 1, low=1) for name in ("TP", "PP", "CP"))
     if world % (tp * pp * cp):
         raise InputError(f"TP={tp} PP={pp} CP={cp}: allowed is a product that divides the {world} processes")
@@ -72,7 +72,7 @@ def read_layout(knobs: Knobs, world: int) -> ProcessLayout:
 
 
 def check_layout(layout: ProcessLayout, shape: Shape, seq: int) -> None:
-    """Raise InputError for the first rule of Megatron-Core's that the layout breaks."""
+    """Raise InputError for the first rule of Megatron-Core that the layout breaks."""
     stages, shards = layout.pp * layout.vp, layout.tp * layout.cp
     rules = [
         (layout.minibs % layout.mbs, f"MBS={layout.mbs}", f"a divisor of MINIBS={layout.minibs}"),

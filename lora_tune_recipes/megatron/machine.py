@@ -1,4 +1,4 @@
-"""What the Megatron recipes cannot do on a machine without Transformer Engine."""
+"""Settings that the Megatron recipes do not support without Transformer Engine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lora_tune_recipes.megatron.shapes import Shape
 
 
 def check_without_te(wants: Mapping[str, bool], shape: Shape, layout: ProcessLayout, *, cuda: bool) -> None:
-    """Raise SetupError or InputError for what needs Transformer Engine, or a GPU that computes in bf16.
+    """Raise SetupError or InputError for settings that need Transformer Engine, or a GPU that computes in bf16.
 
-    wants: variable -> whether it asks for what only Transformer Engine has.
+    wants: variable -> whether its value needs Transformer Engine.
     """
     for name, wanted in wants.items():
         if wanted:

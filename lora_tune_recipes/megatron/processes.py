@@ -1,4 +1,4 @@
-"""Which of how many processes this is, whoever started them: torchrun, srun or nobody."""
+"""Rank and world size of this process under torchrun, srun or no launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_tune.base.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """rank of world, local_rank of per_node on this node; address and port are where rank 0 listens."""
+    """rank of world, local_rank of per_node on this node; rank 0 listens on address and port."""
 
     rank: int = 0
     world: int = 1
@@ -26,7 +26,7 @@ class Processes:
         return self.world // self.per_node
 
     def variables(self) -> dict[str, str]:
-        """The environment that torchrun would have set."""
+        """The environment variables that torchrun would set."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),
@@ -39,9 +39,9 @@ class Processes:
 
 
 def read_processes(environment: Mapping[str, str]) -> Processes:
-    """torchrun's variables where present, else those of a step of several tasks under srun, else one process alone.
+    """From torchrun's variables if present, else from those of an srun step of several tasks, else a single process.
 
-    Raises InputError where they contradict each other.
+    Raises InputError if they contradict each other.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

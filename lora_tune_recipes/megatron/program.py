@@ -1,4 +1,4 @@
-"""The frame of a recipe's program: settings, refusals in one line, exit codes."""
+"""The main function of a recipe: settings, one-line error messages, exit codes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ QUIET = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Set unless the caller sets them: NVLink multicast stays off, and kernels queue in order. A site whose nodes are its
-own may set NCCL_NVLS_ENABLE=1."""
+"""Defaults of environment variables: no NVLink multicast, and kernels queue in order. A site with exclusive nodes may
+set NCCL_NVLS_ENABLE=1."""
 
 
 def run_program(
@@ -34,15 +34,15 @@ def run_program(
     cuda: bool,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run the trial that the environment describes; returns the exit code.
+    """Run the trial of the environment; returns the exit code.
 
     name: of the program, in messages. read: environment and number of processes -> settings. trial: imports the
-    library and gives what trains; it is called only for settings that are allowed, for it takes seconds.
-    environment: more variables to set unless the caller sets them.
+    library, which takes seconds, and returns the training function; called after the settings are checked.
+    environment: further defaults of variables.
     """
     processes = Processes()
-    # The libraries hold SIGTERM back until a step ends, to save what they have, but call a handler that is there
-    # before. A trial has nothing to save, and its GPUs are wanted.
+    # The libraries defer SIGTERM to the end of a step, to save state, but call an existing handler first. A trial has
+    # nothing to save, and must free its GPUs.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         for variable, value in {**QUIET, **(environment or {})}.items():

@@ -1,4 +1,4 @@
-"""When a run evaluates: MLPerf's rule, or any other interval."""
+"""The eval schedule: MLPerf's rule, or any other interval."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ RULE_INTERVAL = 384
 
 
 def rule_skipped(batch: int) -> int:
-    """Evaluations that MLPerf's rules leave out at the start, at a global batch of ``batch``: floor(0.125*GBS + 2)."""
+    """Evaluations that MLPerf's rules skip at the start, at a global batch of ``batch``: floor(0.125*GBS + 2)."""
     return math.floor(0.125 * batch + 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSchedule:
-    """Evaluate every ``interval`` optimizer steps, but not the first ``skipped`` times."""
+    """Evaluate every ``interval`` optimizer steps, except the first ``skipped`` times."""
 
     interval: int
     skipped: int
@@ -36,12 +36,12 @@ class EvalSchedule:
 
 
 def rule_schedule(batch: int) -> EvalSchedule:
-    """MLPerf's schedule: every ceil(384/GBS)*GBS samples, the first floor(0.125*GBS + 2) left out."""
+    """MLPerf's schedule: every ceil(384/GBS)*GBS samples, skipping the first floor(0.125*GBS + 2)."""
     return EvalSchedule(interval=math.ceil(RULE_INTERVAL / batch), skipped=rule_skipped(batch))
 
 
 def schedule(batch: int, samples: int, skipped: int | None) -> EvalSchedule:
-    """Evaluate every ``samples`` samples, rounded up to whole steps; ``skipped`` None takes the rule's count."""
+    """Evaluate every ``samples`` samples, rounded up to whole steps; ``skipped`` None: by MLPerf's rule."""
     return EvalSchedule(
         interval=math.ceil(samples / batch), skipped=rule_skipped(batch) if skipped is None else skipped
     )

@@ -1,4 +1,4 @@
-"""The knobs that every recipe on Megatron-Core reads, under the names of MLPerf's ``config_*.sh`` files."""
+"""The knobs shared by the recipes on Megatron-Core, with the names of MLPerf's ``config_*.sh`` files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lora_tune_recipes.megatron.shapes import Shape, read_shape
 TARGET = 0.925
 """MLPerf's eval loss for llama2_70b_lora."""
 TARGETS = ("linear_qkv", "linear_proj")
-"""The attention's projections in Megatron-Core's words, which MLPerf's benchmark adapts."""
+"""Megatron-Core's names of the attention's projections, which MLPerf's benchmark adapts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionSettings:
-    """fp8 and what goes with it, or fp4 in its place; without both the run computes in bf16 (float32 on a CPU).
+    """FP8 with its options, or FP4; without both the run computes in bf16 (float32 on a CPU).
 
-    params: keep the frozen weights in FP8 only. dpa: FP8 attention. act: FP8 store of the activation function's input.
+    params: keep the frozen weights in FP8 only. dpa: FP8 attention. act: store the activation function's input in FP8.
     history, algorithm: amax history length, and most_recent or max over it.
     """
 
@@ -38,15 +38,15 @@ class PrecisionSettings:
 
     @property
     def has_history(self) -> bool:
-        """Whether scales come from the steps before, so that a kernel warm-up would leave a trace in them."""
+        """Whether scales depend on earlier steps, so that a kernel warm-up would change them."""
         return self.fp8 and self.recipe == "delayed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Activations that are computed again for the backward pass instead of kept, as Megatron-Core names it.
+    """Activation recomputation, in Megatron-Core's terms.
 
-    granularity: "full", "selective", or "" for none. method and layers go with "full". modules: of "selective".
+    granularity: "full", "selective", or "" for none. method and layers apply to "full", modules to "selective".
     """
 
     granularity: str
@@ -60,7 +60,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """One trial, checked, without what only one library knows. Losses are nats a token, learning rates per step."""
+    """One validated trial: settings that the libraries share. Losses are nats per token, learning rates per step."""
 
     shape: Shape
     layout: ProcessLayout
@@ -94,16 +94,16 @@ class CommonSettings:
 
     @property
     def closed(self) -> bool:
-        """Whether evaluations and fixed values are those of MLPerf's closed division."""
+        """Whether evaluations and fixed values comply with MLPerf's closed division."""
         fixed = (self.lora_rank, self.lora_alpha, self.lora_dropout, self.weight_decay, self.grad_clip, self.target)
         return fixed == (16, 32, 0.1, 1e-4, 0.3, TARGET) and self.evals.by_rule(self.layout.batch)
 
 
 def read_common(knobs: Knobs, world: int, *, low_precision: bool) -> dict[str, Any]:
-    """The fields of CommonSettings that the variables ask for on ``world`` processes.
+    """The fields of CommonSettings from the variables, on ``world`` processes.
 
-    low_precision: whether FP8, FP8 weights and FP8 attention are on where no variable says otherwise. Raises
-    InputError for the first value that is not allowed, and for a layout that does not fit.
+    low_precision: default of FP8, FP8 weights and FP8 attention. Raises InputError for the first invalid value, or a
+    layout that does not fit.
     """
     model = knobs.folder("MODEL", None)
     shape = _shape(knobs, model)
@@ -141,7 +141,7 @@ def _datadir(knobs: Knobs) -> Path:
 
 
 def _learning(knobs: Knobs, max_steps: int) -> dict[str, Any]:
-    """The optimizer's settings and the adapters'."""
+    """Optimizer and adapter settings."""
     lr = knobs.real("LR", 4e-4, exclusive=True)
     return {
         "lr": lr,
@@ -165,9 +165,9 @@ def _kernel_warm_up(knobs: Knobs) -> dict[str, Any]:
 
 
 def _names(knobs: Knobs, shape: Shape) -> dict[str, Any]:
-    """What the log calls the run, its submitter and its machine."""
+    """Names of the run, its submitter and its machine in the log."""
     return {
-        # Another model's log must not claim the benchmark: MLPerf's checkers would take it at its word.
+        # Another model's log must not claim the benchmark, because MLPerf's checkers would believe it.
         "benchmark": knobs.text("BENCHMARK", "llama2_70b_lora" if shape.is_benchmark else "llama_lora"),
         "org": knobs.text("SUBMISSION_ORG", "lora_tune"),
         "platform": knobs.text("SUBMISSION_PLATFORM"),
@@ -176,7 +176,7 @@ def _names(knobs: Knobs, shape: Shape) -> dict[str, Any]:
 
 
 def read_recompute(knobs: Knobs) -> Recompute:
-    """The recomputation that the variables ask for; that of no layer is none."""
+    """The recomputation in the variables; zero layers mean none."""
     layers = knobs.integer("RECOMPUTE_NUM_LAYERS", 1, low=0)
     granularity = knobs.choice("RECOMPUTE_GRANULARITY", ("", "full", "selective"))
     return Recompute(
@@ -188,7 +188,7 @@ def read_recompute(knobs: Knobs) -> Recompute:
 
 
 def _shape(knobs: Knobs, model: Path | None) -> Shape:
-    """The shape by its variables; that of a Hugging Face folder is stated there, and variables must agree with it."""
+    """The model's shape from its variables, or from a Hugging Face folder, which variables must not contradict."""
     if model is None or not hf.is_hf(model):
         return read_shape(knobs)
     stated = hf.shape_of(model)

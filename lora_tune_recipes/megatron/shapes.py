@@ -1,4 +1,4 @@
-"""The shape that a trial's variables ask for."""
+"""The model shape from a trial's variables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FIELDS = {
 
 
 def read_shape(knobs: Knobs) -> Shape:
-    """The shape that ``LLAMA`` names (70b without it), with single sizes overridden by ``LAYERS``, ``HIDDEN``, ...
+    """The shape of ``LLAMA`` (default 70b), with sizes overridden by ``LAYERS``, ``HIDDEN``, ...
 
-    Raises InputError for an unknown name and for sizes that do not divide.
+    Raises InputError for an unknown name or sizes that do not divide.
     """
     name = knobs.text("LLAMA", "70b").lower()
     if name not in SHAPES:

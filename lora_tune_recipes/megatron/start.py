@@ -1,4 +1,4 @@
-"""The start of a trial, the same for every library on Megatron-Core: the log's first lines and the environment."""
+"""The start of a trial of any library on Megatron-Core: the log's first lines and the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_tune_recipes.trial_log import TrialLog
 
 
 def open_log(processes: Processes) -> TrialLog:
-    """The log of a trial whose initialization begins now; silent on every process but the first."""
+    """The log of a trial whose initialization begins now; silent on all ranks but the first."""
     log = TrialLog(enabled=processes.rank == 0)
     log.event(constants.CACHE_CLEAR, True)
     log.start(constants.INIT_START)
@@ -24,7 +24,7 @@ def open_log(processes: Processes) -> TrialLog:
 
 
 def set_environment(settings: CommonSettings, processes: Processes) -> None:
-    """The variables by which torch's process groups find each other and give up on a lost rank."""
+    """Set torch's rendezvous variables and its timeout for a lost rank."""
     os.environ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(settings.timeout)
     os.environ.update(processes.variables())
 
@@ -38,7 +38,7 @@ def log_settings(
     attention: str,
     cuda: bool,
 ) -> None:
-    """Log what the run is. texts: sequences of training and of validation. attention: the implementation's name."""
+    """Describe the run. texts: numbers of training and validation sequences. attention: the implementation's name."""
     machine = torch.cuda.get_device_name() if cuda else platform.machine()
     log.init(
         description(

@@ -1,4 +1,4 @@
-"""States that a kernel warm-up must leave as it found them, and limits that a lost rank must not outlast."""
+"""Restores states after a kernel warm-up, and sets timeouts for lost ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 @contextmanager
 def random_states_kept(*, named: bool) -> Iterator[None]:
-    """``named``: Megatron's own states too; those that a captured CUDA graph refers to must not be replaced."""
+    """Restore the random states. named: Megatron's own, too; a captured CUDA graph's must not be replaced."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     tracker = get_cuda_rng_tracker()
@@ -29,7 +29,7 @@ def random_states_kept(*, named: bool) -> Iterator[None]:
 
 
 def reset_fp8(model: torch.nn.Module) -> None:
-    """Forget the ranges that random tokens left in Transformer Engine's scaling histories."""
+    """Clear Transformer Engine's FP8 scaling histories of random tokens."""
     module: Any
     for module in model.modules():
         if hasattr(module, "reset_fp8_meta_tensors"):
@@ -37,9 +37,9 @@ def reset_fp8(model: torch.nn.Module) -> None:
 
 
 def bound_waiting(seconds: int) -> None:
-    """Give every process group this limit, so that a run in which a rank waits for a lost one ends.
+    """Set the timeout of every process group, so that a run with a lost rank ends.
 
-    Megatron-Core makes its groups with half an hour of patience, which a scheduler would bill for each lost rank.
+    Megatron-Core's default is half an hour, which the scheduler would bill.
     """
     from torch.distributed import distributed_c10d as c10d
 

@@ -1,4 +1,4 @@
-"""The run as it happens: random state, kernel warm-up, evaluations, stop at the target, and the MLLOG of it all."""
+"""Callbacks of a run: random state, kernel warm-up, evaluations, stop at the target, and the MLLOG lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lora_tune_recipes.trial_log import TrialLog
 
 
 class Seeds(pl.Callback):
-    """Random states of this trial's seed before the adapters are made.
+    """Seeds the random states from this trial's seed before the adapters are created.
 
-    NeMo seeds Megatron's states with a constant: without this, every seed would start from the same adapters.
+    NeMo seeds Megatron's states with a constant, so otherwise every seed would have the same initial adapters.
     """
 
     def __init__(self, settings: NemoSettings, *, cuda: bool) -> None:
@@ -34,14 +34,14 @@ class Seeds(pl.Callback):
         if self._cuda:
             graphs = self._settings.speed.cuda_graph
             tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=graphs, use_cudagraphable_rng=graphs)
-            # Dropout: alike where tensor-parallel ranks hold the same activations, different where data differ.
+            # Dropout: equal on tensor-parallel ranks, which hold the same activations; different where data differ.
             torch.cuda.manual_seed(
                 seed + 7919 * (1 + parallel_state.get_data_parallel_rank(with_context_parallel=True))
             )
 
 
 class Base(pl.Callback):
-    """Loads a Hugging Face base before the adapters are made (a NeMo folder is loaded by NeMo)."""
+    """Loads a Hugging Face base before the adapters are created (NeMo itself loads a NeMo folder)."""
 
     def __init__(self, settings: NemoSettings) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class Base(pl.Callback):
 
 
 class Recomputation(pl.Callback):
-    """Lets gradients reach the adapters of recomputed layers."""
+    """Enables gradients for the adapters of recomputed layers."""
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         for core in cores(trainer.strategy.megatron_parallel):
@@ -62,7 +62,7 @@ class Recomputation(pl.Callback):
 
 
 class NemoRun(pl.Callback):
-    """Keeps the schedule and the log; ``reached`` says at the end whether an evaluation met the target."""
+    """Runs the eval schedule and the log; ``reached``: whether an evaluation met the target."""
 
     def __init__(self, settings: NemoSettings, log: TrialLog, *, cuda: bool, sequences: int) -> None:
         self._settings, self._log = settings, log
@@ -74,7 +74,7 @@ class NemoRun(pl.Callback):
         self.reached = False
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """Before the first step, when the adapters are in place: warm up, and start the clock."""
+        """Before the first step, with the adapters in place: warm up, and start the clock."""
         if self._started:
             return
         self._started = True
@@ -97,7 +97,7 @@ class NemoRun(pl.Callback):
             _stop(trainer)
 
     def _end_of_probe(self, trainer: Any) -> bool:
-        """After one evaluation and one warm block a probe has seen what it is for."""
+        """Whether a probe has done its evaluation and its warm block."""
         return (
             self._settings.probe and trainer.global_step >= self._settings.evals.first + self._settings.evals.interval
         )
@@ -133,6 +133,6 @@ class NemoRun(pl.Callback):
 
 
 def _stop(trainer: Any) -> None:
-    """End the run after this step; Lightning would evaluate once more if it could."""
+    """End the run after this step, without Lightning's final evaluation."""
     trainer.should_stop = True
     trainer.limit_val_batches = 0

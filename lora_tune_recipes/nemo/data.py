@@ -1,4 +1,4 @@
-"""The packed sequences as NeMo reads them."""
+"""The packed sequences as NeMo's data module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_tune_recipes.nemo.settings import NemoSettings
 
 
 class IdTokenizer:
-    """The data already holds token numbers; NeMo asks only for these."""
+    """Provides the token ids that NeMo asks for; the data is already tokenized."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -24,9 +24,9 @@ class IdTokenizer:
 
 
 class PackedData(pl.LightningDataModule):
-    """``train`` and ``validation`` of ``DATADIR``; every validation sequence is read once in each evaluation.
+    """``train`` and ``validation`` of ``DATADIR``; each evaluation reads every validation sequence once.
 
-    The order of the training data depends on the seed and the global batch only, so that every layout of one global
+    The order of the training data depends only on the seed and the global batch, so that every layout of one global
     batch reads the same. Raises InputError for data that cannot be used.
     """
 
@@ -47,7 +47,7 @@ class PackedData(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         settings = self._settings
-        # One batch more than the run takes: Lightning would evaluate at the last batch, whatever the schedule says.
+        # One batch more than the run takes: Lightning would evaluate at the last batch, whatever the schedule.
         batches = itertools.islice(
             text.order(len(self.train), settings.layout.batch, settings.seed), settings.max_steps + 1
         )

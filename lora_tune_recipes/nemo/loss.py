@@ -1,7 +1,7 @@
 """The loss as NVIDIA's MLPerf implementation defines it: the mean over sequences of each sequence's mean loss.
 
-NeMo's own reduction weighs every token of a batch alike, which is another number wherever sequences differ in how
-many of their tokens count.
+NeMo's own reduction weights every token of a batch equally, which differs if sequences have different numbers of
+unmasked tokens.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from nemo.lightning.megatron_parallel import MegatronLossReduction
 
 
 class PerSequenceLoss(MegatronLossReduction):
-    """Sums the losses of a micro-batch under the weights that ``data.batch`` put into ``loss_mask``.
+    """Sums the losses of a micro-batch with the weights of ``data.batch`` in ``loss_mask``.
 
-    The loss to differentiate is the mean over the micro-batch's sequences; Megatron then averages over micro-batches
+    The differentiated loss is the mean over the micro-batch's sequences; Megatron then averages over micro-batches
     and data-parallel ranks, and sums over context-parallel ranks, each of which holds a part of every sequence.
     """
 
@@ -27,5 +27,5 @@ class PerSequenceLoss(MegatronLossReduction):
         return total / len(forward_out), {"sum": total.detach()}
 
     def reduce(self, losses_reduced_per_micro_batch: Any) -> torch.Tensor:
-        """This rank's share of the sum over the sequences of a step: no rank waits for another here."""
+        """This rank's share of the sum over the sequences of a step, without communication."""
         return torch.stack([one["sum"] for one in losses_reduced_per_micro_batch]).sum()

@@ -1,4 +1,4 @@
-"""The settings as NeMo's own objects: model, LoRA, optimizer and trainer. Public NeMo interface only."""
+"""The settings as NeMo's objects: model, LoRA, optimizer and trainer. Uses only NeMo's public interface."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from lora_tune_recipes.nemo.settings import NemoSettings
 
 
 def attention_name() -> str:
-    """Which attention this machine runs."""
+    """The attention implementation on this machine."""
     return "transformer_engine" if HAVE_TE else "sdpa"
 
 
 def check_machine(settings: NemoSettings, *, cuda: bool) -> None:
-    """Raise SetupError or InputError for what this machine's libraries or GPUs cannot do."""
+    """Raise SetupError or InputError for settings that this machine's libraries or GPUs do not support."""
     layout = settings.layout
     if HAVE_TE:
         return
@@ -54,7 +54,7 @@ def sdpa_spec(config: Any) -> Any:
 
 
 def forward_step(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A forward pass without a mask: every attention that is used here is causal by itself."""
+    """A forward pass without a mask, because every attention used here is causal."""
     loss: torch.Tensor = model(
         input_ids=batch["tokens"], position_ids=batch["position_ids"], attention_mask=None, labels=batch["labels"]
     )
@@ -62,7 +62,7 @@ def forward_step(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def build_model(settings: NemoSettings, *, cuda: bool) -> Any:
-    """The base model, its weights still to come."""
+    """The base model, without weights."""
     shape, speed = settings.shape, settings.speed
     config = llm.LlamaConfig(
         **fields.llama(shape, settings.seq, te=HAVE_TE),
@@ -80,8 +80,8 @@ def build_model(settings: NemoSettings, *, cuda: bool) -> Any:
         **fields.recomputation(speed.recompute),
         **(fields.FROZEN_OVERLAP if speed.tp_overlap else {}),
     )
-    # With gradients on, FP8_PARAMS keeps each frozen weight in host memory too, in bf16 (138 GB for 70B), for an
-    # optimizer that never asks.
+    # With gradients on, FP8_PARAMS also keeps each frozen weight in host memory in bf16 (138 GB for 70B), for the
+    # optimizer, which never uses it.
     model = llm.LlamaModel(config, tokenizer=IdTokenizer(shape.vocab), model_context_managers=[torch.no_grad()])
     model._training_loss_reduction = PerSequenceLoss()
     model._validation_loss_reduction = PerSequenceLoss()
@@ -89,7 +89,7 @@ def build_model(settings: NemoSettings, *, cuda: bool) -> Any:
 
 
 class SeededLoRA(llm.peft.LoRA):
-    """LoRA whose adapters start alike in every layout, and as those of the Megatron-Bridge recipe do."""
+    """LoRA with the same initial adapters in every layout and in the Megatron-Bridge recipe."""
 
     seed: int = 0
 
@@ -110,7 +110,7 @@ def build_lora(settings: NemoSettings) -> Any:
 
 
 def _without_transformer_engine() -> None:
-    """NeMo 2.7 names ``te.Linear`` without asking, and takes Megatron-Core's empty stand-ins for the real classes."""
+    """Patch NeMo 2.7, which uses ``te.Linear`` unconditionally and mistakes Megatron-Core's stubs for real classes."""
     from nemo.collections.llm.peft import lora, utils
 
     utils.HAVE_TE = False
@@ -127,10 +127,9 @@ def build_optimizer(settings: NemoSettings, *, cuda: bool) -> Any:
 
 
 class Strategy(nl.MegatronStrategy):
-    """NeMo's strategy, without what the end of a process does at once.
+    """NeMo's strategy without teardown, which exiting the process makes unnecessary.
 
-    Lightning ends by copying the whole model to host memory: 28 s for the 70B shape on four GPUs, measured, in which
-    the node does nothing else.
+    Lightning's copies the whole model to host memory: measured 28 s for the 70B shape on four GPUs, with the node idle.
     """
 
     def teardown(self) -> None:
@@ -138,7 +137,7 @@ class Strategy(nl.MegatronStrategy):
 
 
 def build_trainer(settings: NemoSettings, processes: Processes, callbacks: list[Any], *, cuda: bool) -> Any:
-    """Trainer and strategy on these processes; evaluates at the schedule's first step, Run sees to the rest."""
+    """Trainer and strategy on these processes; evaluates at the schedule's first step, and Run schedules the rest."""
     overlap = [
         MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg=OVERLAP, tp_comm_bootstrap_backend="nccl")
     ]
@@ -163,7 +162,7 @@ def build_trainer(settings: NemoSettings, processes: Processes, callbacks: list[
 
 
 def _strategy(settings: NemoSettings, *, cuda: bool) -> Any:
-    """How the model lies over the processes."""
+    """Distribution of the model over the processes."""
     return Strategy(
         **fields.parallelism(settings.layout),
         pipeline_dtype=torch.bfloat16 if cuda else torch.float32,

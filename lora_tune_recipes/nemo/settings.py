@@ -1,6 +1,6 @@
-"""The knobs of a NeMo trial, from environment variables under the names of MLPerf's ``config_*.sh`` files.
+"""The knobs of a NeMo trial, from environment variables with the names of MLPerf's ``config_*.sh`` files.
 
-``docs/trainers.md`` lists every variable. What MLPerf does not name carries NeMo's own name in capitals.
+``docs/trainers.md`` lists every variable. A knob that MLPerf does not name has NeMo's name in capitals.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lora_tune_recipes.megatron.settings import CommonSettings, Recompute, read_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemoSpeed:
-    """What changes seconds and memory, but not the arithmetic."""
+    """Settings that change time and memory, but not the arithmetic."""
 
     recompute: Recompute
     tp_overlap: bool
@@ -31,15 +31,15 @@ class NemoSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemoSettings(CommonSettings):
-    """One trial, checked; see ``docs/trainers.md`` for the variables."""
+    """One validated trial; see ``docs/trainers.md`` for the variables."""
 
     speed: NemoSpeed
 
 
 def read(environment: Mapping[str, str], world: int) -> NemoSettings:
-    """The settings that ``environment`` asks for on ``world`` processes.
+    """The settings in ``environment`` on ``world`` processes.
 
-    Raises InputError for the first value that is not allowed, and for a layout that does not fit.
+    Raises InputError for the first invalid value, or a layout that does not fit.
     """
     knobs = Knobs(environment)
     common = read_common(knobs, world, low_precision=False)
@@ -58,8 +58,8 @@ def _speed(knobs: Knobs, layout: ProcessLayout, *, fp8: bool) -> NemoSpeed:
             "TP_COMM_OVERLAP=1: allowed is 0 unless TP is at least 2 and SP=1; NeMo would switch it off silently"
         )
     if overlap and not fp8:
-        # Measured on two H200 (2026-11-21): eval losses of a small Llama end 0.12 higher, and differ by
-        # 0.004 at most in FP8. NeMo's settings for LoRA send some products through FP8 buffers.
+        # Measured on two H200 (2026-11-21): eval losses of a small Llama end 0.12 higher in bf16, and differ by at most
+        # 0.004 in FP8. NeMo's settings for LoRA send some products through FP8 buffers.
         raise InputError(
             "TP_COMM_OVERLAP=1: allowed is 0 with FP8=0; in bf16 the model was seen to learn worse with it"
         )

@@ -1,4 +1,4 @@
-"""One NeMo LoRA run on this process's share of the machine."""
+"""One NeMo LoRA run on this rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lora_tune_recipes.nemo.settings import NemoSettings
 
 
 class Bounded(pl.Callback):
-    """Ends a run in which a rank waits for a lost one: every process group gets the trial's time limit."""
+    """Sets the trial's timeout on every process group, so that no rank waits forever for a lost one."""
 
     def __init__(self, seconds: int) -> None:
         self._seconds = seconds
@@ -44,8 +44,8 @@ class Bounded(pl.Callback):
 def run(settings: NemoSettings, processes: Processes, *, cuda: bool) -> bool:
     """Train until the target, the last step or divergence, and print the log; returns whether the target was met.
 
-    Raises InputError for data or a checkpoint that cannot be used and SetupError for what this machine cannot
-    do, both before the log's ``run_start``.
+    Before the log's ``run_start`` raises InputError for unusable data or checkpoint, SetupError for an unsupported
+    machine.
     """
     log = start.open_log(processes)
     nemo_logging.setLevel(nemo_logging.ERROR)
@@ -79,7 +79,7 @@ def run(settings: NemoSettings, processes: Processes, *, cuda: bool) -> bool:
 
 
 def _base(settings: NemoSettings) -> Any:
-    """A NeMo folder to take the frozen weights from; None leaves them random, which is enough to measure speed."""
+    """The NeMo folder with the frozen weights; None leaves them random, which suffices to measure speed."""
     if settings.model is None:
         return None
     restore = nl.RestoreConfig(path=str(settings.model), load_optim_state=False, load_artifacts=False)
@@ -88,7 +88,7 @@ def _base(settings: NemoSettings) -> Any:
 
 @contextlib.contextmanager
 def _log_folder(settings: NemoSettings) -> Iterator[str]:
-    """NeMo writes its own log files somewhere: into LOGDIR, or nowhere that lasts."""
+    """Folder for NeMo's own log files: LOGDIR, or a temporary one."""
     if settings.logdir:
         yield str(settings.logdir)
         return
@@ -100,6 +100,6 @@ def _log_folder(settings: NemoSettings) -> Iterator[str]:
             if callable(cancel):
                 cancel(number, frame)
 
-        # A cancelled trial ends at once, and every second trial is: its node must not keep what it wrote.
+        # Every second trial is cancelled and ends at once; its node must not keep these files.
         signal.signal(signal.SIGTERM, clean)
         yield folder

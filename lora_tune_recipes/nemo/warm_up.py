@@ -1,4 +1,4 @@
-"""Kernel warm-up before ``run_start``, as MLPerf allows it: synthetic data, and every state back as it was."""
+"""Kernel warm-up before ``run_start``, as MLPerf allows it: synthetic data, and all states restored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lora_tune_recipes.nemo.settings import NemoSettings
 
 
 def run(trainer: Any, settings: NemoSettings) -> None:
-    """Some training passes (forward and backward, no optimizer step) and some evaluation passes on random tokens.
+    """Run some forward and backward passes without optimizer steps, and some evaluation passes, on random tokens.
 
-    Weights are never touched; gradients, random states and FP8 scaling histories are put back.
+    Weights do not change; gradients, random states and FP8 scaling histories are restored.
     """
     if not settings.warmup_train and not settings.warmup_validation:
         return

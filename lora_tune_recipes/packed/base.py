@@ -1,4 +1,4 @@
-"""The frozen model under all slots of a pack, and the data that they read."""
+"""The frozen model shared by all slots of a pack, and their data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lora_tune_recipes.step_graph import CAUSAL, Inputs, StepGraph, compile_laye
 
 
 def check_packable(settings: Settings) -> None:
-    """Raise InputError for a trial that wants more than one process, or passes of one row."""
+    """Raise InputError for a trial that needs several processes, or one-row passes."""
     for name, one in (("tp", 1), ("cp", 1), ("fsdp", 0)):
         if (value := int(getattr(settings, name))) > one:
             raise InputError(f"{name.upper()}={value}: a trial in a pack has one process; allowed is {one}")
@@ -43,7 +43,7 @@ def check_packable(settings: Settings) -> None:
 
 
 def refuse_own_dropout(model: Any, settings: Settings) -> None:
-    """Raise for a base that drops activations of its own: they would depend on who trains beside a slot."""
+    """Raise InputError for a base with dropout under recomputation: results would depend on the other slots."""
     rates = {type(m).__name__: m.p for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.p}
     attention = getattr(model.config, "attention_dropout", 0.0)
     if settings.recompute and (rates or attention):
@@ -56,9 +56,9 @@ def refuse_own_dropout(model: Any, settings: Settings) -> None:
 class PackedBase:
     """The model of ``settings.model`` on this process's device, frozen.
 
-    Every linear layer and the input embeddings can take adapters; any module that holds no others can be trained whole.
+    Linear layers and input embeddings can take adapters; any module without children can be trained whole.
 
-    records: passes can be recorded here. Raises InputError where the model cannot be used.
+    records: whether passes can be recorded. Raises InputError if the model cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,18 +84,18 @@ class PackedBase:
         self._graphs: weakref.WeakSet[StepGraph[Any]] = weakref.WeakSet()
         self._graph_pool: Any = None
         if settings.torch_compile and self.records:
-            # A program for each shape of layer, adapter and rows that a pack has met, in training and evaluation.
+            # One program per shape of layer, adapter and rows in a pack, for training and evaluation.
             torch._dynamo.config.recompile_limit = 128
             compile_layers(self.model, self.model)
             self._chunk = torch.compile(chunk_losses, dynamic=False)
 
     @property
     def layers(self) -> int:
-        """How many layers have numbers of their own."""
+        """Number of distinct layer numbers."""
         return len(self._layers) + 1
 
     def why_not_recorded(self, settings: Settings) -> str:
-        """Why passes of trials of these settings are no graphs here, in words; "" where they are."""
+        """Why passes of trials of these settings are not recorded; "" if they are."""
         adapters = settings.adapters
         reasons = {
             "CUDA_GRAPH=0 stands in the way": settings.cuda_graph == "0",
@@ -110,7 +110,7 @@ class PackedBase:
         return why or next((reason for reason, holds in reasons.items() if holds), "")
 
     def check(self, settings: Settings) -> None:
-        """Raise InputError for a trial that does not go with this base, or that no pack can train."""
+        """Raise InputError for a trial that does not fit this base, or that no pack can train."""
         check_packable(settings)
         for variable, name in OF_BASE.items():
             if getattr(settings, name) != getattr(self.settings, name):
@@ -127,7 +127,7 @@ class PackedBase:
                 raise InputError(f"{name}=1: a pack does that with passes that it records, and {why}; allowed is 0")
 
     def texts(self, settings: Settings) -> Texts:
-        """The data of a trial, read once. Raises InputError where it cannot be used."""
+        """A trial's data, read once. Raises InputError if it cannot be used."""
         key = settings.datadir, settings.seq, settings.eval_samples, settings.packing
         if key not in self._texts:
             where, seq = settings.datadir, settings.seq
@@ -140,7 +140,7 @@ class PackedBase:
         return self._texts[key]
 
     def modules(self, settings: Settings) -> dict[str, Module]:
-        """The modules that the trial adapts; each is made ready to take adapters."""
+        """The modules that the trial adapts, made ready for adapters."""
         modules = {}
         for name in target_names(list(self._layers), settings.adapters.targets):
             layer = self._ready(name)
@@ -149,13 +149,13 @@ class PackedBase:
         return modules
 
     def whole(self, settings: Settings) -> dict[str, dict[str, torch.Tensor]]:
-        """The modules that the trial trains whole, with their frozen parameters; each is made ready for copies.
+        """The modules that the trial trains whole, with their frozen parameters, made ready for copies.
 
-        Raises InputError for one that the model lacks, or whose parameters are no numbers of their own.
+        Raises InputError for a module that the model lacks, or with quantized parameters.
         """
         check_modules_to_save(self._leaves, settings)
         whole = {}
-        # As in peft, which looks at the ends of names: "norm" is every input_layernorm, too.
+        # As in peft, which matches ends of names: "norm" also matches every input_layernorm.
         for name in [name for name in self._leaves if name.endswith(settings.adapters.modules_to_save)]:
             module = self._packed[name].base if name in self._packed else self.model.get_submodule(name)
             parameters = dict(module.named_parameters())
@@ -167,11 +167,11 @@ class PackedBase:
         return whole
 
     def _ready(self, name: str) -> PackedLayer:
-        """The module of this name, made ready for adapters and copies of its parameters."""
+        """The module of this name, wrapped for adapters and copies of its parameters."""
         if name not in self._packed:
             owner, _, child = name.rpartition(".")
             adaptable = list(self._layers)
-            # Its number seeds what it drops: its place in the model, whatever was adapted here before.
+            # The number seeds its dropout: the position in the model, independent of what was adapted before.
             number = adaptable.index(name) if name in adaptable else len(adaptable)
             kind = self._layers.get(name, PackedLayer)
             layer = kind(self.model.get_submodule(name), name, number)
@@ -180,15 +180,15 @@ class PackedBase:
         return self._packed[name]
 
     def makes_logits(self, adapters: AdapterSettings) -> bool:
-        """Whether a pass of trials with such adapters makes all its logits at once, which takes memory."""
+        """Whether a pass with such adapters materializes all logits at once, which takes memory."""
         own = self._head_name.rpartition(".")[2] in adapters.targets
         return self._head is None or own or self._head_name.endswith(adapters.modules_to_save)
 
     @contextlib.contextmanager
     def through(self, parts: Sequence[Part], *, compiled: bool = False) -> Iterator[None]:
-        """A pass through the adapters of ``parts``, with its backward pass, which may recompute.
+        """Apply the adapters of ``parts`` in a pass and its backward pass, which may recompute.
 
-        compiled: by compiled layers, where the base has such; else kernel by kernel.
+        compiled: use compiled layers, if the base has them; else eager ones.
         """
         eager = self.settings.torch_compile and not compiled
         stance = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
@@ -202,9 +202,9 @@ class PackedBase:
                     layer.shares = ()
 
     def losses(self, batch: Batch, *, whole_logits: bool, packing: bool = False) -> torch.Tensor:
-        """The mean loss of each sequence [n], of as many as the parts of this pass share, slot by slot.
+        """The mean loss of each sequence [n], slot by slot, in the order of the parts of :meth:`through`.
 
-        whole_logits: as :meth:`makes_logits` says. packing: rows hold several samples, which begin where positions do.
+        whole_logits: see :meth:`makes_logits`. packing: rows hold several samples, delimited by their positions.
         """
         self._attend(CAUSAL if self.records and not packing else self.settings.attn)
         positions = {"position_ids": batch.position} if packing else {}
@@ -217,8 +217,8 @@ class PackedBase:
         return losses.view_as(batch.weight).sum(1)
 
     def record(self, work: Callable[[Inputs], torch.Tensor], example: Inputs) -> StepGraph[Inputs]:
-        """A graph of ``work``; all graphs of this base share their memory. Raises what StepGraph does."""
-        if not self._graphs:  # a pool ends with the last of its graphs
+        """A graph of ``work``; all graphs of this base share a memory pool. Raises as StepGraph does."""
+        if not self._graphs:  # a pool is freed with its last graph
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = StepGraph(work, example, self._graph_pool)
         self._graphs.add(graph)
@@ -231,7 +231,7 @@ class PackedBase:
 
     @torch.no_grad()
     def works(self) -> bool:
-        """Whether the base by itself still computes: after a fault of the device it does not."""
+        """Whether the base alone still computes; after a device fault it does not."""
         try:
             with self.through(()):
                 self.model(input_ids=self._probe(), use_cache=False).logits.sum().item()
@@ -240,14 +240,14 @@ class PackedBase:
         return True
 
     def _probe(self) -> torch.Tensor:
-        """The shortest pass that shows what the base computes."""
+        """Input of a short test pass."""
         return torch.arange(4, device=self.device)[None]
 
     @torch.no_grad()
     def _frozen_head(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Weight and bias of the output layer, where it is all that turns hidden states into logits; else None.
+        """Weight and bias of the output layer if logits are only its product with the hidden states; else None.
 
-        Some models scale or cap their logits: then the loss goes through the model's own forward pass.
+        Some models scale or cap their logits: then the loss uses the model's own forward pass.
         """
         head = self.model.get_output_embeddings()
         if head is None or not isinstance(head, torch.nn.Linear):
@@ -261,7 +261,7 @@ class PackedBase:
 def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
     """The layers that can take adapters, by name, in the model's order.
 
-    Of embeddings only those of the tokens, and only plain ones: some families scale theirs.
+    Of embeddings only plain token embeddings, because some families scale theirs.
     """
     tokens = model.get_input_embeddings()
     linear = set(linear_names(model))
@@ -275,5 +275,5 @@ def _adaptable(model: Any) -> dict[str, type[PackedLayer]]:
 
 
 def _name_of(model: Any, searched: Any) -> str:
-    """The full name of a module of the model; "" of None."""
+    """The full name of a module of the model; "" for None."""
     return next((name for name, module in model.named_modules() if module is searched), "")

@@ -1,4 +1,4 @@
-"""What a trial leaves in files: where it was when its pack was asked to end, and its adapter in peft's format."""
+"""Files of a trial: its checkpoint when its pack is stopped, and its adapter in peft's format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lora_tune_recipes.packed.group import Group, Rows
 from lora_tune_recipes.packed.slot import Slot
 
 OF_ATTEMPT = frozenset({"SAVE_ADAPTER"})
-"""Knobs that differ from one attempt of a trial to the next."""
+"""Knobs that differ between attempts of a trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogClock:
-    """The time of a trial's log. began: epoch seconds of its start. alone: seconds since then, were it alone.
+    """The clock of a trial's log. began: epoch seconds of its start. alone: simulated seconds since, as if alone.
 
-    spent: seconds in packs. block: samples and time at the start of the block that it is in. step_seconds,
+    spent: real seconds in packs. block: samples and time at the start of the current block. step_seconds,
     eval_seconds: of the trial alone.
     """
 
@@ -39,9 +39,9 @@ class LogClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a trial is between two steps. step: optimizer steps made.
+    """A trial's position between two steps. step: completed optimizer steps.
 
-    evaluates: its log has begun an evaluation that is not made.
+    evaluates: the log contains the start of an evaluation that was not completed.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What an interrupted attempt has left. log: what it says so far."""
+    """The state of an interrupted attempt. log: its log so far."""
 
     progress: Progress
     rows: Rows
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def save(request: PackRequest, device: str, rows: Rows, progress: Progress) -> None:
-    """Write it into the attempt's folder, whole or not at all. Raises OSError."""
+    """Write a checkpoint into the attempt's folder, atomically. Raises OSError."""
     path = request.attempt.checkpoint
     partial = path.with_suffix(".partial")
     known = {"knobs": _of_trial(request), "device": device, "rows": tuple(rows), **asdict(progress)}
@@ -68,7 +68,7 @@ def save(request: PackRequest, device: str, rows: Rows, progress: Progress) -> N
 
 
 def of_earlier_attempt(request: PackRequest, device: str) -> Checkpoint | None:
-    """What the newest earlier attempt of the same trial, on the same kind of device, has left; None where nothing."""
+    """The newest checkpoint of an earlier attempt of the trial, on the same kind of device; None if there is none."""
     earlier = request.attempt.previous
     while earlier is not None:
         if earlier.checkpoint.exists():
@@ -78,7 +78,7 @@ def of_earlier_attempt(request: PackRequest, device: str) -> Checkpoint | None:
 
 
 def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Checkpoint | None:
-    """A checkpoint that cannot be read, or is of other knobs, is none: the trial begins anew."""
+    """The checkpoint; None if it cannot be read or has other knobs, so that the trial starts over."""
     try:
         saved: dict[str, Any] = torch.load(attempt.checkpoint, weights_only=True)
         if saved["knobs"] != knobs or saved["device"] != device:
@@ -90,7 +90,7 @@ def _read(attempt: AttemptPaths, knobs: Mapping[str, str], device: str) -> Check
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError) as error:
         print(f"{attempt.checkpoint}: not read, the trial begins anew: {error}", flush=True)
         return None
-    # The log that goes on is the next attempt's, and says so itself.
+    # The next attempt's log starts with its own ids.
     own = [line for line in lines if ATTEMPT_KEY not in line and SWEEP_KEY not in line]
     return Checkpoint(progress=progress, rows=rows, log="".join(own))
 
@@ -101,7 +101,7 @@ def _of_trial(request: PackRequest) -> dict[str, str]:
 
 LINEAR = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 EMBEDDING = "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"
-"""peft's names of the parts of an adapter."""
+"""peft's names of the tensors of an adapter."""
 
 
 def save_adapter(folder: Path, group: Group, slot: Slot) -> None:

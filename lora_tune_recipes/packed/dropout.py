@@ -1,7 +1,7 @@
-"""Dropout of many slots at once, each from a random stream of its own.
+"""Dropout of many slots at once, each from its own random stream.
 
-What a slot drops depends on its seed, its step, the pass within the step and the layer, and on nothing else: not on
-who trains beside it, nor on what was drawn before. A step that is run again drops the same.
+A slot's dropout depends only on its seed, step, pass within the step, and layer: not on the other slots or earlier
+draws. A repeated step drops the same elements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 _MASK = (1 << 64) - 1
 LAYER = 0x9E3779B97F4A7C1
-"""On a GPU the seed of a layer is that of the pass, crossed with so many times the layer's number."""
+"""On a GPU a layer's seed is the pass's seed XOR this times the layer's number."""
 
 
 def mixed(*parts: int) -> int:
@@ -28,14 +28,14 @@ def mixed(*parts: int) -> int:
 
 
 class SlotDropout(NamedTuple):
-    """The dropout of one pass: rates [k] and seeds [k], one a slot. On a GPU tensors, and seeds [layers, k]."""
+    """The dropout of one pass: rates [k] and seeds [k], one per slot; on a GPU tensors, with seeds [layers, k]."""
 
     rates: Any
     seeds: Any
 
     @classmethod
     def of(cls, rates: Sequence[float], seeds: Sequence[int], layers: int, device: torch.device) -> SlotDropout | None:
-        """None where no slot drops anything. layers: how many have numbers."""
+        """None if no slot has dropout. layers: number of numbered layers."""
         if not any(rates):
             return None
         if device.type != "cuda":
@@ -59,11 +59,11 @@ def drop(x: torch.Tensor, rates: Any, seeds: Any) -> torch.Tensor:
     return x * _kept(x, rates, seeds)
 
 
-# An operator of its own, not an autograd.Function: a program with one of those is made anew by every process, as torch
-# does not look for it in the compiler's cache.
+# A custom operator, not an autograd.Function: torch does not cache compiled programs with the latter, so every process
+# would compile them again.
 @torch.library.custom_op("lora_tune::drop", mutates_args=(), device_types="cuda")
 def drop_on_gpu(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-    """As :func:`drop`; its backward pass draws the same numbers again."""
+    """As :func:`drop`; its backward pass redraws the same numbers."""
     from lora_tune_recipes.packed.triton_dropout import launch
 
     return launch(x, rates, seeds)

@@ -1,6 +1,6 @@
-"""Parts of a frozen base that take less memory and time than its own: the loss over its output layer, and its norms.
+"""Faster, smaller parts of a frozen base: the loss over its output layer, computed in chunks, and its norms.
 
-All logits at once would take most of the memory: the loss is made some tokens at a time.
+All logits at once would take most of the memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 CHUNK = 8192
-"""Tokens whose logits exist at one time."""
+"""Tokens per chunk of logits."""
 
 
 def chunk_losses(
@@ -22,7 +22,7 @@ def chunk_losses(
     counts: torch.Tensor,
     learns: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The losses of :class:`FrozenHeadLoss` and, where one ``learns``, the gradient by ``hidden``."""
+    """The losses of :class:`FrozenHeadLoss` and, if ``learns``, the gradient with respect to ``hidden``."""
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
     truth = predict[:, None]
     normal = torch.logsumexp(logits, 1)
@@ -44,9 +44,9 @@ Chunk = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 class FrozenHeadLoss(torch.autograd.Function):
     """The weighted cross entropy of each token [t] of hidden states [t, width] under a frozen head.
 
-    The head does not learn, so the gradient of each chunk is known as soon as its logits are: it is kept in place of
-    them. weight [vocabulary, width], bias [vocabulary] or None, predict [t], counts [t]: what each token counts.
-    chunk: :func:`chunk_losses`, perhaps compiled.
+    As the head is frozen, each chunk's gradient is computed with its logits and kept in their place. weight
+    [vocabulary, width], bias [vocabulary] or None, predict [t], counts [t]: weight of each token. chunk:
+    :func:`chunk_losses`, optionally compiled.
     """
 
     @staticmethod
@@ -79,10 +79,10 @@ class FrozenHeadLoss(torch.autograd.Function):
 
 @torch.no_grad()
 def fuse_norms(model: Any) -> None:
-    """Let torch's own RMS norm, one pass over memory, stand in for those of the model that compute the same.
+    """Replace the model's RMS norms by torch's, which passes over memory once, if they compute the same.
 
-    What a norm computes is tried, not read from its name: some families add one to the weight. A pack is wide, so the
-    passes that the plain form makes over its activations are an eighth of a step at 1 B.
+    This is tested on a probe, not by name: some families add one to the weight. In a pack the plain norm's passes over
+    activations take an eighth of a step at 1 B.
     """
     for module in model.modules():
         epsilon, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
@@ -102,5 +102,5 @@ class FusedNorm(torch.nn.Module):
     variance_epsilon: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Its weight is looked up at each call: a slot's copy may stand in for it.
+        # Look the weight up at each call, because a slot's copy may replace it.
         return torch.nn.functional.rms_norm(x, tuple(self.weight.shape), self.weight, self.variance_epsilon)

@@ -16,9 +16,9 @@ from lora_tune_recipes.step_graph import StepGraph
 
 EPSILON = 1e-8
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-"""Rows of a group whose passes are recorded; above them multiples of 32."""
+"""Padded row counts of recorded groups; above them multiples of 32."""
 Room = Callable[[int, int], int]
-"""How many rows a group of so many slots has, where it has the second number of them now."""
+"""(slots, current rows) -> rows of a group."""
 
 
 def exact(slots: int, _rows: int) -> int:
@@ -27,14 +27,14 @@ def exact(slots: int, _rows: int) -> int:
 
 
 def padded(slots: int, rows: int) -> int:
-    """One of SIZES, so that slots that come and go seldom change a pass; fewer only where half of them are empty."""
+    """One of SIZES, so that joins and leaves seldom change the shape; shrinks only if half of the rows are empty."""
     if rows // 2 < slots <= rows:
         return rows
     return next((size for size in SIZES if size >= slots), -(-slots // 32) * 32)
 
 
 class Module(NamedTuple):
-    """A module with adapters. norms: of the rows of its frozen weight [width out], where magnitudes are learnt, too."""
+    """A module with adapters. norms: of the frozen weight's rows [width out], for DoRA; else None."""
 
     width_in: int
     width_out: int
@@ -42,12 +42,12 @@ class Module(NamedTuple):
     norms: torch.Tensor | None = None
 
     def weights(self, rank: int) -> int:
-        """How many weights its adapter of this rank has."""
+        """Number of weights of its adapter of this rank."""
         return rank * (self.width_in + self.width_out) + (0 if self.norms is None else self.width_out)
 
 
 class Rows(NamedTuple):
-    """What training changes, one row a slot: weights, and AdamW's two moments. Each [k, all weights of an adapter]."""
+    """Trained state, one row per slot: weights and AdamW's two moments, each [k, all weights of an adapter]."""
 
     weights: torch.Tensor
     first: torch.Tensor
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 Copies = Mapping[str, Mapping[str, torch.Tensor]]
-"""Of modules that are trained whole, by name: their parameters, by name, as slots have them. Each [k, *shape]."""
+"""Module name -> parameter name -> the slots' copies [k, *shape], for modules that are trained whole."""
 
 
 class AdapterPair(NamedTuple):
@@ -67,7 +67,7 @@ class AdapterPair(NamedTuple):
 
 
 class AdapterColumns(NamedTuple):
-    """The columns of the matrix in which the parts of a module's adapter lie."""
+    """The columns of a module's adapter in the group's matrix."""
 
     a: slice
     b: slice
@@ -75,15 +75,15 @@ class AdapterColumns(NamedTuple):
 
 
 class Group:
-    """Slots that share every product: alike in modules, rank and micro-batch; anything else is each slot's own.
+    """Slots with the same modules, rank and micro-batch, which share every product; other settings may differ.
 
-    modules: with adapters, by name, in the order of the model. whole: those that are trained whole, each slot its own
-    copy, with the frozen parameters that copies begin with. rank: of the products; a slot of a lower rank is filled
-    up with zeros, which stay zero: neither factor's gradient is anything else where the other one is zero. room: how
-    many rows there are; those behind the slots' are zero, and stay zero, too.
+    modules: modules with adapters, by name, in the model's order. whole: modules trained whole, with the frozen
+    parameters from which each slot's copy starts. rank: of the products; a slot of a lower rank is zero-padded, and the
+    padding stays zero, because the gradient of either factor is zero where the other is. room: number of rows; rows
+    beyond the slots' are zero and stay zero.
 
-    graph: the recorded pass over all rows, evaluation: of one slot's evaluation; None where there is none. since: when
-    the rows were laid out (monotonic), evaluations: how often slots were evaluated since.
+    graph: the recorded pass over all rows; evaluation: of one slot's evaluation; None if not recorded. since: when the
+    rows were laid out (monotonic seconds). evaluations: how often slots were evaluated since.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class Group:
 
     @property
     def rows(self) -> int:
-        """Rows of a pass: those of the slots, and empty ones behind them."""
+        """Rows of a pass, including empty ones after the slots'."""
         return len(self.losses)
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
-        """Give the slot a row: ``state`` where it trained before, else the adapter that its seed makes."""
+        """Give the slot a row: ``state`` if it trained before, else the initial adapter of its seed."""
         new = Rows(*(row.to(self._device) for row in state or self._fresh(slot)))
         count = len(self.slots) + 1
-        # All is made before anything is changed: where memory is short, the others' rows stay as they are.
+        # Allocate everything before changing anything, so that running out of memory leaves the other rows intact.
         moved = self._moved(self.rows if count <= self.rows else self.room(count, self.rows))
         self.slots.append(slot)
         self._lay_out(moved)
@@ -135,7 +135,7 @@ class Group:
         self._constants()
 
     def leave(self, slot: Slot) -> Rows:
-        """Take the slot's row out and return it; the last one takes its place."""
+        """Remove the slot and return its row; the last slot moves into its place."""
         at, last = self.slots.index(slot), len(self.slots) - 1
         taken = Rows(*(rows[at : at + 1].clone() for rows in self._rows))
         self.slots[at] = self.slots[last]
@@ -149,9 +149,9 @@ class Group:
         return taken
 
     def settle(self, patience: float = 0.0) -> None:
-        """Give up rows that no slot needs: at once, but a recorded pass only where ``patience`` seconds go by so.
+        """Free surplus rows: at once without a graph, else only after ``patience`` seconds of surplus.
 
-        Trials end together where they began together, and others follow: their pass is the recorded one.
+        Trials that begin together also end together and are soon replaced, and then the recorded shape fits again.
         """
         rows, now = self.room(len(self.slots), self.rows), time.monotonic()
         if rows == self.rows:
@@ -164,7 +164,7 @@ class Group:
 
     @torch.no_grad()
     def _moved(self, count: int) -> tuple[Rows, torch.Tensor, torch.Tensor] | None:
-        """Rows, gradients and losses with room for ``count``; None where they have just that."""
+        """Rows, gradients and losses reallocated for ``count`` rows; None if the count is unchanged."""
         if self.leaves and count == self.rows:
             return None
         every = [torch.zeros(count, self.size, device=self._device) for _ in range(4)]
@@ -175,7 +175,7 @@ class Group:
         return Rows(*every[:3]), every[3], losses
 
     def _lay_out(self, moved: tuple[Rows, torch.Tensor, torch.Tensor] | None) -> None:
-        """Take these for the group's own, and their columns as leaves whose gradients gather in one matrix, too."""
+        """Adopt these tensors, with their columns as leaves whose gradients are columns of one matrix."""
         if moved is None:
             return
         self._rows, self._gradients, self.losses = moved
@@ -203,7 +203,7 @@ class Group:
         return Rows(*(rows[at : at + 1].to("cpu", copy=True) for rows in self._rows))
 
     def pairs(self, index: torch.Tensor) -> dict[str, AdapterPair]:
-        """The adapters of the slots ``index`` [k] by module, for passes that learn nothing."""
+        """The adapters of the slots ``index`` [k] by module, detached, for passes without training."""
         pairs = {}
         for name, (a, b, magnitude) in self.leaves.items():
             own = None if magnitude is None else magnitude.detach()[index]
@@ -219,7 +219,7 @@ class Group:
         return torch.tensor([self.slots.index(slot) for slot in slots], device=self._device)
 
     def adapter(self, slot: Slot) -> dict[str, AdapterPair]:
-        """The slot's own adapter by module, without what fills its rank up."""
+        """The slot's own adapter by module, without the rank padding."""
         at, adapter = self.slots.index(slot), {}
         for name, (a, b, magnitude) in self.leaves.items():
             rank = slot.settings.adapters.rank_of(name)
@@ -247,7 +247,7 @@ class Group:
         return Rows(row, torch.zeros_like(row), torch.zeros_like(row))
 
     def _constants(self) -> None:
-        """After every join and leave: what of the slots' settings goes into passes and steps."""
+        """Recompute the per-slot constants of passes and steps, after every join and leave."""
         every = [slot.settings for slot in self.slots]
         scales = [s.adapters.scale_of(name) for name in self.modules for s in every]
         self._scales[:, : len(every)] = self._column(scales).view(len(self.modules), len(every))
@@ -262,7 +262,7 @@ class Group:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Passes in it leave gradients and losses as they were."""
+        """Restore gradients and losses at the end."""
         before = self._gradients.clone(), self.losses.clone()
         try:
             yield
@@ -305,8 +305,7 @@ class Group:
         norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
         gradients.mul_(torch.clamp(own(self._limit) / (norm + 1e-6), max=1.0))
         beta1, beta2 = own(self._beta1), own(self._beta2)
-        # All memory is taken before anything is changed: a step that finds none left is made again as if for the
-        # first time.
+        # Allocate everything before changing anything, so that a step that runs out of memory can simply be repeated.
         squares, change = gradients * gradients, torch.empty_like(weights)
         faster, kept = rate / (1 - beta1**taken), 1 - rate * own(self._decay)
         first.lerp_(gradients, 1 - beta1)

@@ -1,7 +1,7 @@
-"""The packs of one job: a process each, one a GPU. They share the job's folder, and live and end together.
+"""The packs of one job: one process per GPU. They share the job's folder, and start and end together.
 
-A pack that ends by itself has failed, and its GPU would lie idle as long as the job lives: so the others are asked to
-end, too. They save their trials, which go on with the rest in the next job.
+If a pack ends by itself it has failed, and its GPU would idle until the job ends: so the others are stopped, too. They
+save their trials, which continue in the next job.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from lora_tune.launchers.pack_folder import PackFolder
 DEVICES = "CUDA_VISIBLE_DEVICES"
 PAUSE = 0.2
 GRACE_SECONDS = 120.0
-"""For packs that were asked to end: to finish a step or an evaluation, and to save their trials."""
+"""Time for stopped packs to finish a step or an evaluation, and to save their trials."""
 TERMINATED = 143
-"""Exit code of a job that SIGTERM ended."""
+"""Exit code of a job ended by SIGTERM."""
 
 
 def run(command: Sequence[str], folder: PackFolder, packs: int, idle: float) -> int:
-    """Run ``command --pack i`` for each of ``packs`` until nobody has asked for a trial for ``idle`` seconds.
+    """Run ``command --pack i`` for each of ``packs`` until no trial was requested for ``idle`` seconds.
 
-    Returns the exit code of the job. Raises InputError where the job has fewer GPUs than packs.
+    Returns the exit code of the job. Raises InputError if the job has fewer GPUs than packs.
     """
     devices = devices_of(os.environ, packs)
     signals: list[int] = []
@@ -49,9 +49,9 @@ def run(command: Sequence[str], folder: PackFolder, packs: int, idle: float) -> 
 
 
 def devices_of(environment: Mapping[str, str], packs: int) -> list[str]:
-    """The GPU of each pack, as its process is to see it. Raises InputError where there are too few.
+    """Each pack's value of CUDA_VISIBLE_DEVICES. Raises InputError if there are too few GPUs.
 
-    Where the job was given none by name, their numbers: without a GPU these say nothing.
+    If the variable is unset, their numbers, which have no effect without a GPU.
     """
     listed = environment.get(DEVICES)
     if listed is None:
@@ -67,7 +67,7 @@ def devices_of(environment: Mapping[str, str], packs: int) -> list[str]:
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], devices: Sequence[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A process for each device; at the end each is asked to end, and killed where it does not."""
+    """A process for each device; at the end each is terminated, and killed if it does not exit."""
     children: list[subprocess.Popen[bytes]] = []
     try:
         for number, device in enumerate(devices):
@@ -96,6 +96,6 @@ OF_BASE = {
     "CUDA_GRAPH": "cuda_graph",
     "TORCH_COMPILE": "torch_compile",
 }
-"""Variables that all trials of a pack have in common, and their names in ``Settings``."""
+"""Variables that all trials of a pack share, and their names in ``Settings``."""
 LEAST_GAIN = 1.05
-"""Below this, two trials side by side are not worth their memory: a pack trains one after another."""
+"""Below this gain a pack trains one trial after another, because two side by side are not worth their memory."""

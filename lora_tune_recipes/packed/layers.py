@@ -1,4 +1,4 @@
-"""Frozen layers with the adapters of all slots of a pass beside them."""
+"""Frozen layers with the adapters of all slots of a pass."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lora_tune_recipes.packed.group import AdapterPair, Copies
 
 
 class Share(NamedTuple):
-    """What one layer has of a part of a pass, without the names by which it was found.
+    """One layer's share of a part of a pass, without module names.
 
-    Layers of one kind then differ in tensors alone, and one compiled program serves all of them. start, stop: the
-    part's sequences. slots: how many share them. dropout: rates and seeds, see :func:`drop`.
+    Layers of one kind then differ only in tensors, so that one compiled program serves all. start, stop: the part's
+    sequences. slots: how many share them. dropout: rates and seeds, see :func:`drop`.
     """
 
     start: int
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbouring sequences of a pass, and the adapters that they go through.
+    """Consecutive sequences of a pass, and their adapters.
 
     rows: the sequences. slots: how many slots share them, equally. pairs: adapters by module, [slots, ...].
     scales: of the adapters by module, [slots, 1, 1]. copies: of the modules that these slots train whole.
@@ -46,7 +46,7 @@ class Part:
     dropout: SlotDropout | None = None
 
     def share(self, name: str, number: int) -> Share:
-        """What the layer ``name`` has of it; ``number``: of the layer, which seeds what it drops."""
+        """The share of the layer ``name``; ``number``: of the layer, which seeds its dropout."""
         dropout = None if self.dropout is None else self.dropout.of_layer(number)
         return Share(
             self.rows.start,
@@ -60,9 +60,9 @@ class Part:
 
 
 class PackedLayer(torch.nn.Module):
-    """A frozen layer with the adapters of every part of the pass, which ``shares`` holds while it goes on.
+    """A frozen layer with the adapters of the current pass in ``shares``.
 
-    As it is, of any kind: it takes no adapters, but slots can train copies of it.
+    The base class fits a layer of any kind: it takes no adapters, but slots can train copies of it.
     """
 
     def __init__(self, base: Any, name: str, number: int) -> None:
@@ -84,7 +84,7 @@ class PackedLayer(torch.nn.Module):
         return torch.cat([self._through(s, x[s.start : s.stop], y[s.start : s.stop]) for s in shares])
 
     def _copied(self, share: Share, x: torch.Tensor) -> torch.Tensor:
-        """What each slot's own copy of the layer makes of its rows of ``x``."""
+        """Each slot's own copy of the layer, applied to its rows of ``x``."""
         own = {n: value.to(self.base.get_parameter(n).dtype) for n, value in (share.copies or {}).items()}
         copies = [
             functional_call(self.base, {name: value[slot] for name, value in own.items()}, (rows,))
@@ -94,17 +94,17 @@ class PackedLayer(torch.nn.Module):
 
     @property
     def width_in(self) -> int:
-        """How many columns the first factors have."""
+        """Columns of the A factors."""
         raise NotImplementedError
 
     @property
     def width_out(self) -> int:
-        """How many rows the second factors have."""
+        """Rows of the B factors."""
         raise NotImplementedError
 
     @torch.no_grad()
     def norms(self) -> torch.Tensor:
-        """The norm of each row of the frozen weight: [width out], float32. DoRA's magnitudes begin with them."""
+        """The norm of each row of the frozen weight: [width out], float32; the initial magnitudes of DoRA."""
         if self._squares is None:
             self._squares = self._weight().float().square().sum(1)
         return self._squares.sqrt()
@@ -120,19 +120,20 @@ class PackedLayer(torch.nn.Module):
     def _adapted(
         self, share: Share, pair: AdapterPair, scale: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
-        """``y`` [slots, n, width out] of the frozen layer, with what ``pair`` times ``scale`` makes of ``x``."""
+        """``y`` [slots, n, width out] of the frozen layer plus ``scale`` times the adapter ``pair`` of ``x``."""
         raise NotImplementedError
 
     def _weight(self) -> torch.Tensor:
-        """The frozen weight [width out, width in], out of its four bits where it has those."""
+        """The frozen weight [width out, width in], dequantized from 4 bits if necessary."""
         raise NotImplementedError
 
     @torch.no_grad()
     def _inverse_norms(self, pair: AdapterPair, scale: torch.Tensor) -> torch.Tensor:
         """One over the norm of each row of W + s B A: [slots, 1, width out].
 
-        No slot's W + s B A is made for that: its rows have the squared norms |w|^2 + 2 s b.(W A^T) + s^2 b.(A A^T) b,
-        which cost a product of ``rank`` columns. As in DoRA (Liu et al. 2024, section 4.3) the norm has no gradient.
+        Computed without materializing W + s B A: its rows have the squared norms |w|^2 + 2 s b.(W A^T) +
+        s^2 b.(A A^T) b, products of ``rank`` columns. As in DoRA (Liu et al. 2024, section 4.3) the norm has no
+        gradient.
         """
         weight = self._weight()
         a, b = pair.a.detach(), pair.b.detach()
@@ -166,7 +167,7 @@ class PackedLinear(PackedLayer):
         inner = torch.bmm(own.to(y.dtype), pair.a.mT.to(y.dtype)) * scale.to(y.dtype)
         if pair.magnitude is None:
             return torch.baddbmm(y, inner, pair.b.mT.to(y.dtype))
-        # What the adapter drops, it drops of the frozen product that it scales, too.
+        # The adapter's dropout also applies to the frozen product that DoRA scales.
         plain = y if share.dropout is None else self.base(own)
         if self.base.bias is not None:
             plain = plain - self.base.bias
@@ -175,7 +176,7 @@ class PackedLinear(PackedLayer):
 
 
 class PackedEmbedding(PackedLayer):
-    """The input embeddings. As in peft, their adapters drop nothing."""
+    """The input embeddings. As in peft, their adapters have no dropout."""
 
     @property
     def width_in(self) -> int:

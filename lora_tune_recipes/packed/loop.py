@@ -1,4 +1,4 @@
-"""The loop of a pack: take what is asked, make a round, write what came of it, and let go what is over."""
+"""The loop of a pack: read requests, run a round, write results, and remove finished trials."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lora_tune_recipes.packed.slot import Slot
 from lora_tune_recipes.packed.trial import STOPPED, ClaimedTrial
 
 LOOK_SECONDS = 0.2
-"""Between two looks for requests and stops."""
+"""Interval between checks for requests and stops."""
 PAUSE = 0.05
 
 
 class PackLoop:
     """Serves the requests in ``folder`` until none came for ``idle`` seconds.
 
-    packs: how many share the folder, and the node. slots: trials that this one has at most where others share it.
+    packs: number of packs that share the folder and the node. slots: most trials of this one if there are others.
     """
 
     def __init__(self, folder: PackFolder, idle: float, *, packs: int = 1, slots: int = 1) -> None:
@@ -36,12 +36,12 @@ class PackLoop:
         self._ending = True
 
     def serve(self) -> bool:
-        """Train what is asked for; False where it was told to stop before nothing was left to do.
+        """Train requested trials; False if stopped before all were done.
 
-        Raises what the arithmetic raises; each trial's log says what it was.
+        Reraises errors of training, after writing them to each trial's log.
         """
         try:
-            # The job of several packs ends when no trial is without an end: it must not wait for one that has none.
+            # A job of several packs ends when all trials have ended, so it must not wait for one without end record.
             while not (self._ending or (self._packs > 1 and self._scheduler.unrecorded)):
                 self._look()
                 self._shares.tell(self._scheduler.tenants)
@@ -54,7 +54,7 @@ class PackLoop:
                         return True
                     time.sleep(PAUSE)
         except Exception as error:
-            # Whoever reads a trial's log must find there why it ended; a machine's fault is tried again.
+            # Each trial's log must name the reason of its end; a machine's fault is retried.
             for tenant in (*self._scheduler.tenants, *self._scheduler.waiting):
                 tenant.fail(error)
             raise
@@ -63,11 +63,11 @@ class PackLoop:
         return False
 
     def _look(self) -> None:
-        """Take in new trials, and end those that are to be stopped."""
+        """Admit new trials, and end those with a stop request."""
         if self._scheduler.tenants and time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        self._ending |= self._folder.gone  # nobody can ask for a trial or stop one: those that train go on elsewhere
+        self._ending |= self._folder.gone  # without the folder no requests can arrive: trials continue elsewhere
         requests = self._folder.take(self._fits)
         while self._wants_more() and (request := next(requests, None)) is not None:
             self._busy_at = time.monotonic()
@@ -84,26 +84,26 @@ class PackLoop:
                 own[name].end(STOPPED)
 
     def _wants_more(self) -> bool:
-        """Whether to take a further trial; beside other packs only what trains at once, and they have the rest."""
+        """Whether to take another trial; next to other packs only one that can train at once."""
         if self._packs == 1:
             return True
         self._scheduler.admit()
         return not self._scheduler.waiting and len(self._scheduler.tenants) < max(self._slots, self._folder.slots())
 
     def _fits(self, request: PackRequest) -> bool:
-        """Whether it may train beside those that are here, and they beside it; else it is left untouched."""
+        """Whether it respects the pack-size limits of itself and the present trials; else its request is kept."""
         here = (*self._scheduler.tenants, *self._scheduler.waiting)
         limits = [company for company in (request.company, *(t.request.company for t in here)) if company]
         return not limits or len(here) < min(limits)
 
     def _house(self, tenant: ClaimedTrial) -> None:
-        """Read a trial's knobs and data; it waits for room then."""
+        """Read a trial's settings and data; it then waits for memory."""
         settings = knobs.read(tenant.request.knobs)
         if self._base is None:
             self._base = PackedBase(settings)
             self._scheduler.use(self._base)
         self._base.check(settings)
-        # Refuses modules that the model lacks, and what fits nowhere.
+        # Refuses missing modules, and adapters that never fit.
         self._scheduler.admission.check(self._scheduler.pack.weights(settings))
         left = checkpoint.of_earlier_attempt(tenant.request, self._base.device.type)
         slot = Slot(settings, self._base.texts(settings), left.progress.step if left else 0)

@@ -1,7 +1,7 @@
-"""The arithmetic of a pack: slots join and leave, every slot makes one pass a round, and those with a whole step learn.
+"""The arithmetic of a pack: each round runs one forward and backward pass per slot and steps the slots that are due.
 
-What a slot computes depends on its own knobs, data and seed alone. On a CPU in float32 it is the same to the bit
-whoever trains beside it; on a GPU the products of a batch are rounded by the shape that they are computed in.
+A slot's results depend only on its own knobs, data and seed: bit for bit on a CPU in float32; on a GPU the rounding of
+batched products varies with their shape.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Key = TypeVar("Key")
 EVAL_TOKENS = 2**17
 """Tokens of one pass of an evaluation on a GPU."""
 RANKS = (16, 64, 256)
-"""On a GPU ranks are filled up to one of these: few products of many slots are faster than many of few."""
+"""On a GPU ranks are padded to one of these, since few products over many slots are faster than the reverse."""
 
 PATIENCE = 3.0
-"""Seconds for which a group keeps its shape before its pass is recorded, until a recording has shown what one costs."""
+"""Seconds for which a group keeps its shape before its pass is recorded; later the time that a recording took."""
 
 
 class SlotShape(NamedTuple):
@@ -48,13 +48,13 @@ class SlotShape(NamedTuple):
     whole: tuple[str, ...]
     dora: bool
     drops: bool
-    """Of DoRA, whether the adapters drop anything: the frozen product that they scale is another one then."""
+    """Whether DoRA adapters have dropout, which needs a second frozen product to scale."""
 
 
 class PassInputs(NamedTuple):
-    """What a pass of one group reads: Batch's; sequences of each slot's step [rows]; rates and seeds of dropout.
+    """Inputs of a pass of one group: those of Batch, sequences of each slot's step [rows], dropout rates and seeds.
 
-    The last two are empty where nothing is dropped, or on a CPU.
+    The last two are empty without dropout, or on a CPU.
     """
 
     read: torch.Tensor
@@ -67,7 +67,7 @@ class PassInputs(NamedTuple):
 
 
 class EvalInputs(NamedTuple):
-    """What a recorded pass of one slot's evaluation reads: Batch's, and the slot's row [1]."""
+    """Inputs of a recorded eval pass of one slot: those of Batch, and the slot's row [1]."""
 
     read: torch.Tensor
     predict: torch.Tensor
@@ -77,18 +77,18 @@ class EvalInputs(NamedTuple):
 
 
 def numbers(losses: Mapping[Key, torch.Tensor]) -> dict[Key, float]:
-    """The numbers of several losses, in one transfer from the device."""
+    """The values of several losses, in one transfer from the device."""
     if not losses:
         return {}
     return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
 
 class Pack:
-    """Slots over ``base``, none at first.
+    """The slots that train over ``base``, initially none.
 
-    patience: see PATIENCE. A recorded pass of a group is a graph of its own, over a number of rows that slots which
-    come and go seldom change; groups that are not recorded share one pass. So what is met for a moment stays eager,
-    and is at worst twice as slow as if it had been known how long it would last.
+    patience: see PATIENCE. A group's recorded pass is a CUDA graph over a padded number of rows, so that joins and
+    leaves seldom change it; groups without a graph share one eager pass. Recording only after ``patience`` seconds
+    costs at most twice the time of knowing in advance how long a shape lasts.
     """
 
     def __init__(self, base: PackedBase, patience: float = PATIENCE) -> None:
@@ -119,26 +119,26 @@ class Pack:
         )
 
     def weights(self, settings: Settings) -> int:
-        """How many weights the adapter of a trial of ``settings`` has here; its modules are made ready to take it."""
+        """Number of adapter weights of a trial of ``settings``; makes its modules ready for adapters."""
         rank = self.shape(settings).rank
         whole = [parameter for own in self.base.whole(settings).values() for parameter in own.values()]
         adapters = sum(module.weights(rank) for module in self.base.modules(settings).values())
         return adapters + sum(parameter.numel() for parameter in whole)
 
     def join(self, slot: Slot, state: Rows | None = None) -> None:
-        """From the next round on ``slot`` trains; ``state`` is where it left off, None for a fresh adapter."""
+        """Train ``slot`` from the next round on; ``state`` is its saved state, None for a fresh adapter."""
         shape = self.shape(slot.settings)
         self.make_room(slot.settings)
         group = self._groups.get(shape) or self._group(slot.settings, shape.rank)
         group.join(slot, state)
-        self._groups[shape] = group  # only now: a group without slots would end the next round
+        self._groups[shape] = group  # after the join: a group without slots would break the next round
 
     def _group(self, settings: Settings, rank: int) -> Group:
         room = exact if self.base.why_not_recorded(settings) else padded
         return Group(self.base.modules(settings), rank, self.base.device, self.base.whole(settings), room)
 
     def leave(self, slot: Slot) -> Rows:
-        """Take ``slot`` out; its weights and moments."""
+        """Remove ``slot``; returns its weights and moments."""
         shape = self.shape(slot.settings)
         group = self._groups[shape]
         state = group.leave(slot)
@@ -147,12 +147,12 @@ class Pack:
         return state
 
     def make_room(self, settings: Settings) -> None:
-        """Before a trial of these settings takes memory: where it shares no group, what stands empty is given up."""
+        """Free unused rows if a trial of these settings needs a new group, before it allocates memory."""
         if self.shape(settings) not in self._groups:
             self.give_up()
 
     def give_up(self) -> None:
-        """Memory is short: rows without slots go, and the passes that were recorded over them."""
+        """Free rows without slots and the graphs recorded over them, when memory is short."""
         self._settle(self._groups, 0.0)
 
     def _settle(self, groups: Mapping[SlotShape, Group], patience: float) -> None:
@@ -166,18 +166,18 @@ class Pack:
         return self._groups[self.shape(slot.settings)]
 
     def trains(self, slot: Slot) -> bool:
-        """Whether a pass of ``slot`` by itself raises nothing; it is left as it is. For a round that failed."""
+        """Whether a pass of ``slot`` alone succeeds, after a failed round; works on a copy of the slot."""
         copied, own = Pack(self.base), Slot(slot.settings, slot.texts, slot.step)
         try:
             copied.join(own, self.group(slot).state(slot))
             copied.round()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this slot's
+        except Exception as error:  # noqa: BLE001 - any error counts against this slot
             print(f"a pass by itself: {type(error).__qualname__}: {' '.join(str(error).split())}", flush=True)
             return False
         return True
 
     def rewind(self) -> None:
-        """After a round that failed half way: every slot begins its step anew."""
+        """Restart every slot's current step, after a round that failed half way."""
         for group in self._groups.values():
             group.forget()
             for slot in group.slots:
@@ -185,13 +185,13 @@ class Pack:
         self.give_up()
 
     def round(self, done: dict[Slot, torch.Tensor] | None = None) -> dict[Slot, torch.Tensor]:
-        """One pass of every slot; the loss, on the device, of each slot whose step is now whole.
+        """One pass of every slot; returns the loss, on the device, of each slot that completed a step.
 
-        done: filled with these as they come, so that a round that fails half way tells which slots have stepped.
+        done: receives these losses as they come, so that the caller knows which slots stepped if the round fails.
         """
         done = {} if done is None else done
         self._settle(self._groups, self._patience)
-        # Rows of one length whose attention and whose logits are computed in one way share a pass.
+        # Rows of one length with the same kind of attention and logits share a pass.
         passes: dict[tuple[int, bool, bool], list[Group]] = {}
         for shape, group in sorted(self._groups.items()):
             if not group.slots or self._replayed(group):
@@ -210,12 +210,12 @@ class Pack:
         return done
 
     def record(self) -> None:
-        """Record the pass of every group now, where it can be."""
+        """Record the pass of every group that can be recorded."""
         for group in self._groups.values():
             self._recorded(group, self._inputs(group))
 
     def _replayed(self, group: Group) -> bool:
-        """Make the pass of a group by its graph, where it has one or is to have one now; False where it is not made."""
+        """Run a group's pass by its graph, recording it first if that is due; False if the pass was not run."""
         if group.room is exact or (group.graph is None and time.monotonic() - group.since < self._patience):
             return False
         inputs = self._inputs(group)
@@ -226,7 +226,7 @@ class Pack:
         return True
 
     def _recorded(self, group: Group, inputs: PassInputs) -> bool:
-        """Record the pass of a group; False where it cannot be, or memory is short: then it stays eager."""
+        """Record the pass of a group; False if it cannot be recorded or memory is short: it then stays eager."""
         if group.room is exact:
             return False
         group.graph, began = None, time.monotonic()
@@ -239,7 +239,7 @@ class Pack:
         return group.graph is not None
 
     def _graph(self, work: Callable[[Inputs], torch.Tensor], inputs: Inputs) -> StepGraph[Inputs] | None:
-        """A recording of ``work``; None where memory is short."""
+        """A recording of ``work``; None if memory is short."""
         try:
             return self.base.record(work, inputs)
         except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
@@ -250,7 +250,7 @@ class Pack:
         return None
 
     def _inputs(self, group: Group) -> PassInputs:
-        """What the next pass of a group reads."""
+        """The inputs of a group's next pass."""
         slots, device, empty = group.slots, self.base.device, group.rows - len(group.slots)
         sequences = [slot.texts.train.rows(slot.rows()) for slot in slots]
         batch = Batch.of(text.joined(sequences, group.rows * slots[0].settings.mbs), device)
@@ -267,7 +267,7 @@ class Pack:
         return SlotDropout.of(rates, seeds, self.base.layers, self.base.device)
 
     def _learn(self, groups: Sequence[Group], inputs: Sequence[PassInputs], *, compiled: bool = False) -> torch.Tensor:
-        """One pass of groups that can share it; the losses of their rows, which are added to the groups', too."""
+        """One pass over groups that can share it; returns the losses of their rows, also added to the groups'."""
         parts, at = [], 0
         for group, own in zip(groups, inputs, strict=True):
             dropout = SlotDropout(own.rates, own.seeds) if len(own.rates) else None
@@ -287,7 +287,7 @@ class Pack:
                 losses[part.rows].view(part.slots, -1).sum(1) / own.sizes
                 for part, own in zip(parts, inputs, strict=True)
             ]
-            # Gradients lie in columns of one matrix on purpose; torch warns that this is not its own layout.
+            # Gradients are strided columns of one matrix by design; torch warns about that layout.
             warnings.filterwarnings("ignore", "grad and param do not obey the gradient layout contract")
             total = torch.cat(means)
             total.sum().backward()
@@ -297,7 +297,7 @@ class Pack:
 
     @torch.no_grad()
     def evaluate(self, slots: Sequence[Slot]) -> list[float]:
-        """The eval losses of ``slots``: the mean over a slot's validation sequences of each one's mean loss."""
+        """The eval loss of each slot: the mean over its validation sequences of their mean losses."""
         losses: dict[Slot, float] = {}
         together: dict[tuple[SlotShape, int], list[Slot]] = {}
         for slot in slots:
@@ -309,7 +309,7 @@ class Pack:
 
     def _evaluate(self, group: Group, slots: Sequence[Slot]) -> list[float]:
         """The eval losses of slots of one group that read the same validation sequences."""
-        # One pass of many slots is seldom met twice. The first evaluation may be the only one.
+        # A batched eval pass seldom repeats its shape, and the first evaluation may be the only one: record neither.
         if group.graph is not None and group.evaluations and (losses := self._replayed_evaluation(group, slots)):
             return losses
         group.evaluations += 1
@@ -322,7 +322,7 @@ class Pack:
         return [float(loss) for loss in total / len(validation)]
 
     def _replayed_evaluation(self, group: Group, slots: Sequence[Slot]) -> list[float]:
-        """As :meth:`_evaluate`, slot by slot through one recorded pass; nothing where memory is short."""
+        """As :meth:`_evaluate`, slot by slot through one recorded pass; empty if memory is short."""
         validation = slots[0].texts.validation
         totals = torch.zeros(len(slots), device=self.base.device)
         passes = self._validation_passes(slots[0], 1)
@@ -341,7 +341,7 @@ class Pack:
         return [float(loss) for loss in totals / len(validation)]
 
     def _validation_passes(self, slot: Slot, slots: int) -> list[npt.NDArray[np.int64]]:
-        """The sequences of each pass of an evaluation of so many slots like this one."""
+        """The sequence numbers of each pass when ``slots`` slots like this one are evaluated."""
         settings, count = slot.settings, len(slot.texts.validation)
         size = settings.mbs
         if self.base.device.type == "cuda":
@@ -351,7 +351,7 @@ class Pack:
 
     @torch.no_grad()
     def _score(self, group: Group, batch: Batch, index: torch.Tensor, *, compiled: bool = False) -> torch.Tensor:
-        """The mean loss of each sequence [n] under the adapters of the slots ``index`` [k], the same number of each."""
+        """The mean loss of each sequence [n] under the adapters of slots ``index`` [k], n/k sequences for each."""
         scales = {name: scale[index] for name, scale in group.scales.items()}
         rows = slice(0, len(batch.read))
         part = Part(rows, len(index), group.pairs(index), scales, group.copies_of(index))

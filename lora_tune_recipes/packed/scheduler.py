@@ -1,7 +1,6 @@
-"""The trials of a pack: who trains and who waits for room, their rounds, evaluations and ends, and what failures are
-about.
+"""The trials of a pack: admission, rounds, evaluations, ends, and which trial a failure is attributed to.
 
-How many a pack's memory holds is known beforehand from what each takes by itself, and corrected by what went wrong.
+Admission uses each trial's memory use alone, corrected after out-of-memory errors.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from lora_tune_recipes.step_graph import short_of_memory
 
 Result = TypeVar("Result")
 USED = 0.85
-"""Share of the free memory that is filled: the allocator cannot use all of it."""
+"""Share of the free memory to fill, because the allocator cannot use all of it."""
 BYTES_OF_A_WEIGHT = 16
 """float32: the weight, its gradient and AdamW's two moments."""
 
 
 def attempted(action: Callable[[], Result]) -> Result | None:
-    """None where the memory was short. What the action held is free again then: its error is gone, too."""
+    """The action's result; None if it ran out of memory. The error and the memory it holds are released."""
     try:
         return action()
     except (RuntimeError, MemoryError) as error:
         if not short_of_memory(error):
             raise
-    torch.cuda.empty_cache()  # nothing where there is no GPU
+    torch.cuda.empty_cache()  # no effect without a GPU
     return None
 
 
 class Admission:
-    """Of the memory of ``device`` with the base on it. On a CPU the number of slots is the only limit."""
+    """Memory of ``device`` with the base on it. On a CPU the number of slots is the only limit."""
 
     def __init__(self, device: torch.device) -> None:
         self.limit: float | None = None
@@ -52,7 +51,7 @@ class Admission:
             self.limit = USED * torch.cuda.mem_get_info()[0]
 
     def check(self, weights: int) -> None:
-        """Raise InputError for an adapter of so many weights that it fits nowhere here, whatever else ends."""
+        """Raise InputError for an adapter of so many weights that it does not fit even alone."""
         needed = weights * BYTES_OF_A_WEIGHT
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if self.limit is None else self.limit
         if needed > there:
@@ -62,46 +61,46 @@ class Admission:
             )
 
     def fits(self, present: Sequence[int], new: int) -> bool:
-        """Whether a trial that takes ``new`` bytes fits beside others; alone every one may try."""
+        """Whether a trial of ``new`` bytes fits next to the others; always True for the first."""
         return self.limit is None or not present or sum(present) + new <= self.limit
 
     def too_much(self, present: Sequence[int]) -> None:
-        """These together ran out of memory: less from now on."""
+        """Lower the limit after these trials together ran out of memory."""
         most = sum(present) * (1 - 1 / (2 * len(present)))
         self.limit = most if self.limit is None else min(self.limit, most)
 
 
 TELL_SECONDS = 2.0
-"""Between two reports of the pack's state."""
+"""Interval between reports of the pack's state."""
 
 
 class Shares:
-    """Shares a pack's time among its trials. packs: how many share the node."""
+    """Splits a pack's time among its trials. packs: number of packs on the node."""
 
     def __init__(self, folder: PackFolder, packs: int) -> None:
         self._folder, self._packs = folder, packs
         self._shared_at = self._told_at = time.monotonic()
 
     def share(self, training: Sequence[ClaimedTrial]) -> None:
-        """The time since this was last called belongs to these trials, which trained meanwhile."""
+        """Charge the time since the last call to these trials, which trained in it."""
         now = time.monotonic()
         for tenant in training:
             tenant.share += (now - self._shared_at) / len(training) / self._packs
         self._shared_at = now
 
     def tell(self, training: Sequence[ClaimedTrial]) -> None:
-        """Write down now and then what the trials have had."""
+        """Write the trials' shares to the pack folder, at most every TELL_SECONDS."""
         if time.monotonic() - self._told_at >= TELL_SECONDS:
             self._told_at = time.monotonic()
             self.share(training)
             try:
                 self._folder.tell({tenant.name: tenant.share for tenant in training})
-            except OSError as error:  # a full disk, say: the next report may find room
+            except OSError as error:  # such as a full disk; the next report may succeed
                 print(f"no report of {len(training)} trials: {error}", flush=True)
 
 
 def save_all(pack: Pack, training: Sequence[ClaimedTrial], waiting: Sequence[ClaimedTrial]) -> None:
-    """Save every trial that has begun: the next attempt of each goes on from there, in another pack."""
+    """Save every trial that has begun, so that its next attempt resumes in another pack."""
     saved = 0
     for tenant in (*training, *waiting):
         rows = pack.group(tenant.slot).state(tenant.slot) if tenant in training else tenant.left_at
@@ -110,15 +109,15 @@ def save_all(pack: Pack, training: Sequence[ClaimedTrial], waiting: Sequence[Cla
         try:
             tenant.save(pack.base.device.type, rows)
             saved += 1
-        except (OSError, RuntimeError) as error:  # torch's word for a full disk; the others' attempts may go on
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk; save the others
             print(f"{tenant.name} is not saved: {error}", flush=True)
     print(f"asked to end: {saved} trials are saved", flush=True)
 
 
 def to_blame(pack: Pack, training: Sequence[ClaimedTrial]) -> list[ClaimedTrial]:
-    """The trials of a failed round that fail by themselves, too; none where the pack itself is to blame.
+    """The trials of a failed round that also fail alone; empty if the pack itself is at fault.
 
-    It is where nothing trains any more; of a single trial, where the base does not compute either.
+    The pack is at fault if all trials fail; for a single trial, if the base fails, too.
     """
     guilty = [tenant for tenant in training if not pack.trains(tenant.slot)]
     alone = len(training) == 1 and pack.base.works()
@@ -126,10 +125,10 @@ def to_blame(pack: Pack, training: Sequence[ClaimedTrial]) -> list[ClaimedTrial]
 
 
 class Scheduler:
-    """Where trials train over one base, once there is one. shares: told who had the time.
+    """Schedules trials over one base, which :meth:`use` sets. shares: time accounting.
 
-    tenants: those that train. waiting: those that wait for room. unrecorded: a trial has ended whose end nobody could
-    write down.
+    tenants: trials that train. waiting: trials that wait for memory. unrecorded: the end of some trial could not be
+    written.
     """
 
     def __init__(self, shares: Shares) -> None:
@@ -142,11 +141,11 @@ class Scheduler:
         self._speeds: Speeds
 
     def use(self, base: PackedBase) -> None:
-        """Train over ``base``; before anybody is admitted."""
+        """Train over ``base``; call before the first admission."""
         self.pack, self._speeds, self.admission = Pack(base), Speeds(base), Admission(base.device)
 
     def admit(self) -> None:
-        """Give waiting trials a slot, in their order, as far as memory allows."""
+        """Admit waiting trials, in order, as far as memory allows."""
         while self.waiting:
             tenant = self.waiting[0]
             with self.contained(tenant):
@@ -154,19 +153,19 @@ class Scheduler:
                     break
 
     def _enters(self, tenant: ClaimedTrial) -> bool:
-        """Give the trial a slot; False where there is none now. Raises what the trial itself is to blame for."""
+        """Admit the trial; False if there is no room now. Raises errors that the trial itself causes."""
         present = [other.bytes for other in self.tenants]
         try:
             self.pack.make_room(tenant.slot.settings)
             speed = self._speeds.of(tenant.slot)
             if self.tenants and not (speed.packs and all(t.packs for t in self.tenants)):
-                return False  # company would only cost memory
+                return False  # sharing a pack gains no speed and costs memory
             if not self.admission.fits(present, speed.bytes):
                 return False
             self.pack.join(tenant.slot, tenant.left_at)
         except (RuntimeError, MemoryError) as error:
             if self.tenants and short_of_memory(error):
-                return False  # tried again when others have gone
+                return False  # retried after others have left
             raise
         self._shares.share(self.tenants)
         self.tenants.append(tenant)
@@ -182,7 +181,7 @@ class Scheduler:
         done: dict[Slot, torch.Tensor] = {}
         try:
             whole = attempted(lambda: self.pack.round(done)) is not None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the trials that it is not about go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, trials that did not cause it continue
             self.pack.rewind()
             self._blame(error)
             whole = True
@@ -195,7 +194,7 @@ class Scheduler:
     def _stepped(
         self, tenants: Sequence[ClaimedTrial], done: Mapping[Slot, torch.Tensor], rates: Mapping[ClaimedTrial, float]
     ) -> None:
-        """After a step of these: their logs, evaluations and ends."""
+        """Log, evaluate and end these trials after a step."""
         losses = numbers({t: done[t.slot] for t in tenants if t.trial.wants_loss})
         for tenant in tenants:
             with self.contained(tenant):
@@ -204,7 +203,7 @@ class Scheduler:
         self.end_over()
 
     def end_over(self) -> None:
-        """Let those go that have come to their own end."""
+        """Remove trials that have finished."""
         for tenant in [tenant for tenant in self.tenants if tenant.trial.over]:
             with self.contained(tenant):
                 self._finish(tenant)
@@ -217,7 +216,7 @@ class Scheduler:
         tenant.end(0)
 
     def _blame(self, error: Exception) -> None:
-        """A round has failed: end the trials that are to blame. Raises ``error`` where the pack itself is."""
+        """End the trials that caused a failed round. Raises ``error`` if the pack itself is at fault."""
         guilty = to_blame(self.pack, self.tenants)
         if not guilty:
             raise error
@@ -227,9 +226,9 @@ class Scheduler:
         print(f"{len(guilty)} trials cannot train: {' '.join(str(error).split())}", flush=True)
 
     def _evaluate(self, due: Sequence[ClaimedTrial]) -> None:
-        """Evaluate trials together, or by halves, or with others gone, as memory allows.
+        """Evaluate trials together, in halves, or after removing others, as memory allows.
 
-        Those that have made room meanwhile are evaluated when they come back.
+        Trials removed meanwhile are evaluated when they return.
         """
         due = [tenant for tenant in due if tenant in self.tenants]
         if not due:
@@ -256,7 +255,7 @@ class Scheduler:
             self._evaluate(due)
 
     def _shrink(self, order: Sequence[ClaimedTrial]) -> None:
-        """Memory was short: the last quarter of ``order`` waits, with what it has learnt; a single one has failed."""
+        """After out of memory, the last quarter of ``order`` waits with its state; a single trial fails."""
         if len(order) == 1:
             self.let_go(order[0])
             order[0].fail(torch.OutOfMemoryError("CUDA out of memory: the trial does not fit on this device alone"))
@@ -271,7 +270,7 @@ class Scheduler:
         print(f"out of memory: {len(leaving)} trials wait, {len(self.tenants)} go on", flush=True)
 
     def let_go(self, tenant: ClaimedTrial) -> None:
-        """Take a trial out of the pack, or of those that wait."""
+        """Remove a trial from the pack or from the waiting ones."""
         self._shares.share(self.tenants)
         if tenant in self.tenants:
             self.tenants.remove(tenant)
@@ -281,9 +280,9 @@ class Scheduler:
 
     @contextlib.contextmanager
     def contained(self, tenant: ClaimedTrial) -> Iterator[None]:
-        """What one trial's knobs, data, size or files are to blame for ends that trial, and no other."""
+        """Turn an error of one trial's knobs, data, size or files into the end of that trial alone."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - data can raise anything, and the others train on
+        except Exception as error:  # noqa: BLE001 - data can raise anything, and the other trials continue
             self.let_go(tenant)
             self.unrecorded |= not tenant.fail(error)

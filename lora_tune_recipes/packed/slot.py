@@ -1,4 +1,4 @@
-"""One trial's place in a pack: its knobs, what it reads next, and how far it is."""
+"""One trial's slot in a pack: its settings, its data and its progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_tune_recipes.text import Sequences
 
 
 class Texts(NamedTuple):
-    """What a slot trains on and is evaluated on."""
+    """Training and validation data of a slot."""
 
     train: Sequences
     validation: Sequences
@@ -25,7 +25,7 @@ class Texts(NamedTuple):
 class Slot:
     """A trial of ``settings`` on ``texts`` that has made ``step`` optimizer steps.
 
-    passes: how many passes of the step in progress are done.
+    passes: completed passes of the current step.
     """
 
     def __init__(self, settings: Settings, texts: Texts, step: int = 0) -> None:
@@ -35,16 +35,16 @@ class Slot:
         self._rows = next(self._order)
 
     def rows(self) -> npt.NDArray[np.int64]:
-        """Numbers of the training sequences of the next pass."""
+        """Indices of the training sequences of the next pass."""
         start = self.passes * self.settings.mbs
         return self._rows[start : start + self.settings.mbs]
 
     def pass_seed(self) -> int:
-        """The seed of what the next pass drops."""
+        """The dropout seed of the next pass."""
         return pass_seed(self.settings.seed, self.step, self.passes)
 
     def rate(self) -> float:
-        """The learning rate of the step in progress."""
+        """The learning rate of the current step."""
         settings = self.settings
         return learning_rate(
             self.step,
@@ -55,15 +55,15 @@ class Slot:
         )
 
     def passed(self) -> bool:
-        """Count a pass; True when the step in progress is now whole and wants the optimizer."""
+        """Count a pass; True if the current step is now due for the optimizer."""
         self.passes += 1
         return self.passes == self.settings.accumulation
 
     def stepped(self) -> None:
-        """Count an optimizer step, and go on to the next one's sequences."""
+        """Count an optimizer step, and advance to the next one's sequences."""
         self.step, self.passes = self.step + 1, 0
         self._rows = next(self._order)
 
     def again(self) -> None:
-        """Begin the step in progress anew."""
+        """Restart the current step."""
         self.passes = 0

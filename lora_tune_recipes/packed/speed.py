@@ -1,6 +1,6 @@
-"""How fast a trial would be alone, what it takes of the memory, and whether two of it gain anything side by side.
+"""Speed and memory use of a trial alone, and the gain of training two side by side.
 
-A short run of one slot, and one of two, once for each shape of trial.
+Measured once for each shape of trial, in a short run of one slot and one of two.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from lora_tune_recipes.settings import Settings
 
 WARM_UP, STEPS = 2, 5
 EVALUATIONS = 2
-"""Before one is timed: the second records it."""
+"""Evaluations before the timed one; the second records the graph."""
 SECONDS = 2.0
-"""After this long no further step is timed, once one is."""
+"""After this time no further step is measured, if one was."""
 UNMEASURED = 2.0
-"""The gain of two where it is not measured: as if the second cost nothing."""
+"""Gain of two if it is not measured: the second is assumed to cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpeed:
-    """Of a trial alone: seconds of an optimizer step and of an evaluation; most bytes that it takes on the device.
+    """A trial alone: seconds per optimizer step and per evaluation; peak bytes on the device.
 
-    pair_gain: steps a second of two such trials side by side, over those of one.
+    pair_gain: ratio of steps per second of two such trials side by side to those of one.
     """
 
     step_seconds: float
@@ -40,24 +40,24 @@ class TrialSpeed:
 
     @property
     def packs(self) -> bool:
-        """Whether such trials gain by company."""
+        """Whether such trials gain from sharing a pack."""
         return self.pair_gain >= LEAST_GAIN
 
 
 class Speeds:
-    """Measures each shape of trial once. The pack that calls it waits meanwhile."""
+    """Measures each shape of trial once; the calling pack waits meanwhile."""
 
     def __init__(self, base: PackedBase) -> None:
         self._base = base
         self._known: dict[tuple[object, ...], TrialSpeed] = {}
-        # One thread's processor time is its wall time on an idle core, and what else runs there does not count.
+        # A single thread's processor time is its wall time on an idle core, and excludes other processes.
         single = base.device.type == "cpu" and base.settings.threads == 1
         self._clock = time.process_time if single else time.perf_counter
 
     def of(self, slot: Slot) -> TrialSpeed:
-        """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError where it does not even fit alone."""
+        """The speed of the trial in ``slot``. Raises torch.OutOfMemoryError if it does not fit even alone."""
         settings = slot.settings
-        # Trials of one shape do the same work, whatever their ranks were filled up from.
+        # Trials of one shape do the same work, whatever their ranks before padding.
         shape, drops = Pack(self._base).shape(settings), settings.adapters.dropout > 0
         key = shape, settings.minibs, drops, len(slot.texts.validation)
         if key not in self._known:

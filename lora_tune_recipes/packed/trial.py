@@ -1,8 +1,8 @@
-"""A trial in a pack: its claim, its log, its start and its end on record.
+"""A trial in a pack: its claim, its log, and the records of its start and end.
 
-The log's clock is that of the trial by itself: each step and each evaluation lasts as long as for a pack of one,
-measured once for each shape of batch. So a trial's time to target is what it would be by itself, whoever trained
-beside it, and trials of different packs compare. What it really took is in the log as ``packed_seconds``.
+The log's clock is simulated: each step and evaluation takes the time measured for a pack of one, once per batch shape.
+So time to target does not depend on the other trials of the pack, and trials of different packs are comparable. The
+real duration is in the log as ``packed_seconds``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ CLOCK = "alone"
 class PackedTrial:
     """Writes the log of the trial in ``slot`` to ``stream``.
 
-    device: the name of the device. whose: the variables that name attempt and sweep. left: where an earlier attempt
-    was interrupted; its log goes on in this one.
+    device: name of the device. whose: the variables with the attempt's and the sweep's id. left: the checkpoint of an
+    interrupted attempt, whose log is continued.
 
-    over: the trial has come to its own end. evaluates: an evaluation has begun.
+    over: the trial has finished. evaluates: an evaluation has begun.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PackedTrial:
         self._log.init({**facts, "clock": CLOCK})
 
     def _resume(self, left: Checkpoint, stream: TextIO, whose: Mapping[str, str]) -> None:
-        """Go on where the log of the earlier attempt ends, and by its clock."""
+        """Continue the earlier attempt's log and clock."""
         clock, self.evaluates = left.progress.clock, left.progress.evaluates
         self._began, self._alone, self._spent, self._speed = clock.began, clock.alone, clock.spent, clock
         self._log.identity(whose)
@@ -77,7 +77,7 @@ class PackedTrial:
         self._log.block = clock.block
 
     def clock(self) -> LogClock:
-        """The time of the log now, for a checkpoint."""
+        """The state of the log's clock, for a checkpoint."""
         assert self._speed is not None, "only a trial that has begun is saved"
         return LogClock(
             began=self._began,
@@ -96,12 +96,12 @@ class PackedTrial:
         return self.slot.step * self.slot.settings.minibs
 
     def begin(self, speed: TrialSpeed) -> None:
-        """The training begins now, or goes on; ``speed`` is that of the trial alone."""
+        """Start or resume training; ``speed`` is that of the trial alone."""
         waited, self._entered = time.monotonic() - self._entered, time.monotonic()
         if self._speed is not None:
             return
         self._speed = speed
-        self._began += waited  # not the wall clock again, which somebody may have set meanwhile
+        self._began += waited  # not the wall clock, which may have been set meanwhile
         self._log.event("pack_gain", round(speed.pair_gain, 3))
         self._log.end(constants.INIT_STOP)
         self._log.start(constants.RUN_START)
@@ -109,18 +109,18 @@ class PackedTrial:
 
     @property
     def wants_loss(self) -> bool:
-        """Whether the training loss of the step just made is to be logged."""
+        """Whether to log the training loss of the last step."""
         return self.slot.step % TRAIN_LOSS_EVERY == 0
 
     @property
     def _due_for_evaluation(self) -> bool:
-        """Whether an evaluation follows the step just made."""
+        """Whether an evaluation follows the last step."""
         settings = self.slot.settings
         step = self.slot.step
         return not self.over and (step % settings.interval(settings.minibs) == 0 or step >= settings.max_steps)
 
     def stepped(self, rate: float, loss: float | None) -> None:
-        """After a step at this learning rate; ``loss`` where it was wanted."""
+        """Log a step at this learning rate; ``loss`` is None unless ``wants_loss``."""
         assert self._speed is not None, "a trial begins before it steps"
         self._alone += self._speed.step_seconds
         if loss is not None:
@@ -138,7 +138,7 @@ class PackedTrial:
                 self._log.start(constants.EVAL_START, samples_count=self._samples)
 
     def evaluated(self, loss: float) -> None:
-        """After the evaluation that was wanted."""
+        """Log the result of the evaluation that has begun."""
         assert self._speed is not None, "a trial begins before it is evaluated"
         self.evaluates = False
         self._alone += self._speed.eval_seconds
@@ -158,14 +158,14 @@ class PackedTrial:
 
 
 STOPPED = 143
-"""Exit code of a trial that the sweep stopped: that of a process that SIGTERM ended."""
+"""Exit code of a trial that the sweep stopped, that of a process killed by SIGTERM."""
 
 
 class ClaimedTrial:
     """A claimed trial and its records.
 
-    share: seconds of the node that the trial has had. bytes: what it takes of the memory. packs: whether it gains by
-    company. left_at: where it left off when memory was short.
+    share: seconds of the node charged to the trial. bytes: its memory use. packs: whether it is faster in a pack.
+    left_at: its state when it was removed for lack of memory.
     """
 
     def __init__(self, request: PackRequest) -> None:
@@ -179,24 +179,24 @@ class ClaimedTrial:
 
     @classmethod
     def claim(cls, request: PackRequest) -> ClaimedTrial | None:
-        """The trial, claimed for this process; None where another one has it, or its folder or log cannot be used."""
+        """Claim the trial for this process; None if another has it, or its folder or log is not writable."""
         try:
             create_json(request.attempt.claim, describe(os.getpid(), request.token, request.sweep))
         except FileExistsError:
             return None
-        except OSError as error:  # it is run again when this pack has ended
+        except OSError as error:  # it is retried after this pack has ended
             print(f"{request.name}: no claim, so it is not trained: {error}", flush=True)
             return None
         try:
             return cls(request)
         except OSError as error:
             print(f"{request.name}: no log, so it is not trained: {error}", flush=True)
-            with contextlib.suppress(OSError):  # a folder that takes nothing: the trial has no end on record
+            with contextlib.suppress(OSError):  # if the folder is not writable either, the trial has no end record
                 write_json(request.attempt.ended, {**_whose(request), "exit_code": 1, "at": time.time()})
             return None
 
     def open(self, slot: Slot, device: str, left: Checkpoint | None) -> None:
-        """Its knobs and data are good: begin its log, or go on where an earlier attempt ``left`` off."""
+        """Begin its log after its settings and data are checked, or continue the checkpoint ``left``."""
         self.slot = slot
         if left is not None:
             self.left_at = left.rows
@@ -204,14 +204,14 @@ class ClaimedTrial:
         self.trial = PackedTrial(slot, self._log, device, whose, left)
 
     def save(self, device: str, rows: Rows) -> None:
-        """Write down where it is, for the attempt that goes on from there."""
+        """Save a checkpoint for the next attempt."""
         self._log.flush()
         trial = self.trial
         left = Progress(step=self.slot.step, clock=trial.clock(), evaluates=trial.evaluates)
         checkpoint.save(self.request, device, rows, left)
 
     def begin(self, speed: TrialSpeed) -> None:
-        """It has a slot, again or for the first time. speed: of the trial alone."""
+        """Record that it entered the pack, for the first time or again. speed: of the trial alone."""
         self.bytes, self.packs, self.left_at = speed.bytes, speed.packs, None
         if self._began is None:
             self._began = steady()
@@ -219,7 +219,7 @@ class ClaimedTrial:
             self.trial.begin(speed)
 
     def end(self, code: int) -> None:
-        """Write down that it ended; nothing of it is written after that."""
+        """Write its end record, after which nothing else is written."""
         self._log.close()
         seconds = None if self._began is None else round(steady() - self._began, 3)
         share = 1.0 if not seconds else min(1.0, self.share / seconds)
@@ -227,18 +227,18 @@ class ClaimedTrial:
         write_json(self.request.attempt.ended, record | ({} if seconds is None else {"seconds": seconds}))
 
     def fail(self, error: BaseException) -> bool:
-        """End it with what went wrong as the last line of its log; the pack's has it where that cannot be written.
+        """End it with the error as the last line of its log, or of the pack's log if that fails.
 
-        Returns whether its end is on record.
+        Returns whether its end record was written.
         """
         name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        # By this word a reader tells what went wrong from a refusal, which no further attempt would change.
+        # "raised" distinguishes a crash from a refused setting, for which a retry is useless.
         kind = "" if isinstance(error, LoraTuneError) else f"raised {name}: "
         line = f"packed_lora: {kind}{' '.join(str(error).split())}"
         try:
             print(line, file=self._log, flush=True)
             self.end(error.exit_code if isinstance(error, LoraTuneError) else 1)
-        except (OSError, ValueError) as unwritten:  # no room, or its folder or stream is gone: it has no end on record
+        except (OSError, ValueError) as unwritten:  # full disk, or folder or stream gone: it has no end record
             print(f"{self.name}: {line}; not written down: {unwritten}", flush=True)
             return False
         return True

@@ -1,4 +1,4 @@
-"""The dropout of a pack as one GPU kernel: the mask is computed where it is used, and never stored."""
+"""The dropout of a pack as one GPU kernel, which computes the mask on the fly and never stores it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024
-"""Random numbers that one program draws four times: Philox yields four at once."""
+"""Elements per program divided by four: Philox yields four random numbers at once."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -26,7 +26,7 @@ def _kernel(x, y, rates, seeds, size, block: tl.constexpr):  # type: ignore[no-u
 
 
 def launch(x: torch.Tensor, rates: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-    """``x`` [k, n, width] with each slot's elements dropped."""
+    """``x`` [k, n, width] with each slot's dropout applied."""
     x = x.contiguous()
     y = torch.empty_like(x)
     size = x[0].numel()
