@@ -98,8 +98,11 @@ def _read() -> tuple[float, float]:
 
 # When a job's processes stood still while it ran: suspended by Slurm, stopped by a signal, frozen with a cgroup.
 
-LEAST_SECONDS = 1.0
-"""A shorter pause is not noted: a busy machine, or a slow disk, holds a process up for as long."""
+LEAST_SECONDS = 0.5
+"""A shorter pause is not noted, and one that is not longer by a look may be missed."""
+
+STOPPED_LOOK_SECONDS = 0.05
+"""Between two looks at what is stopped: so much of a pause's end is not seen."""
 
 SCAN_SHARE = 100.0
 """All processes of the machine are looked through at most once in so many times what that takes."""
@@ -158,9 +161,10 @@ class PauseWatch:
         over = False
         while not over:
             before, waited = steady(), _waited()
-            over = self._ended.wait(LOOK_SECONDS)
+            until = LOOK_SECONDS if self._stopped is None else STOPPED_LOOK_SECONDS
+            over = self._ended.wait(until)
             # Only the wait is timed: what a look itself takes, on a slow disk, is no pause.
-            self._woke(steady() - before - LOOK_SECONDS, _waited() - waited)
+            self._woke(steady() - before - until, _waited() - waited)
             self._look()
 
     def _woke(self, late: float, waited: float) -> None:

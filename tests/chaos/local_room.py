@@ -76,8 +76,8 @@ MEASURED_SECONDS, ARRIVAL_SECONDS = 0.15, 2.0
 """By how much a time may differ from the truth: from stamps in the log, and from when its lines arrived."""
 
 
-NOTED_PAUSE = 1.5
-"""Seconds; a shorter pause may count as the trial's own time."""
+NOTED_PAUSE, SEEN_LATE = 1.0, 0.4
+"""Seconds; a shorter pause may count as the trial's own time, and so much of a longer one (``job_runner``)."""
 
 
 class LocalRoom:
@@ -285,9 +285,9 @@ class LocalRoom:
         allowed = self.inexact + (MEASURED_SECONDS if self.stamps else ARRIVAL_SECONDS)
         if run["seconds"] is None or trial.seconds is None:
             return [f"wrong: trial {trial.number} reports {trial.seconds} s of a run that did not get there"]
-        # What it stood still is no time of its own; short pauses are not told from a busy machine.
+        # What it stood still is no time of its own, as far as looks at the job can see.
         pauses = run["pauses"]
-        low, high = run["seconds"] - sum(pauses), run["seconds"] - sum(p for p in pauses if p > NOTED_PAUSE)
+        low, high = run["seconds"] - sum(pauses), run["seconds"] - sum(p - SEEN_LATE for p in pauses if p > NOTED_PAUSE)
         if not low - allowed < trial.seconds < high + allowed and not _marked(trial):
             return [
                 f"wrong: trial {trial.number} took {run['seconds']:.2f} s with pauses {pauses}, {run['restarts']} "

@@ -73,8 +73,8 @@ def test_where_others_of_the_job_computed_meanwhile_it_is_not_certain() -> None:
 
 @pytest.mark.parametrize(
     ("late", "waited", "paused"),
-    [(0.9, 0.0, 0.0), (30.0, 0.0, 30.0), (30.0, 29.5, 0.0), (30.0, 5.0, 25.0)],
-    ids=["soon enough", "all of it stopped", "no processor was free", "both"],
+    [(0.4, 0.0, 0.0), (0.6, 0.0, 0.6), (30.0, 0.0, 30.0), (30.0, 29.6, 0.0), (30.0, 5.0, 25.0)],
+    ids=["soon enough", "all of it shortly", "all of it stopped", "no processor was free", "both"],
 )
 def test_a_watch_that_wakes_late_stood_still_itself(late: float, waited: float, paused: float) -> None:
     told: list[Pause] = []
@@ -106,9 +106,10 @@ def _child_alone(_: str, child: int) -> list[int]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seconds", [1.0, 2.5])
 @pytest.mark.parametrize("stopped", [_whole_job, _child_alone])
 def test_the_runner_of_a_job_notes_when_it_stood_still(
-    stopped: Callable[[str, int], list[int]], tmp_path: Path
+    stopped: Callable[[str, int], list[int]], seconds: float, tmp_path: Path
 ) -> None:
     """Slurm stops the runner as well; a person stops the trainer, here below a shell."""
     job = job_of(tmp_path / "x", f"import os; os.chdir({str(tmp_path)!r})\n{TRAINS}")
@@ -121,14 +122,14 @@ def test_the_runner_of_a_job_notes_when_it_stood_still(
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     began = job_runner.steady()
-    wait_for(lambda: job_runner.steady() - began > 2.5)
+    wait_for(lambda: job_runner.steady() - began > seconds)
     for pid in reversed(pids):
         os.kill(pid, signal.SIGCONT)
     known = wait_for(lambda: launcher.poll([ticket])[job.name].pauses)
     (tmp_path / "go").write_text("on")
     status = poll_until(launcher, ticket, JobState.ENDED)
     assert status.pauses == known
-    assert 1.0 <= sum(end - begin for begin, end in status.pauses) <= job_runner.steady() - began
+    assert seconds - 0.5 <= sum(end - begin for begin, end in status.pauses) <= job_runner.steady() - began
     assert status.paused_seconds == 0.0, "all of it is known"
 
 
