@@ -22,7 +22,7 @@ import numpy as np
 from lora_tune.base.errors import InputError, LauncherError
 from lora_tune.base.files import number_of, read_json
 from lora_tune.config.study import Study
-from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket
 from lora_tune.workloads.base import Job
 from lora_tune_simulation import SurfaceFunction, load
 
@@ -140,7 +140,7 @@ def of_study(study: Study, jobs: int) -> SimulatedLauncher:
     return SimulatedLauncher(load(table["surface"]), cluster)
 
 
-class SimulatedLauncher:
+class SimulatedLauncher(Launcher):
     """Implements the launcher port, and the driver's clock with :meth:`now` and :meth:`sleep`."""
 
     def __init__(self, surface: SurfaceFunction, cluster: Cluster, start: float | None = None) -> None:

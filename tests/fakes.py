@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_tune.base.errors import LauncherError
-from lora_tune.launchers.base import JobState, JobStatus, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, Ticket
 from lora_tune.workloads.base import Job
 
 Script = Iterator[tuple[float, str]]
@@ -72,7 +72,7 @@ class FakeJob:
     immortal: bool = False
 
 
-class FakeCluster:
+class FakeCluster(Launcher):
     """Runs jobs as scripts on a fake clock. It survives its drivers, as a cluster does.
 
     ``starts`` counts, by job name, how often a job really ran. ``down``: nothing answers.
@@ -163,7 +163,6 @@ class Crashing:
 
     def __init__(self, inner: Any, turn: Turn, methods: tuple[str, ...]) -> None:
         self._inner, self._turn, self._methods = inner, turn, methods
-        # From Python 3.12 on isinstance() with a protocol does not ask __getattr__.
         for name in dir(type(inner)):
             if not name.startswith("_") and callable(getattr(type(inner), name)):
                 setattr(self, name, functools.partial(self._call, name))

@@ -167,7 +167,7 @@ LAUNCHERS = Registry(
         "slurm": "lora_tune.launchers.slurm.launcher:KIND",
         "outside": "lora_tune.launchers.outside:KIND",
     },
-    needs=("submit", "poll", "cancel"),
+    needs=("submit", "poll", "cancel", "jobs_below"),
 )
 """``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`. "simulated" is ``lora_tune_simulation``'s."""
 

@@ -21,7 +21,7 @@ from lora_tune.controller.proposals import Proposals
 from lora_tune.controller.steering import Steering
 from lora_tune.controller.submissions import Submissions
 from lora_tune.controller.sweep_records import EventLog, SweepRecords
-from lora_tune.launchers.base import JobState, Launcher, Surveys
+from lora_tune.launchers.base import JobState, Launcher
 from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, UnitOfWork, Verdict
@@ -46,11 +46,10 @@ class Orphans:
 
     def due(self, now: float) -> bool:
         """Whether it is time for a look, at ``now`` in epoch seconds."""
-        return isinstance(self._launcher, Surveys) and now - self.surveyed_at >= SURVEY_SECONDS
+        return now - self.surveyed_at >= SURVEY_SECONDS
 
     def cancel(self, open_names: Collection[str], now: float) -> None:
         """Cancel the sweep's jobs that are not among ``open_names``."""
-        assert isinstance(self._launcher, Surveys), "asked only when due"
         self.surveyed_at = now
         try:
             for ticket in self._launcher.jobs_below(self._paths.trials.absolute()):

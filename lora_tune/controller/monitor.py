@@ -23,7 +23,7 @@ from lora_tune.controller.dependencies import Clock, Dependencies
 from lora_tune.controller.jobs import Jobs, JobStops
 from lora_tune.controller.shared_jobs import SharedJobs
 from lora_tune.controller.sweep_records import EventLog
-from lora_tune.launchers.base import JobState, JobStatus, Widens
+from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.arrival import LOOK_SECONDS
 from lora_tune.logs.failures import Diagnosis, FailureKind, diagnose
 from lora_tune.logs.follower import LogFollower, ReadBudget
@@ -346,8 +346,7 @@ class JobMonitor:
         """Go by this study from now on: a person has changed its budget."""
         self._study = study
         self._ended.follow(study)
-        if isinstance(self._dependencies.launcher, Widens):
-            self._dependencies.launcher.widen(study.budget.parallel)
+        self._dependencies.launcher.widen(study.budget.parallel)
 
     def _log(self, attempt: Attempt) -> LogFollower:
         key = (attempt.trial, attempt.number)

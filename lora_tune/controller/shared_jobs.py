@@ -15,7 +15,7 @@ from lora_tune.base.errors import LauncherError
 from lora_tune.config.study import Study
 from lora_tune.controller.conclusion import counted_attempts
 from lora_tune.controller.sweep_records import EventLog
-from lora_tune.launchers.base import JobState, Launcher, SharedJob, SharesJobs
+from lora_tune.launchers.base import JobState, Launcher, SharedJob
 from lora_tune.logs.failures import FailureKind
 from lora_tune.store.records import Attempt, UnitOfWork
 from lora_tune.workloads.base import Job
@@ -113,8 +113,6 @@ class SharedJobs:
 
     def _charge(self, now: float) -> bool:
         """Whether that changed anything."""
-        if not isinstance(self._launcher, SharesJobs):
-            return False
         over: dict[str, bool] = {}  # by who bears them, whether a job has ended
         for job in self._launcher.shared_jobs():
             account = self._accounts.setdefault(job.name, _Account())
@@ -136,8 +134,6 @@ class SharedJobs:
 
     def let_go(self, now: float) -> bool:
         """Let jobs end that only wait for more trials; True once they have and all is booked, or it took too long."""
-        if not isinstance(self._launcher, SharesJobs):
-            return True
         self._released_at = now if self._released_at is None else self._released_at
         try:
             alive = self._launcher.let_go()

@@ -7,10 +7,10 @@ because identity is the job's name and folder, written down before submission.
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from lora_tune.base.registry import LAUNCHERS
 from lora_tune.config.study import Study
@@ -115,27 +115,6 @@ class JobStatus:
         return sum(end - begin for begin, end in self.pauses)
 
 
-@runtime_checkable
-class Surveys(Protocol):
-    """A launcher that can say which of a sweep's jobs are on the cluster, whoever submitted them."""
-
-    def jobs_below(self, folder: Path) -> Sequence[Ticket]:
-        """The jobs of this user, queued or running, whose output lies below ``folder``.
-
-        One question to the cluster. Raises LauncherError when it does not answer.
-        """
-        ...
-
-
-@runtime_checkable
-class Widens(Protocol):
-    """A launcher that keeps room for as many jobs as run at one time, and can be told that they are more."""
-
-    def widen(self, jobs: int) -> None:
-        """From now on up to ``jobs`` are submitted at one time; told again and again."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedJob:
     """A job that trials share. Times are epoch seconds; ``ended_at`` None while it runs.
@@ -151,44 +130,52 @@ class SharedJob:
     ended_at: float | None
 
 
-@runtime_checkable
-class SharesJobs(Protocol):
-    """A launcher whose jobs several trials share, and that knows what these jobs held beside their trials."""
+class Launcher(ABC):
+    """Submits, polls and cancels jobs. Contract: ``tests/contracts/launcher.py``.
 
-    def shared_jobs(self) -> Sequence[SharedJob]:
-        """The jobs that have started, as :meth:`Launcher.poll` last saw them; one that has ended is told once."""
-        ...
+    The other answers are those of a launcher that knows only the jobs it is asked about, each one trial's own.
+    """
 
-    def let_go(self) -> bool:
-        """Let jobs end that only wait for further trials; whether any is alive.
-
-        Raises LauncherError when the cluster does not answer.
-        """
-        ...
-
-
-class Launcher(Protocol):
-    """Submits, polls and cancels jobs. Contract: ``tests/contracts/launcher.py``."""
-
+    @abstractmethod
     def submit(self, job: Job) -> str:
         """Start the job and return its id. Its folder and files are on disk already.
 
         Submitting the same job (same name and folder) twice must not run it twice where the launcher can
         prevent it. Raises LauncherError when that failed and may not fail again, RefusedError when it will.
         """
-        ...
 
+    @abstractmethod
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """The status of every ticket by job name, in one question to the cluster whatever their number.
 
         Also finds jobs whose id was never recorded, by name. Raises LauncherError when the cluster does not
         answer: that says nothing about the jobs.
         """
-        ...
 
+    @abstractmethod
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
         """Ask the job to end (``force``: kill it). Returns at once; ``poll`` tells when it is gone."""
-        ...
+
+    def jobs_below(self, folder: Path) -> Sequence[Ticket]:
+        """The jobs of this user, queued or running, whose output lies below ``folder``, whoever submitted them.
+
+        One question to the cluster. Raises LauncherError when it does not answer.
+        """
+        return ()
+
+    def widen(self, jobs: int) -> None:  # noqa: B027 - most launchers keep no room
+        """From now on up to ``jobs`` are submitted at one time."""
+
+    def shared_jobs(self) -> Sequence[SharedJob]:
+        """The jobs that trials share and that have started, as ``poll`` last saw them; an ended one is listed once."""
+        return ()
+
+    def let_go(self) -> bool:
+        """Let jobs end that only wait for further trials; whether any is alive.
+
+        Raises LauncherError when the cluster does not answer.
+        """
+        return False
 
 
 def command_line(job: Job, site: Site) -> list[str]:

@@ -25,7 +25,7 @@ from lora_tune.base.host import (
 )
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
-from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket
 from lora_tune.launchers.files import pickle_folder, secret_values
 from lora_tune.launchers.job_records import JobRecords, ProcessRecord, describe, read_pauses, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
@@ -34,7 +34,7 @@ from lora_tune.store.leases import Patience
 from lora_tune.workloads.base import Job
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts each job as a process of this machine that outlives the driver.
 
     gpus: device ids that may be handed out, each to one job at a time. gpus_of_job: of each of further jobs, of those

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from lora_tune.base.files import create_json, read_json, text_of, write_json, write_text
 from lora_tune.base.paths import AttemptPaths, log_head
 from lora_tune.config.study import Study
-from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket
 from lora_tune.launchers.job_records import describe, read_records
 from lora_tune.launchers.job_runner import command_record
 from lora_tune.workloads.base import Job
@@ -23,7 +23,7 @@ CALLED_OFF = -15
 """The exit code of an attempt that the sweep called off."""
 
 
-class OutsideLauncher:
+class OutsideLauncher(Launcher):
     """Offers jobs, and knows of them what those who took them have told."""
 
     def submit(self, job: Job) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from lora_tune.base.errors import LauncherError
 from lora_tune.base.files import number_of, open_regular, read_json, text_of, whole_of, write_json
 from lora_tune.base.paths import ATTEMPT_VARIABLE, AttemptPaths
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket
 from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
 from lora_tune.workloads.base import Job
@@ -158,7 +158,7 @@ TERMINATED = 143
 """Exit code of a trial that was withdrawn before its pack took it, as of a process that SIGTERM ended."""
 
 
-class PackedLauncher:
+class PackedLauncher(Launcher):
     """Gives trials that can share a job to packs of at most ``slots``; every other job goes to ``below`` as it is.
 
     folder: where the packs' folders are made. packs: in one job.
@@ -191,10 +191,10 @@ class PackedLauncher:
             raise LauncherError(f"{job.name}: pack {pack.ticket.name} ended before it took a trial; it is tried again")
         return pack.ticket.job_id
 
-    def widen(self, trials: int) -> None:
+    def widen(self, jobs: int) -> None:
         """Make room for so many at one time: in the packs that live, and for further jobs beside them."""
         if self._number > 1:  # the first pack of a job is to leave the others their part
-            self._slots = min(self._most, -(-trials // self._number))
+            self._slots = min(self._most, -(-jobs // self._number))
         of_job = self._number * self._slots
         for place, pack in self._packs.items():
             if pack.status.state.alive and pack.room is not None and pack.room < of_job:
@@ -203,8 +203,7 @@ class PackedLauncher:
                     pack.folder.widen(self._slots)
                     _write_down(pack.ticket, of_job, pack.first)
                     self._packs[place] = replace(pack, room=of_job)
-        if isinstance(self._below, Widens):
-            self._below.widen(-(-trials // of_job))
+        self._below.widen(-(-jobs // of_job))
 
     def _start_pack(self, job: Job) -> KnownPack:
         """A pack for the trials that run as ``job`` does."""

@@ -260,7 +260,7 @@ def _widening(space: Space, start: Start) -> list[str]:
                 f", outside {parameter.low:g} to {parameter.high:g}: the range is now {grown.low:g} to {grown.high:g}"
             )
         if isinstance(parameter, IntParameter) and isinstance(grown, IntParameter) and grown.step != parameter.step:
-            base_value += f", between steps of {parameter.step}: steps are now {grown.step}"
+            base_value += f", between steps of {parameter.step}: the step is now {grown.step}"
         sentences.append(f"{base_value}, so that the search learns from trial 0")
     return sentences
 

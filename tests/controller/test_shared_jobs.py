@@ -16,7 +16,7 @@ from lora_tune.controller import limits
 from lora_tune.controller.shared_jobs import RELEASE_SECONDS, SharedJobs
 from lora_tune.launchers.base import SharedJob
 from lora_tune.store.records import Attempt, StudyRecords, UnitOfWork
-from tests.fakes import command_study
+from tests.fakes import FakeClock, FakeCluster, command_study
 
 BEGAN = 1e9
 
@@ -182,7 +182,7 @@ def test_it_does_not_wait_for_ever(cluster: Cluster) -> None:
 
 
 def test_where_trials_share_no_jobs_there_is_nothing_to_wait_for() -> None:
-    jobs, work = at_the_end(object())
+    jobs, work = at_the_end(FakeCluster(FakeClock()))
     jobs.charge(BEGAN + 50)
     assert jobs.let_go(BEGAN + 50)
     assert work.sweep.attempts[0, 0] == replace(attempt(0, 10, 30), overhead_seconds=0.0)

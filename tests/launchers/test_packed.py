@@ -21,7 +21,7 @@ from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
 from lora_tune.launchers import make_launcher
-from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket, Widens
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, SharedJob, Ticket
 from lora_tune.launchers.job_records import describe
 from lora_tune.launchers.local import LocalLauncher
 from lora_tune.launchers.pack_folder import PackFolder
@@ -246,7 +246,7 @@ def test_a_job_with_fewer_gpus_than_packs_is_refused_by_name() -> None:
         devices_of({"CUDA_VISIBLE_DEVICES": "3"}, packs=2)
 
 
-class Below:
+class Below(Launcher):
     """A launcher that only says what became of its jobs."""
 
     def __init__(self) -> None:
@@ -690,7 +690,6 @@ def test_more_trials_at_one_time_than_the_sweep_began_with_find_gpus(tmp_path: P
     alone = make_launcher(study_on_this_machine(slots=None), tmp_path)
     packed = make_launcher(study_on_this_machine(), tmp_path / "packs")
     for launcher in (alone, packed):
-        assert isinstance(launcher, Widens)
         launcher.widen(10)
     jobs = [on_a_gpu(tmp_path / f"{i:04d}") for i in range(3)]
     shared = [shareable(on_a_gpu(tmp_path / f"1{i:03d}")) for i in range(10)]
@@ -708,7 +707,6 @@ def test_more_trials_at_one_time_than_the_sweep_began_with_find_gpus(tmp_path: P
 
 def test_the_packs_of_a_live_job_take_more_when_more_train_at_one_time(tmp_path: Path) -> None:
     launcher = make_launcher(study_on_this_machine(packs=2), tmp_path / "packs")
-    assert isinstance(launcher, Widens)
     jobs = [shareable(on_a_gpu(tmp_path / f"{i:04d}")) for i in range(6)]
     try:
         first = launcher.submit(jobs[0])

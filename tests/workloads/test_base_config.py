@@ -126,7 +126,7 @@ class TestTrialZero:
         ("name", "spread", "numbers", "sentence"),
         [
             ("LR", {"type": "float", "low": 5e-4, "high": 1e-3}, (4e-4, 1e-3), "outside 0.0005 to 0.001"),
-            ("MAX_STEPS", {"type": "int", "low": 610, "high": 900, "step": 50}, (610, 900, 10), "steps are now 10"),
+            ("MAX_STEPS", {"type": "int", "low": 610, "high": 900, "step": 50}, (610, 900, 10), "the step is now 10"),
             ("MAX_STEPS", {"type": "int", "low": 100, "high": 500, "step": 50}, (100, 800, 50), "is now 100 to 800"),
             ("MAX_STEPS", {"type": "int", "low": 810, "high": 900, "step": 50}, (800, 900, 10), "is now 800 to 900"),
         ],

@@ -23,7 +23,7 @@ from lora_tune.base.host import hostnames
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
-from lora_tune.launchers.base import JobState, JobStatus, LauncherKind, Ticket
+from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket
 from lora_tune.launchers.files import file_in_memory, secret_values
 from lora_tune.launchers.job_records import foreign, read_pauses, read_records
 from lora_tune.launchers.job_runner import command_record, run_job_once
@@ -44,7 +44,7 @@ _ELSEWHERE = (
 _NULL = subprocess.DEVNULL
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submits to the cluster that SLURM_CONF, or this machine's configuration, names.
 
     Raises SetupError where there is no Slurm.
