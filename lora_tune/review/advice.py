@@ -1,4 +1,4 @@
-"""What to do about what a sweep found: advice with its evidence, on convergence and on the machine."""
+"""Advice from a sweep's results, with evidence, on convergence and on the machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from lora_tune.search.noise import noise_of
 from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
-# What MLPerf's rules imply for a sweep of one of its benchmarks: what is taken back, and what is paid for nothing.
+# Consequences of MLPerf's rules: RCP normalisation takes gains back.
 
 
 FEWEST = 2
-"""Trials at one batch size before their convergence is compared with the reference's."""
+"""Minimum trials at one batch size for a comparison with the reference convergence."""
 
 
 def taken_back(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials that converge in fewer samples than the reference: the score is scaled back to it.
+    """Trials that converge in fewer samples than the reference, to which the score is normalised.
 
-    A slower learning rate then costs nothing as long as the mean stays below the reference, and buys steadier runs.
+    A lower learning rate then costs nothing while the mean stays below the reference, and gives steadier runs.
     """
     benchmark = study.benchmark
     if benchmark is None or benchmark.progress != "samples_count":
@@ -66,9 +66,9 @@ __all__ = ["Advice", "advise"]
 
 
 def advise(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]] | None = None) -> list[Advice]:
-    """Everything that the sweep so far gives reason to say, convergence first. Pure.
+    """All advice that the sweep supports, convergence first. Pure.
 
-    train: training losses by trial, from its log; without them nothing is said about overfitting.
+    train: training losses by trial, from its log; needed for advice on overfitting.
     """
     failing = failing_values(sweep)
     rest = replace(sweep, trials={n: t for n, t in sweep.trials.items() if n not in explained(failing)})
@@ -90,23 +90,23 @@ def _failing(study: Study, value: FailingValue) -> Advice:
 
 
 DEAR = 0.2
-"""Share of the time to the target that evals may take."""
+"""Maximum acceptable share of evals in the time to the target."""
 RARE = 0.2
-"""Eval interval as a share of the samples to the target: half of it is lost to rounding up, on average."""
+"""Maximum eval interval as a share of the samples to the target; on average half an interval is lost."""
 SLOW = 0.9
-"""Slower than this share of the best published throughput on the same machine counts as slow."""
+"""Throughput below this share of the best published one on the same machine is slow."""
 START_UP = 0.25
-"""Share of the node-hours that start-up may take."""
+"""Maximum acceptable share of start-up in the node-hours."""
 LUCK = 0.02
-"""By how much the best of all runs may lie low by luck before nobody can tell whether later ones brought nothing."""
+"""If the best of all runs may be lower than this by luck, gains of later runs cannot be detected."""
 STALE = 0.4
-"""Share of the node-hours at the end that brought no gain, from which on more trials look pointless."""
+"""Share of the node-hours at the end without gain from which on more trials look pointless."""
 GAIN = 0.01
-"""What counts as a gain."""
+"""Minimum relative improvement that counts as a gain."""
 
 
 def out_of_memory(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Layouts that died of memory, beside those that ran."""
+    """Layouts that ran out of memory, and those that ran."""
     del study
     died, ran = defaultdict(list), set()
     for trial in sweep.trials.values():
@@ -157,7 +157,7 @@ def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def evals_too_rare(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The target is passed long before an eval sees it."""
+    """The target is passed long before an eval observes it."""
     steps = []
     for trial in reached(sweep):
         evals = sweep.last_evals(trial.number)
@@ -183,13 +183,13 @@ def _published() -> tuple[dict[str, str], ...]:
 
 
 def _in_fp4(trial: Trial) -> bool:
-    """Whether its parameters say that it trains in FP4; most of what does is healed."""
+    """Whether its parameters imply FP4 training; most FP4 runs set HEALING_ITER."""
     stated = trial.parameters.get("FP4", "HEALING_ITER" in trial.parameters)
     return str(stated).lower() in ("true", "1")
 
 
 def slower_than_published(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The best throughput here against the best published one on as many GPUs of the kind; llama2_70b_lora only."""
+    """The best throughput against the best published one on as many GPUs of the kind; llama2_70b_lora only."""
     known = sorted({r["accelerator"] for r in _published()}, key=len, reverse=True)
     kind = next((k for k in known if k in study.site.system.upper()), None)
     gpus = study.site.nodes * study.site.gpus_per_node
@@ -203,7 +203,7 @@ def slower_than_published(study: Study, sweep: StudyRecords) -> Advice | None:
         if (r["accelerator"], r["accelerators"]) == (kind, str(gpus))
         and r["samples_per_second"]
         and trial is not None
-        and (r["precision"] == "FP4") == _in_fp4(trial)  # which is half as fast again
+        and (r["precision"] == "FP4") == _in_fp4(trial)  # FP4 is 1.5 times as fast
     ]
     if not rows or trial is None:
         return None
@@ -224,7 +224,7 @@ def slower_than_published(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
-    """One node on which the infrastructure fails again and again."""
+    """A node with repeated infrastructure failures."""
     del study
     failures, stays = Counter[str](), Counter[str]()
     for attempt in sweep.attempts.values():
@@ -243,7 +243,7 @@ def bad_node(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials for which the machine was slower, or faster, than at the reference pace."""
+    """Trials whose machine was slower or faster than the reference pace."""
     if not (slow := not_at_pace(sweep)):
         return None
     return Advice(
@@ -256,7 +256,7 @@ def machine_changed(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def suspended(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials whose jobs stood still for a while."""
+    """Trials whose jobs were suspended."""
     del study
     paused = {t.number: t.metrics.paused_seconds for t in sweep.trials.values() if t.metrics.paused_seconds}
     if not paused:
@@ -273,7 +273,7 @@ def suspended(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Start-up that is not scored but paid for."""
+    """Start-up time, which is not scored but costs node-hours."""
     hours = sum(t.metrics.node_hours or 0.0 for t in sweep.trials.values())
     lost = 0.0
     for trial in sweep.trials.values():
@@ -290,8 +290,8 @@ def start_up(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The last trials brought nothing, or nobody can tell: where runs of one configuration scatter, the luckiest of
-    many lies so low that what is truly better does not show below it."""
+    """The last trials brought no gain, or noise hides it: with many noisy runs the luckiest lies so low that a real
+    improvement does not show below it."""
     ended = sorted((t for t in sweep.trials.values() if t.finished_at is not None), key=lambda t: t.finished_at or 0.0)
     if len(reached(sweep)) < 8 or not objective_of(study).timed:
         return None

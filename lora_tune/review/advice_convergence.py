@@ -1,4 +1,4 @@
-"""Advice on convergence: learning rate, length of training, scatter, overfitting; each rule with its evidence."""
+"""Advice on convergence: learning rate, training length, noise, overfitting; each rule with its evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """seen: what was observed, a clause. do: what to do about it. evidence: the numbers. trials: where it was seen."""
+    """seen: the observation, a clause. do: the action. evidence: the numbers. trials: where it was observed."""
 
     seen: str
     do: str
@@ -36,12 +36,12 @@ def reached(sweep: StudyRecords) -> list[Trial]:
 
 
 def finite_evals(sweep: StudyRecords, trial: Trial) -> list[Eval]:
-    """The trial's evals that are numbers."""
+    """The trial's finite evals."""
     return [e for e in sweep.last_evals(trial.number) if math.isfinite(e.loss)]
 
 
 def learning_rate(trial: Trial) -> float | None:
-    """The trial's learning rate by its usual names; None when it has none."""
+    """The trial's learning rate under its usual names, or None."""
     for name in ("LR", "learning_rate", "lr"):
         value = trial.parameters.get(name)
         if isinstance(value, int | float):
@@ -50,28 +50,28 @@ def learning_rate(trial: Trial) -> float | None:
 
 
 FALLS = 0.25
-"""A loss falls when it has made this share of the way to the target, where no other trial tells what is usual."""
+"""A loss falls if it has made this share of the way to the target; used when no trial reached the target."""
 COMPARED = 30
-"""Trials that reached the target with which another is compared; more would say the same."""
+"""Maximum reference trials in a comparison; more would not change it."""
 RISES = 0.25
-"""A curve oscillates when this share of its steps goes up; in the public runs 3 to 6% do."""
+"""A curve oscillates if this share of its steps goes up; in the public runs it is 3 to 6%."""
 CALM_RISES, BY_CHANCE = 0.06, 0.01
-"""Share of a calm curve's steps that go up, and the chance below which so many rises are no chance: one rise in
-four steps, as 23 of 550 public good runs have, is one."""
+"""Share of upward steps of a calm curve, and the significance level for more of them. One rise in four steps, as in 23
+of 550 public good runs, is within chance."""
 FLAT = 0.05
-"""A curve is flat when its last third makes less than this share of its whole fall."""
+"""A curve is flat if its last third makes less than this share of its whole fall."""
 RISE_SDS = 4.0
-"""Standard deviations of an eval that the last three lie above the lowest before they count as risen: the lowest of
-twenty lies well below its neighbours by chance. Of flat simulated curves 0.6% at most are risen at 4, 11% at 2."""
+"""Standard deviations of an eval by which the last three must exceed the lowest to count as risen, since the minimum of
+twenty is low by chance. Of flat simulated curves at most 0.6% count as risen at 4, 11% at 2."""
 EDGE = 0.08
-"""Near the end of a range: within this share of it, on the scale on which it is drawn."""
+"""A value within this share of a range's end, on the scale of the search, is near the end."""
 
 
 def _flat_from_the_start(study: Study, sweep: StudyRecords) -> list[tuple[Trial, float]]:
-    """Trials whose loss hardly fell, with their learning rates; each is compared where it stopped.
+    """Trials whose loss hardly fell, with their learning rates, compared at the samples where they stopped.
 
-    It hardly fell when it made less than half of what the trials that reached the target had made by then, in the
-    median; without such trials, when it made less than ``FALLS`` of the way.
+    The loss hardly fell if it made less than half of the median progress of the trials that reached the target; without
+    such trials, less than ``FALLS`` of the way.
     """
     target = study.target
     usual = reached(sweep)
@@ -88,20 +88,21 @@ def _flat_from_the_start(study: Study, sweep: StudyRecords) -> list[tuple[Trial,
 
 
 def _way(evals: Sequence[Eval], target: float) -> float:
-    """The share of the way from the first eval to the target that the last three have made; 0 without two evals."""
+    """Progress from the first eval towards the target by the last three evals, as a share; 0 for fewer than two
+    evals."""
     if len(evals) < 2 or not evals[0].loss > target:
         return 0.0
     return (evals[0].loss - median(e.loss for e in evals[-3:])) / (evals[0].loss - target)
 
 
 def rate_too_low(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The loss does not fall, at learning rates below those that reach the target."""
+    """The loss does not fall at learning rates below those that reach the target."""
     flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
     low = [(t, r) for t, r in flat if (r < min(good) if good else not _restless(sweep, t))]
     if not low:
         return None
     numbers, highest = tuple(t.number for t, _ in low), max(r for _, r in low)
-    end = math.sqrt(highest * min(good)) if good else 3 * highest  # half-way, since one that reached it is no edge
+    end = math.sqrt(highest * min(good)) if good else 3 * highest  # half-way, since the lowest good rate is no limit
     against = f"; the lowest that reached the target is {min(good):.3g}" if good else "; their curves are calm"
     return Advice(
         seen="the loss does not fall: the learning rate is too low",
@@ -112,7 +113,7 @@ def rate_too_low(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def rate_too_high(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The loss does not fall, or is no number, at learning rates above those that reach the target."""
+    """The loss does not fall, or is not finite, at learning rates above those that reach the target."""
     flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
     high = [(t, r) for t, r in flat if (r > max(good) if good else _restless(sweep, t))]
     if not high:
@@ -129,15 +130,15 @@ def rate_too_high(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def _restless(sweep: StudyRecords, trial: Trial) -> bool:
-    """Whether a curve jumps or leaves the numbers, as too high a learning rate makes it."""
+    """Whether a curve jumps or becomes non-finite, as with too high a learning rate."""
     evals = sweep.last_evals(trial.number)
     return any(not math.isfinite(e.loss) for e in evals) or _rises(evals) >= RISES
 
 
 def _rises(evals: Sequence[Eval]) -> float:
-    """The share of steps between evals that go up by more than a fiftieth of the curve's whole range.
+    """Share of steps between evals that rise by more than 2% of the curve's range.
 
-    0 where a calm curve may have as many by chance.
+    0 if a calm curve may have as many by chance.
     """
     losses = [e.loss for e in evals if math.isfinite(e.loss)]
     if len(losses) < 5:
@@ -146,7 +147,7 @@ def _rises(evals: Sequence[Eval]) -> float:
     rises, steps = sum(b - a > least for a, b in pairwise(losses)), len(losses) - 1
     fewer = math.fsum(
         math.comb(steps, k) * CALM_RISES**k * (1 - CALM_RISES) ** (steps - k) for k in range(rises)
-    )  # binomial
+    )  # binomial tail
     return rises / steps if 1 - fewer < BY_CHANCE else 0.0
 
 
@@ -170,7 +171,7 @@ def oscillates(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def plateau(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials that ran to their end above the target on a flat curve: more of the same does not help."""
+    """Trials that ended above the target on a flat curve, so that more steps do not help."""
     flat = [t for t in _ended_short(sweep) if _last_third(finite_evals(sweep, t)) < FLAT]
     if not flat:
         return None
@@ -186,7 +187,7 @@ def plateau(study: Study, sweep: StudyRecords) -> Advice | None:
 
 
 def too_short(study: Study, sweep: StudyRecords) -> Advice | None:
-    """Trials that ran to their end while still falling, and whose forecast lies not far beyond."""
+    """Trials that ended while still falling, with a forecast crossing not far beyond."""
     del study
     short = []
     for trial in _ended_short(sweep):
@@ -216,7 +217,7 @@ def _ended_short(sweep: StudyRecords) -> list[Trial]:
 
 
 def _last_third(evals: Sequence[Eval]) -> float:
-    """The share of the whole fall that the last third makes; medians of neighbours, so that spikes do not count."""
+    """Share of the whole fall in the last third, by medians of neighbours against spikes."""
     losses = [e.loss for e in evals]
     third = max(2, len(losses) // 3)
     fall = max(losses[:3]) - min(losses)
@@ -234,7 +235,7 @@ def at_the_edge(study: Study, sweep: StudyRecords) -> Advice | None:
     space, crowded = study.search_space.distributions(), {}
     drawn = {name: [t.tuned[name] for t in best if name in t.tuned] for name in space}
     for name, spread in space.items():
-        # Of one that exists only at times so few trials say nothing.
+        # Too few trials for a conditional parameter.
         if len(drawn[name]) == len(best) and (side := _side(spread, drawn[name])) is not None:
             crowded[name] = side
     if not crowded:
@@ -258,10 +259,10 @@ class _Side:
 
 
 def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
-    """The end of a range of numbers at which values crowd; None where at none, and where nothing lies beyond.
+    """The end of a numeric range at which values crowd; None if there is none, or the end is a natural bound.
 
-    Below 0 there is often nothing, nor below 1 of integers on a log scale.
-    Near is told on the scale on which values count, as in the search: 0.999 is not at the end of 0.9 to 0.9999.
+    Natural lower bounds are 0, and 1 for integers on a log scale. Distances are on the search's scale, where 0.999 is
+    not at the end of 0.9 to 0.9999.
     """
     from optuna.distributions import IntDistribution
 
@@ -278,18 +279,19 @@ def _side(spread: BaseDistribution, drawn: Sequence[Any]) -> _Side | None:
 
 
 def eval_sd(losses: Sequence[float]) -> float:
-    """Standard deviation of an eval about a smooth curve, from the median of its second differences.
+    """Standard deviation of an eval about a smooth curve, from the median absolute second difference.
 
-    One of independent errors has variance 6 (1 + 4 + 1); 1.4826 makes a median of absolute values a normal's deviation.
+    The second difference of independent errors has variance 6 (1 + 4 + 1); 1.4826 scales a median absolute deviation to
+    a normal standard deviation.
     """
     return 1.4826 * median(abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)) / 6**0.5
 
 
 def overfits(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[TrainPoint]]) -> Advice | None:
-    """Train loss falls while each of the last three evals lies above the lowest one, by more than evals scatter.
+    """Train loss falls while the last three evals exceed the lowest by more than the noise of evals.
 
-    A curve that falls to its end has its lowest eval there, and is none of these, however fast it fell. The closed
-    division fixes weight decay and dropout, so there the advice leaves them out.
+    A curve that falls to its end has its lowest eval there and does not qualify. The closed division fixes weight decay
+    and dropout, so there the advice omits them.
     """
     overfitted = []
     for number, points in train.items():

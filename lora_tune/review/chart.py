@@ -1,4 +1,4 @@
-"""A chart as data, axes and marks, and its drawing as SVG."""
+"""A chart as data (axes and marks), and its drawing as SVG."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zlib import crc32
 from lora_tune.base.text import visible
 
 Colour = Literal["best", "good", "stopped", "bad", "muted", "target", "one", "two", "three", "four", "five", "six"]
-"""What a colour means, not what it is: the renderer's theme decides. ``one`` to ``six`` tell groups apart."""
+"""Meaning of a colour; the theme assigns its value. ``one`` to ``six`` distinguish groups."""
 
 GROUPS: tuple[Colour, ...] = ("one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis. label: what it shows, with its unit. log: decades.
+    """One axis. label: quantity and unit. log: logarithmic scale.
 
     low, high: the range; None: from the marks. categories: names of the positions 0, 1, ... instead of numbers.
     """
@@ -34,9 +34,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Polylines in one colour. Each is a sequence of (x, y); ``steps``: horizontal, then vertical.
+    """Polylines in one colour, each a sequence of (x, y). steps: first horizontal, then vertical.
 
-    trials: whose line each is, for a page that links figures and table; empty, or one a line. So for the other marks.
+    trials: the trial of each line, so that the page can link figures and table; may be empty. Likewise in other marks.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Lines:
     faint: bool = False
     steps: bool = False
     texts: Sequence[str] = ()
-    """What a line says when pointed at; empty, or one a line."""
+    """Tooltip of each line; may be empty."""
     trials: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
-    """Markers at (x, y). spans: (low, high) on the y axis a point, drawn as whiskers; empty: none."""
+    """Markers at (x, y). spans: (low, high) on the y axis per point, drawn as whiskers; may be empty."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -86,7 +86,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A straight line across the chart at one value of the y axis, with its name beside it."""
+    """A labelled horizontal line across the chart at one y value."""
 
     name: str
     value: float
@@ -98,7 +98,7 @@ Mark = Lines | Markers | Band | Bars | Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Marks are drawn in order, the first at the back. note: what the reader should know, a sentence or two."""
+    """Marks are drawn in order, the first at the back. note: caption of a sentence or two."""
 
     title: str
     x: Axis
@@ -109,7 +109,7 @@ class Chart:
 
 
 def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:
-    """The range that an axis must show: its own limits, else those of the marks with a small margin."""
+    """The range of an axis: its limits, else those of the marks with a small margin."""
     axis = chart.x if which == "x" else chart.y
     if axis.categories:
         return -0.5, len(axis.categories) - 0.5
@@ -118,7 +118,7 @@ def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:
     high = axis.high if axis.high is not None else max(values, default=1.0)
     if axis.log and not high > low:
         low, high = low / 1.5, low * 1.5
-    elif not axis.log and not high - low > 1e-90:  # all one value, or so small that doubles cannot divide it
+    elif not axis.log and not high - low > 1e-90:  # a single value, or a range too small for double arithmetic
         half = 0.5 * (abs(low) if abs(low) > 1e-90 else 1.0)
         low, high = low - half, high + half
     margin = (high / low) ** 0.03 if axis.log else 0.03 * (high - low)
@@ -130,7 +130,7 @@ def extent(chart: Chart, which: Literal["x", "y"]) -> tuple[float, float]:
 
 
 def _usable(value: float, log: bool) -> bool:
-    return abs(value) < 1e100 and (value > 1e-100 or not log)  # NaN is neither; doubles must bear the arithmetic
+    return abs(value) < 1e100 and (value > 1e-100 or not log)  # False for NaN; bounds keep the arithmetic finite
 
 
 def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
@@ -147,16 +147,16 @@ def _values(mark: Mark, which: Literal["x", "y"]) -> Sequence[float]:
     return [mark.value] if which == "y" else []
 
 
-# The marks of a chart as SVG: lines, points, bands, bars and rules, each in the pixels of its frame.
+# SVG of the marks, in pixels of the plot frame.
 
 
 CHARACTER = 7.0
-"""Width of a character in pixels, about."""
+"""Approximate width of a character in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlotFrame:
-    """Data to pixels."""
+    """Maps data to pixels."""
 
     left: float
     top: float
@@ -188,24 +188,24 @@ def text_at(x: float, y: float, text: str, anchor: str, colour: str = "soft") ->
 def _lines(mark: Lines, f: PlotFrame) -> str:
     classes = f"s-{mark.colour}" + (" faint" if mark.faint else "")
     paths = [_path(line, f, steps=mark.steps) for line in mark.lines]
-    if not mark.texts and not mark.trials:  # one element for them all
+    if not mark.texts and not mark.trials:  # one element for all lines
         return f'<path class="{classes}" stroke-width="{mark.width:g}" d="{"".join(paths)}"/>'
     inner = "".join(f'<path{_whose(mark, i)} d="{d}"{_end("path", mark, i)}' for i, d in enumerate(paths))
     return f'<g class="{classes.replace(" faint", " faints")}" stroke-width="{mark.width:g}">{inner}</g>'
 
 
 def _whose(mark: Lines | Markers | Bars, i: int) -> str:
-    """The attribute that names the trial which the i-th element of a mark shows."""
+    """The attribute with the trial of the i-th element of a mark."""
     return f' data-t="{mark.trials[i]}"' if mark.trials else ""
 
 
 def _end(tag: str, mark: Lines | Markers | Bars, i: int) -> str:
-    """The rest of an element: what it says when pointed at."""
+    """The end of an element, with its tooltip."""
     return f">{_title(mark.texts[i])}</{tag}>" if mark.texts else "/>"
 
 
 def _path(line: Sequence[tuple[float, float]], f: PlotFrame, *, steps: bool) -> str:
-    """Path data; a value that cannot be shown interrupts the line."""
+    """Path data; non-finite values interrupt the line."""
     parts, pen, before = [], "M", ""
     for x, y in line:
         if not (math.isfinite(x) and math.isfinite(y)):
@@ -271,12 +271,12 @@ def _title(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """A text for XML: nothing in it is markup, and no character of it is one that XML forbids."""
+    """Escape a text for XML; control characters are removed."""
     return html.escape(visible(text))
 
 
 def px(value: float) -> str:
-    """A pixel position, to a tenth."""
+    """A pixel position, rounded to a tenth."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -290,15 +290,15 @@ _DRAW: dict[type, Callable[..., str]] = {
 
 
 def draw(mark: Mark, frame: PlotFrame) -> str:
-    """A mark of a chart as SVG."""
+    """A mark as SVG."""
     return _DRAW[type(mark)](mark, frame)
 
 
-# Where an axis has its numbers, and how they are written.
+# Axis ticks and their labels.
 
 
 def linear_ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """About ``count`` round numbers (1, 2, 2.5 or 5 times a power of ten apart) within the range."""
+    """About ``count`` round numbers (steps of 1, 2, 2.5 or 5 times a power of ten) within the range."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -307,7 +307,7 @@ def linear_ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times them where there is room; round numbers when within one power of ten."""
+    """Powers of ten, also 2 and 5 times them within three decades; linear ticks within one decade."""
     decades = math.log10(high / low)
     if decades < 0.8:
         return [t for t in linear_ticks(low, high) if t > 0]
@@ -317,7 +317,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float, step: float = 0.0) -> str:
-    """The number as short as it can be told apart from its neighbours ``step`` away (0: four digits)."""
+    """The shortest text that distinguishes ticks ``step`` apart (0: four significant digits)."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
@@ -336,13 +336,13 @@ def _last_place(step: float) -> int:
     return power if abs(step / 10.0**power - round(step / 10.0**power)) < 1e-6 else power - 1
 
 
-# A chart as SVG: small, sharp at every size, and readable without scripts.
+# The chart as SVG: small, scalable, readable without scripts.
 
 
 WIDTH = 580
 _RIGHT, _BOTTOM = 14, 46
 _ROW_NAME, _LINE = 26, 12.0
-"""Characters of a line of a row's name, and the height of such a line in pixels."""
+"""Characters per line of a row's name, and the height of a line in pixels."""
 
 LIGHT: Mapping[str, str] = {
     "best": "#0b6e4f", "good": "#2a9d6f", "stopped": "#d9822b", "bad": "#c23030", "muted": "#8a94a0",
@@ -373,20 +373,20 @@ _STRUCTURE = {
 
 
 def style(theme: Mapping[str, str]) -> str:
-    """CSS for a file that stands alone, in one theme's colours."""
+    """CSS for a standalone file, in one theme's colours."""
     structure = "".join(f"{selector}{{{rule}}}" for selector, rule in _STRUCTURE.items())
     return structure + "".join(f".s-{name}{{stroke:{value}}}.f-{name}{{fill:{value}}}" for name, value in theme.items())
 
 
 def page_style() -> str:
-    """CSS for a page with charts that defines the colours itself, as ``--best``, ``--ink``, ..."""
+    """CSS for charts in a page that defines the colours as ``--best``, ``--ink``, ..."""
     structure = "".join(f".chart {selector}{{{rule}}}" for selector, rule in _STRUCTURE.items())
     colours = "".join(f".chart .s-{n}{{stroke:var(--{n})}}.chart .f-{n}{{fill:var(--{n})}}" for n in LIGHT)
     return structure + colours
 
 
 def standalone(chart: Chart) -> str:
-    """The chart as an SVG file with its title, for slides."""
+    """The chart as an SVG file with its title."""
     inner, height = _body(chart, top=40)
     paper = f'<rect width="{WIDTH}" height="{height}" fill="{LIGHT["paper"]}"/>'
     title = f'<text x="14" y="24" class="f-ink" style="font-size:15px;font-weight:600">{escape(chart.title)}</text>'
@@ -397,7 +397,7 @@ def standalone(chart: Chart) -> str:
 
 
 def inline(chart: Chart) -> str:
-    """The chart for a page that holds :func:`page_style`, without its title."""
+    """The chart without its title, for a page that includes :func:`page_style`."""
     inner, height = _body(chart, top=12)
     return (
         f'<svg class="chart" role="img" aria-label="{escape(chart.title)}" viewBox="0 0 {WIDTH} {height}" '
@@ -434,7 +434,7 @@ def _ticks(axis: Axis, limits: tuple[float, float]) -> list[tuple[float, str]]:
 
 
 def _wrapped(name: str) -> list[str]:
-    """The name of a row in as many lines as it needs; it breaks at spaces where it has them."""
+    """The name of a row, wrapped at spaces where possible."""
     return textwrap.wrap(name, _ROW_NAME) or [""]
 
 
@@ -468,7 +468,7 @@ def _legend_entries(marks: Sequence[Mark]) -> list[_Named]:
 
 
 def _legend(marks: Sequence[_Named], top: int) -> tuple[str, int]:
-    """Keys in rows above the drawing; returns them and their height."""
+    """Legend keys in rows above the drawing, and their height."""
     parts, x, y = [], 16.0, top + 8.0
     for mark in marks:
         width = 30 + len(mark.name) * CHARACTER
@@ -488,18 +488,18 @@ def _key(mark: _Named, x: float, y: float) -> str:
     return f'<rect class="area f-{mark.colour}{band}" x="{px(x + 1)}" y="{px(y - 6)}" width="13" height="12" rx="2"/>'
 
 
-# Units for axes: seconds in the unit in which people would say them.
+# Units of time axes.
 
 
 class TimeUnit(NamedTuple):
-    """A unit of time: its name and its length in seconds."""
+    """A unit of time: name, and length in seconds."""
 
     name: str
     seconds: float
 
 
 def time_unit(seconds: Iterable[float]) -> TimeUnit:
-    """Seconds, minutes, hours or days: the largest that keeps the largest finite value above about two."""
+    """Seconds, minutes, hours or days: the largest unit in which the largest finite value exceeds 2.5."""
     largest = max((s for s in seconds if s == s and s < float("inf")), default=0.0)
     for unit in (TimeUnit("days", 86400), TimeUnit("h", 3600), TimeUnit("min", 60)):
         if largest > 2.5 * unit.seconds:

@@ -1,4 +1,4 @@
-"""What makes an exported config trustworthy: its sidecar for programs, what it changes, whether all of it counts."""
+"""Checks of an exported config: its sidecar, its changes, and whether all its variables take effect."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lora_tune.workloads.implementation import sourced, sourced_file
 from lora_tune.workloads.script_needs import source_files
 
 SIDECAR_VERSION = 1
-"""Grows when a key of the sidecar changes its meaning."""
+"""Incremented when a key of the sidecar changes its meaning."""
 
 
 def sidecar(
     study: Study, trial: Trial, config: str, usage: str, lines: Iterable[str], recommended: Recommended | None = None
 ) -> dict[str, Any]:
-    """The exported config as plain data: what it sets, what it reached, where it comes from.
+    """The exported config as plain data: settings, results and origin.
 
-    config: the exported file's name. lines: its provenance. believed: what is believed of it, where it is what the
-    sweep recommends. Seconds and samples; absent where unknown.
+    config: the exported file's name. lines: its provenance. recommended: its estimate, if it is the recommendation.
+    Seconds and samples; unknown results are omitted.
     """
     metrics = as_mapping(trial.metrics)
     result = {
@@ -63,7 +63,7 @@ def sidecar(
 
 
 def _recommendation(recommended: Recommended) -> dict[str, Any]:
-    """What is believed of the recommended configuration: seconds, or samples/s; the best single run beside it."""
+    """The estimate of the recommendation (seconds, or samples/s), and the best single run."""
     return {
         "objective": recommended.objective,
         "low": recommended.low,
@@ -79,7 +79,7 @@ _TOLD = ("crossing_samples", "crossing_low", "crossing_high", "samples_per_secon
 
 
 def toml_text(data: Mapping[str, Any]) -> str:
-    """A mapping of values, lists and mappings of these, as TOML. tomllib reads it back unchanged."""
+    """A mapping of values, lists and mappings of these as TOML, which tomllib reads back unchanged."""
     lines = [f"{_key(name)} = {_toml(v)}" for name, v in data.items() if not isinstance(v, Mapping)]
     for name, table in data.items():
         if isinstance(table, Mapping):
@@ -97,7 +97,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which JSON leaves bare.
+        # JSON's escapes are valid in TOML; only DEL, which JSON leaves unescaped, needs one.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + " }"
@@ -106,10 +106,10 @@ def _toml(value: Any) -> str:
 
 
 def sourced_beside(config: Path, folder: Path | None = None, root: Path | None = None) -> dict[str, str]:
-    """What ``config`` exports in a clean bash, sourced as if it lay in ``folder``, beside what it sources.
+    """Variables that ``config`` exports in a clean bash when sourced in ``folder``.
 
-    Nothing is written there: a temporary folder stands in, with links to all that lies in ``root``, of which ``folder``
-    is a part; None: ``folder`` alone. Raises SetupError with bash's own words when it cannot be sourced.
+    ``folder`` is not written to: a temporary folder links to all entries of ``root``, which contains ``folder`` (None:
+    ``folder`` itself). Raises SetupError with bash's message if it cannot be sourced.
     """
     if folder is None:
         return sourced_file(config)
@@ -133,11 +133,10 @@ def _link(source: Path, folder: Path, without: str) -> None:
 
 
 def changed_against(base: Path, config: Path, workload: Workload | None = None) -> list[Difference]:
-    """What ``config`` sets other than the site's present ``base``, each sourced where it belongs.
+    """Variables that ``config`` sets differently from the current ``base``, each sourced in its own folder.
 
-    A base of which the workload knows what a sweep has recorded counts as recorded, whatever its file says now. One
-    that is not there may be named relative to the implementation's folder, as ``workload.base`` is. Raises InputError
-    when it is nowhere.
+    If the sweep recorded the base's values, they are used instead of the file. A missing base is also looked up in the
+    implementation's folder, as ``workload.base`` is. Raises InputError if it does not exist.
     """
     scripts = workload.scripts_folder() if workload is not None else None
     if scripts is not None and not base.is_absolute() and not base.exists():
@@ -153,21 +152,21 @@ def changed_against(base: Path, config: Path, workload: Workload | None = None) 
 
 
 def _changed_lines(config: Path, recorded: Mapping[str, str]) -> dict[str, str]:
-    """What the exported ``config`` makes of ``recorded``, the values that the files which it sources had."""
+    """Values after sourcing ``config`` on top of ``recorded``, which replaces the files that it sources."""
     exports = (f"export {name}={shlex.quote(value)}" for name, value in recorded.items())
     own = (line for line in config.read_text(encoding="utf-8").splitlines() if not line.startswith("source "))
     return sourced("\n".join((*exports, *own)) + "\n", config.name)
 
 
 def exported_by(config: Path, workload: Workload) -> dict[str, str]:
-    """What ``config`` exports where this workload's users source it. Raises SetupError when it cannot be sourced."""
+    """Variables that ``config`` exports where its users source it. Raises SetupError if it cannot be sourced."""
     return sourced_beside(config, workload.config_folder(), workload.scripts_folder())
 
 
 def effective(parameters: Mapping[str, Any], exported: Mapping[str, str]) -> list[str]:
-    """Parameters that a sourced config sets to another value than the trial had, as sentences. Empty: all agree.
+    """Parameters that a sourced config sets to another value than the trial had, as sentences.
 
-    Only names that the config sets are compared; a workload may spell a parameter under another name.
+    Only names that the config sets are compared; a workload may rename a parameter.
     """
     return [
         f"{name} is {exported[name]!r}, the trial had {value_text(value)!r}"

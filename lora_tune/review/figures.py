@@ -1,4 +1,4 @@
-"""The figures of a sweep. A figure is a data function and a drawing function; the drawing is a :class:`Chart`."""
+"""The figures of a sweep. Each has a data function and a function that makes a :class:`Chart` of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Chart", "charts"]
 
 
 def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
-    """All figures that this sweep has data for, by short name, in the order in which people read them."""
+    """All figures for which this sweep has data, by short name, in reading order."""
     drawn = {
         "eval-curves": eval_curves(study, sweep),
         "samples-to-target": samples_to_target(study, sweep),
@@ -38,15 +38,15 @@ def charts(study: Study, sweep: StudyRecords, now: float) -> dict[str, Chart]:
 Line = list[tuple[float, float]]
 
 HIGHLIGHTED = 6
-"""The best trials, whose curves are drawn whole and say their parameters; the others' colour says how they ended."""
+"""Number of best trials whose curves are drawn unthinned, with their parameters; others are coloured by verdict."""
 
 MOST_DRAWN, FEWEST_DRAWN = 20_000, 8
-"""Points of all other curves together, and of each at least: the page of thousands of long curves stays small."""
+"""Maximum points of all other curves together, and minimum of each, to limit the size of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveData:
-    """Trials with their (samples, eval loss) lines. envelope: (samples, median, limit) of batch ``gbs``."""
+    """Trials with their (samples, eval loss) lines. envelope: (samples, median, limit) at batch size ``gbs``."""
 
     best: Sequence[tuple[Trial, Line]]
     reached: Sequence[tuple[Trial, Line]]
@@ -57,7 +57,7 @@ class CurveData:
 
 
 def curve_data(study: Study, sweep: StudyRecords) -> CurveData:
-    """Every trial's evals, by how it ended; the pruning envelope is the one that runs of the best trial's batch met."""
+    """Every trial's evals, by verdict; the pruning envelope is that of the best trial's batch size."""
     top = leaders(study, sweep)[:HIGHLIGHTED]
     best = [(trial, _line(study, sweep, trial)) for trial in top]
     shown = {trial.number for trial in top}
@@ -74,7 +74,7 @@ def curve_data(study: Study, sweep: StudyRecords) -> CurveData:
 
 
 def thinned(line: Line, most: int) -> Line:
-    """At most ``most`` (from 2) points of a line, evenly among all, its first and its last among them. Pure."""
+    """At most ``most`` (>= 2) evenly spaced points of a line, including its first and last."""
     if len(line) <= most:
         return line
     return [line[round(i * (len(line) - 1) / (most - 1))] for i in range(most)]
@@ -132,9 +132,10 @@ def eval_curves(study: Study, sweep: StudyRecords) -> Chart | None:
 
 
 def _value_range(study: Study, lines: Sequence[Line], target: float | None) -> tuple[float, float]:
-    """The target and all values but outliers and the worst 3%: neither spikes nor diverged runs flatten the rest.
+    """The target and all values except outliers and the worst 3%, so that spikes and diverged runs do not flatten the
+    rest.
 
-    An outlier is worse than the middle half of the values by three times its width (Tukey 1977).
+    Outliers lie more than three interquartile ranges beyond the quartiles on the worse side (Tukey 1977).
     """
     values = [y for line in lines for _, y in line if math.isfinite(y)] or [target or 0.0]
     low, worst_low, first, third, worst_high, high = map(float, np.quantile(values, [0, 0.03, 0.25, 0.75, 0.97, 1]))
@@ -150,10 +151,10 @@ def _value_range(study: Study, lines: Sequence[Line], target: float | None) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvergenceData:
-    """Samples to the target against one tuned number, by global batch size (None: the study has none).
+    """Samples to the target against one tuned number, by global batch size (None if the study has none).
 
     groups: GBS -> (value, samples, low, high, trial) of trials that reached the target; samples is the estimated
-    crossing and low to high its 90% interval. model: GBS -> (value, samples, low, high) of the fitted curve.
+    crossing, low and high its 90% interval. model: GBS -> (value, samples, low, high) of the fitted curve.
     """
 
     knob: str
@@ -163,11 +164,11 @@ class ConvergenceData:
 
 
 def convergence_data(study: Study, sweep: StudyRecords) -> ConvergenceData | None:
-    """Samples to target against the learning rate, else against the first tuned number; None without a reached trial.
+    """Samples to target against the learning rate, else the first tuned number; None if no trial reached the target.
 
-    The model of each batch size with at least five trials is a parabola in ln(samples) over the knob (over its
-    logarithm where it is drawn on one), by least squares; its band is the 90% interval of the mean under normal
-    residuals (Draper and Smith 1998, section 8.1). A picture of these trials, not the model that proposes.
+    The model of a batch size with at least five trials is a least-squares parabola of ln(samples) over the parameter
+    (its logarithm on a log scale), with the 90% interval of the mean under normal residuals (Draper and Smith 1998,
+    section 8.1). It describes these trials; the search uses another model.
     """
     knob = _knob(study)
     if knob is None:
@@ -196,11 +197,11 @@ def _knob(study: Study) -> tuple[str, bool] | None:
 
 
 FEWEST_FITTED = 5
-"""Trials of one batch size that a curve is fitted to."""
+"""Minimum trials of one batch size for a fitted curve."""
 
 
 def _parabola(points: Sequence[tuple[float, float]], log: bool) -> list[tuple[float, float, float, float]]:
-    """(value, fit, low, high) on a grid; empty with fewer than five points or three distinct values."""
+    """(value, fit, low, high) on a grid; empty for fewer than five points or three distinct values."""
     from scipy.special import stdtrit
 
     if len(points) < FEWEST_FITTED or len({v for v, _ in points}) < 3:
@@ -223,7 +224,7 @@ def _parabola(points: Sequence[tuple[float, float]], log: bool) -> list[tuple[fl
 
 
 def samples_to_target(study: Study, sweep: StudyRecords) -> Chart | None:
-    """The convergence data as points with whiskers, one colour a batch size, and the fitted curves with bands."""
+    """The convergence data as points with whiskers, one colour per batch size, with the fitted curves and bands."""
     data = convergence_data(study, sweep) if objective_of(study).has_target else None
     if data is None:
         return None
@@ -270,7 +271,7 @@ def _group(study: Study, data: ConvergenceData, gbs: object, colour: Colour) -> 
     )
 
 
-# Figures of speed: where the time goes, and throughput by layout.
+# Figures of speed: time decomposition, and throughput by layout.
 
 
 SHOWN = 15
@@ -278,7 +279,7 @@ SHOWN = 15
 
 @dataclass(frozen=True, slots=True)
 class TimeParts:
-    """Where one trial's seconds went. ``start_up`` is not scored; the other three add up to the time to target."""
+    """One trial's seconds by part. ``start_up`` is not scored; the other three add up to the time to target."""
 
     trial: Trial
     start_up: float
@@ -288,10 +289,9 @@ class TimeParts:
 
 
 def time_parts(study: Study, sweep: StudyRecords) -> list[TimeParts]:
-    """The decomposition of the best trials, best first: ``time = samples / speed + evals * seconds_per_eval``.
+    """The decomposition of the best trials, best first: ``time = samples / speed + evals * seconds_per_eval + rest``.
 
-    ``rest`` is what the two do not explain: the cold first block, data loading, checkpoints. Trials whose log gives
-    no throughput are left out.
+    ``rest`` includes the cold first block, data loading and checkpoints. Trials without logged throughput are omitted.
     """
     parts = []
     for trial in leaders(study, sweep)[:SHOWN]:
@@ -308,7 +308,7 @@ def time_parts(study: Study, sweep: StudyRecords) -> list[TimeParts]:
 
 
 def time_decomposition(study: Study, sweep: StudyRecords) -> Chart | None:
-    """Stacked bars of :func:`time_parts`; None without a trial that has them."""
+    """Stacked bars of :func:`time_parts`; None if it is empty."""
     parts = time_parts(study, sweep)
     if not parts:
         return None
@@ -342,7 +342,7 @@ def time_decomposition(study: Study, sweep: StudyRecords) -> Chart | None:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSpeed:
-    """Throughput of one layout: samples/s of each trial that measured it."""
+    """Throughput of one layout: samples/s of each of its trials."""
 
     layout: str
     speeds: Sequence[float]
@@ -350,7 +350,7 @@ class LayoutSpeed:
 
 
 def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
-    """Warm throughput by layout, fastest median first. Without a layout in the space: by batch size; none without."""
+    """Warm throughput by layout (by batch size if the space has no layout), fastest median first."""
     name = next((n for n, p in study.space.items() if p.type == "layout"), None)
     speeds: dict[str, list[float]] = {}
     trials: dict[str, list[int]] = {}
@@ -369,7 +369,7 @@ def layout_speeds(study: Study, sweep: StudyRecords) -> list[LayoutSpeed]:
 
 
 def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
-    """Throughput by layout: a bar to the median, a point a trial; None before anything was measured."""
+    """Throughput by layout: a bar up to the median, and one point per trial; None without measurements."""
     layouts = layout_speeds(study, sweep)[:SHOWN]
     if not layouts:
         return None
@@ -399,7 +399,7 @@ def throughput(study: Study, sweep: StudyRecords) -> Chart | None:
     )
 
 
-# Figures of spending: what ran on which node when, and what the node-hours bought.
+# Figures of spending: node timeline, and best objective over node-hours.
 
 
 NODES_SHOWN = 40
@@ -415,7 +415,7 @@ _COLOURS: dict[Verdict | None, tuple[Colour, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One attempt's stay on one node. start, end: epoch seconds. outcome: "reached", "failed", ..."""
+    """One attempt on one node. start, end: epoch seconds. outcome: "reached", "failed", ..."""
 
     node: str
     start: float
@@ -427,12 +427,12 @@ class Stay:
 
 
 def stays(sweep: StudyRecords, now: float) -> list[Stay]:
-    """Every attempt that started, on each of its nodes, by start; a failed attempt shows as failed."""
+    """Every started attempt on each of its nodes, by start time; failed attempts as such."""
     on_nodes = []
     for attempt in sorted(sweep.attempts.values(), key=lambda a: a.started_at or math.inf):
         if attempt.started_at is None:
             continue
-        trial = sweep.trials.get(attempt.trial)  # None: a database of which parts were put back had lost it
+        trial = sweep.trials.get(attempt.trial)  # None in a database that lost the trial and was partly restored
         colour, outcome = _COLOURS.get(trial.verdict if trial else None, ("bad", "failed or infeasible"))
         if attempt.failure or trial is None:
             colour, outcome = "bad", "failed or infeasible"
@@ -443,7 +443,7 @@ def stays(sweep: StudyRecords, now: float) -> list[Stay]:
 
 
 def timeline(sweep: StudyRecords, now: float) -> Chart | None:
-    """Attempts on their nodes over time; None before the first start. One node with several trials gets lanes."""
+    """Attempts on their nodes over time; None before the first start. Concurrent attempts on a node get lanes."""
     on_nodes = stays(sweep, now)
     if not on_nodes:
         return None
@@ -478,9 +478,9 @@ def timeline(sweep: StudyRecords, now: float) -> Chart | None:
 
 
 def _lanes(on_nodes: Sequence[Stay]) -> tuple[list[int | None], list[str], int]:
-    """A row for each stay (None: not shown), the rows' names, and how many rows are not shown.
+    """Row of each stay (None: not shown), names of the rows, and number of rows not shown.
 
-    Stays that overlap on one node go into lanes of their own, since one machine may run several trials.
+    Overlapping stays on one node get separate lanes, because a machine may run several trials.
     """
     lanes: dict[str, list[float]] = {}
     placed: list[tuple[str, int]] = []
@@ -497,16 +497,16 @@ def _lanes(on_nodes: Sequence[Stay]) -> tuple[list[int | None], list[str], int]:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A finished trial with the node-hours spent by all trials that had ended by then."""
+    """A finished trial, with the node-hours spent by all trials that had ended by then."""
 
     trial: Trial
     node_hours: float
     best: float | None
-    """The best objective so far."""
+    """Best objective so far."""
 
 
 def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
-    """Finished trials in order of their ends, with what was spent and the best so far."""
+    """Finished trials by end time, with node-hours spent and best objective so far."""
     objective = objective_of(study)
     spent, best = 0.0, None
     bought = []
@@ -523,7 +523,7 @@ def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
 
 
 def spending(study: Study, sweep: StudyRecords) -> Chart | None:
-    """The best so far against node-hours spent; None before a trial reached the target."""
+    """Best objective so far against node-hours spent; None before a trial reached the target."""
     bought = purchases(study, sweep)
     bests = [p.best for p in bought if p.best is not None]
     if not bests:
@@ -562,5 +562,5 @@ def _said(study: Study, value: float, final: float) -> str:
     objective = objective_of(study)
     if not objective.timed:
         return objective.text(value)
-    away = value / final - 1 if final else 0.0  # a log that came all at once has no times
+    away = value / final - 1 if final else 0.0  # a log that arrived at once has no times
     return f"{duration(value)}, {away:+.1%} against the best"

@@ -1,4 +1,4 @@
-"""How much each tuned parameter contributes to the score."""
+"""Importance of each tuned parameter, node scaling, changes against the base config, and failing values."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lora_tune.workloads.base_config import Difference, differences
 from lora_tune.workloads.config_file import value_text
 
 CHANCE = 0.05
-"""Of naming a parameter where none matters."""
+"""Error probability of naming a parameter if none matters."""
 
 FEWEST = 10
-"""Trials that reached the target before importances are worth printing."""
+"""Minimum trials that reached the target for printed importances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One tuned parameter. share: of the importance, all add up to 1. best: where the best third of trials lie."""
+    """One tuned parameter. share: of the total importance of 1. best: its values in the best third of trials."""
 
     name: str
     share: float
@@ -35,10 +35,10 @@ class Knob:
 
 
 def knobs(study: Study, sweep: StudyRecords) -> list[Knob]:
-    """Importances by PED-ANOVA (Watanabe, Bansal, Hutter 2023), the largest first; [] with too few trials.
+    """Importances by PED-ANOVA (Watanabe, Bansal, Hutter 2023), largest first; [] for too few trials.
 
-    The share says how much a parameter sets the better trials apart from all: the better ones are a tenth, and at
-    least five, as the method needs. [] too where results go with no parameter (:func:`cannot_tell`).
+    A share measures how far a parameter separates the better trials from all; better ones are a tenth, and at least
+    five, as the method needs. Also [] if results depend on no parameter (:func:`cannot_tell`).
     """
     return sweep.once(("knobs", study.digest), lambda: _knobs(study, sweep))
 
@@ -59,9 +59,9 @@ def _knobs(study: Study, sweep: StudyRecords) -> list[Knob]:
 
 
 def set_apart(study: Study, sweep: StudyRecords) -> bool:
-    """Whether results go with any parameter at all: without that, shares of importance divide up luck.
+    """Whether results depend on any parameter; if not, importances would only divide up noise.
 
-    Kruskal and Wallis' test over the thirds of each number and the values of everything else, at 5% over all of them.
+    Kruskal-Wallis test over thirds of each number, and over values of others, at 5% with Bonferroni correction.
     """
     return sweep.once(("set apart", study.digest), lambda: _set_apart(leaders(study, sweep)))
 
@@ -90,7 +90,7 @@ def _groups(name: str, done: Sequence[Trial]) -> list[list[float]]:
 
 
 def cannot_tell(study: Study, sweep: StudyRecords) -> str:
-    """Why no importance is stated although there are trials enough, "" where it is."""
+    """Why no importance is reported despite enough trials; "" if it is."""
     done = leaders(study, sweep)
     if len(done) < FEWEST or set_apart(study, sweep):
         return ""
@@ -113,15 +113,15 @@ def _where(best: Sequence[Trial], name: str) -> str:
     return ", ".join(f"{visible(v)} ({counts[v]} of {len(values)})" for v in most)
 
 
-# What more nodes bring: the best throughput that a sweep measured on each number of nodes.
+# Node scaling: the best measured throughput on each number of nodes.
 
 
 @dataclass(frozen=True, slots=True)
 class NodeScaling:
-    """The best on one node count. efficiency: samples/s a GPU, relative to the smallest node count that was measured.
+    """The best on one node count. efficiency: samples/s per GPU relative to the smallest measured node count.
 
-    Above 1 where more GPUs leave each more memory for a better micro batch. stopped: the best was stopped early, so
-    its speed is an estimate.
+    It exceeds 1 if more GPUs leave each one memory for a better micro batch. stopped: the best trial was stopped early,
+    so its speed is an estimate.
     """
 
     nodes: int
@@ -133,7 +133,7 @@ class NodeScaling:
 
 
 def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
-    """One entry a node count with a measured speed, by nodes; empty where the node count does not vary."""
+    """One entry per node count with a measured speed, by nodes; empty if the node count does not vary."""
     space = study.search_space
     if not space.varies_nodes:
         return []
@@ -142,7 +142,7 @@ def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
         speed = trial.metrics.samples_per_second
         if speed:
             nodes = space.node_count(trial.parameters)
-            # A finished measurement counts more than an estimate.
+            # A finished measurement has priority over an estimate.
             measured = (trial.verdict == "reached", float(speed), trial.number)
             best[nodes] = max(best.get(nodes, measured), measured)
     rows: list[NodeScaling] = []
@@ -154,7 +154,7 @@ def scaling(study: Study, sweep: StudyRecords) -> list[NodeScaling]:
 
 
 def table(study: Study, rows: Sequence[NodeScaling]) -> str:
-    """The rows as aligned text, a line each under a heading; "" for none."""
+    """The rows as aligned text with a heading; "" for none."""
     if not rows:
         return ""
     lines = [f"{'nodes':>8}{'GPUs':>8}{f'{study.progress_unit}/s':>12}{'per GPU':>10}   trial"]
@@ -166,16 +166,16 @@ def table(study: Study, rows: Sequence[NodeScaling]) -> str:
     return "\n".join(lines)
 
 
-# What a trial changes against the machine's own config, and what each change is worth.
+# Changes of a trial against the base config, and the gain of each.
 
 
 APART = ("GBS", "NODES")
-"""Values of a record that are no variables: they follow from others."""
+"""Recorded parameters that are no variables: they follow from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What one change is worth with all others in place.
+    """The gain of one change given all others.
 
     share: of the time to the target that it saves. sd: its standard deviation.
     """
@@ -189,7 +189,7 @@ class Worth:
 
 
 def changes(base: Trial, trial: Trial) -> list[Difference]:
-    """The variables that ``trial`` sets otherwise than the base, by name."""
+    """Variables whose values differ between the base and ``trial``, by name."""
     before, after = (
         {n: value_text(v) for n, v in t.parameters.items() if n not in APART and n in trial.parameters}
         for t in (base, trial)
@@ -198,10 +198,10 @@ def changes(base: Trial, trial: Trial) -> list[Difference]:
 
 
 def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list[Worth]:
-    """Each tuned parameter that ``trial`` changes, by what undoing it alone would cost; the dearest first.
+    """Gain of each tuned parameter that ``trial`` changes: the cost of undoing it alone; largest first.
 
-    As the search's model expects it after all trials, with its doubt: single runs are too noisy to tell one change from
-    another. Empty where the sampler has no such model, or the base is no point of the space.
+    Estimated by the search's model from all trials, with its uncertainty, because single runs are too noisy. Empty if
+    the sampler has no such model, or the base is not in the space.
     """
     names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
     if not names or not objective_of(study).timed:
@@ -220,7 +220,7 @@ def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list
 
 
 def change_lines(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[str]:
-    """The same in lines: how the trial did against the base, and each change with its worth where that is known."""
+    """The trial's result against the base, and each change with its gain if known, as lines."""
     base = base_trial(sweep)
     if base is None:
         return
@@ -251,26 +251,26 @@ def _measured(study: Study, base: Trial, trial: Trial) -> str:
     return f"{objective.text(after)} against {objective.text(before)}, {100 * (after / before - 1):+.1f}%"
 
 
-# Values of a knob at which trials do not reach the target, counted: which no importance can show.
+# Parameter values at which trials do not reach the target, which importances cannot show.
 
 
 FAILS = (Verdict.CENSORED, Verdict.PRUNED, Verdict.INFEASIBLE, Verdict.FAILED)
-"""Ends without a result. One that was capped, or ended by a person, says nothing of whether it would have had one."""
+"""Verdicts without a result. A capped or cancelled trial might have reached one."""
 
 FAILURE_CHANCE = 0.01
-"""The chance, over all values that are looked at, of such a table where a knob has nothing to do with it."""
+"""Error probability, over all tables tested, of reporting a value that has no effect."""
 
 MOST_SHARE = 0.34
-"""The share of trials with a result at such a value, at most, relative to that of the others."""
+"""Maximum success rate at such a value, relative to that elsewhere."""
 
 FEWEST_FAILURES = 3
-"""Failures at a value before it is named."""
+"""Minimum failures at a reported value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingValue:
-    """A value, or a side of a number, at which trials fail. at: ``RANK=4``. good, all: trials with a result there, and
-    all. others_good, others: the same elsewhere. chance: of such a table by luck. trials: that failed there."""
+    """A value, or a side of a number, at which trials fail. at: such as ``RANK=4``. good, all: successful and all
+    trials there; others_good, others: elsewhere. chance: probability by luck. trials: those that failed there."""
 
     at: str
     name: str
@@ -282,15 +282,15 @@ class FailingValue:
     trials: tuple[int, ...] = ()
 
     def sentence(self, study: Study) -> str:
-        """For people."""
+        """The finding as a sentence."""
         what = "reached the target" if objective_of(study).has_target else "measured a value"
         never = "never" if not self.good else "seldom"
         return f"{self.at} {never} {what}: {self.good} of {self.all}, others {self.others_good} of {self.others}"
 
 
 def failing_values(sweep: StudyRecords) -> list[FailingValue]:
-    """At most one of each knob, the surest first; [] where failures go with no value. Fisher's exact test, one-sided,
-    times the number of tables that were looked at."""
+    """At most one per parameter, most significant first; one-sided Fisher's exact test with Bonferroni correction over
+    the tables tested."""
     ended = [t for t in sweep.trials.values() if t.tuned and not t.probe and (_good(t) or t.verdict in FAILS)]
     tables = [_table(name, at, holds, ended) for name in _names(ended) for at, holds in _splits(name, ended)]
     sure: dict[str, FailingValue] = {}
@@ -303,7 +303,7 @@ def failing_values(sweep: StudyRecords) -> list[FailingValue]:
 
 
 def explained(values: list[FailingValue]) -> frozenset[int]:
-    """Trials whose failure goes with a value other than a learning rate's: their curves say nothing of the rest."""
+    """Trials whose failure a value other than a learning rate explains: their curves say nothing about other causes."""
     rates = ("LR", "learning_rate", "lr")
     return frozenset(number for value in values if value.name not in rates for number in value.trials)
 
@@ -320,7 +320,8 @@ Split = tuple[str, Callable[[Value], bool]]
 
 
 def _splits(name: str, ended: list[Trial]) -> Iterator[Split]:
-    """Each value, and for numbers the sides of each gap between two neighbours, ten at most."""
+    """Each value (of at most 12); for numbers also both sides of the gaps between neighbours, about ten gaps at
+    most."""
     values = list(dict.fromkeys(t.tuned[name] for t in ended if name in t.tuned))
     if len(values) < 2:
         return
@@ -353,7 +354,7 @@ def _table(name: str, at: str, holds: Callable[[Value], bool], ended: list[Trial
 
 
 def _of_their_own(surest: Iterable[FailingValue]) -> Iterator[FailingValue]:
-    """Those that explain failures which a surer one does not."""
+    """Values that explain at least ``FEWEST_FAILURES`` failures which a more significant one does not."""
     known: set[int] = set()
     for value in surest:
         if len(set(value.trials) - known) >= FEWEST_FAILURES:

@@ -1,9 +1,8 @@
-"""A finished log played as a trial of a study: what the sweep would have decided, and when, by the log's own clock.
+"""Replay a finished log as a trial of a study: what the sweep would have decided, and when, by the log's time stamps.
 
-Nothing is decided here. At each tick the log's next lines go through the reader and the failure scanner that the
-driver uses, and the driver's own functions are asked: ``judge_curve`` while it runs, ``diagnose``, ``conclude`` and
-``impossible_times`` at its end, ``facts`` for the objective. Time limits, queues and silences are the cluster's, and
-are not played.
+All decisions are made by the driver's own functions. Each tick feeds the log's next lines to its reader and failure
+scanner; ``judge_curve`` decides while the trial runs, ``diagnose``, ``conclude`` and ``impossible_times`` at its end,
+and ``facts`` gives the objective. Time limits, queues and silences depend on the cluster and are not replayed.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, Tria
 from lora_tune.workloads.base import reader_of
 
 ReaderFor = Callable[[Mapping[str, Value]], LogReader]
-"""Makes a fresh reader of the study's log format for a trial with these parameters."""
+"""Makes a new reader of the study's log format for a trial with these parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedVerdict:
-    """What the sweep would have said. kind: pruned, capped, infeasible or failed. at_seconds: since ``run_start``
-    (since the log's first time stamp where it never started)."""
+    """A verdict of the sweep. kind: pruned, capped, infeasible or failed. at_seconds: since ``run_start`` (since the
+    log's first time stamp if there is none)."""
 
     kind: str
     at_seconds: float
@@ -48,14 +47,14 @@ class ReplayedVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedLog:
-    """One log as the sweep would have taken it.
+    """The outcome of one log.
 
-    ceiling: the log's evals rise, and ``run`` has what they lack of this; None: they fall. parameters: the run's
-    facts, by the study's names. reached: the log shows the target (or has a value, where there is none); stop: the
-    eval that shows it. verdicts: the first of each kind, in time; the first of all ends the trial in a sweep, the
-    others are what would have followed without it. lost: it was stopped early, and would have reached the target
-    (pruned), or beaten the best so far (capped). ending: in words, without any stop. objective, low, high: seconds
-    (samples/s for a throughput study) and their 90% interval, None where the target was not reached.
+    ceiling: for rising metrics, whose evals ``run`` stores as ceiling - value; None if they fall. parameters: of the
+    run, by the study's names. reached: the log shows the target (or a value, if there is no target); stop: the eval
+    that shows it. verdicts: the first of each kind, by time; in a sweep the first of all ends the trial, the others
+    show what would have followed. lost: it was stopped early, but would have reached the target (pruned) or beaten the
+    best so far (capped). ending: the end without early stops, as text. objective, low, high: seconds (samples/s for a
+    throughput study) with 90% interval, None if the target was not reached.
     """
 
     run: RunLog
@@ -72,19 +71,19 @@ class ReplayedLog:
 
 
 class Replay:
-    """Plays logs one after another as trials: earlier ones are references and rivals of later ones.
+    """Replays logs in sequence as trials: earlier ones are references for, and compete with, later ones.
 
-    A sweep trains one benchmark on one machine: logs that announce another benchmark, submitter or platform belong to a
-    sweep of their own. Many result files are published with placeholders for both; then their folder tells them apart.
+    A sweep trains one benchmark on one machine, so logs are grouped by benchmark, submitter and platform. Many
+    published result files have placeholders for the latter two; these are grouped by folder.
     """
 
     def __init__(self, study: Study, reader_for: ReaderFor) -> None:
-        self._study = study.with_options({"pruning": {"audit": 0.0}})  # what the rule says, of every log
+        self._study = study.with_options({"pruning": {"audit": 0.0}})  # audits off: apply the rule to every log
         self._reader_for = reader_for
         self._books: dict[tuple[object, ...], UnitOfWork] = {}
 
     def play(self, log: bytes, name: str = "") -> ReplayedLog:
-        """Play one log, whole in memory; name: its path. Never raises for what it contains."""
+        """Replay one log; name: its path. Never raises for its content."""
         whole = _read(self._reader_for(self._study.search_space.fixed), log)
         study = self._study_for(whole)
         announced = tuple(map(whole.hyperparameters.get, _ONE_SWEEP))
@@ -104,11 +103,11 @@ class Replay:
 
     @property
     def sweeps(self) -> list[StudyRecords]:
-        """What was played so far, a sweep for each benchmark and machine."""
+        """The replayed sweeps, one per benchmark and machine."""
         return [work.sweep for work in self._books.values()]
 
     def parameters(self, run: RunLog, log: bytes) -> dict[str, Value]:
-        """The trial's parameters: what the study fixes, and of all that it leaves open what the log says."""
+        """The trial's parameters: values fixed by the study, and the others as logged."""
         from lora_tune.search import priors
 
         space = self._study.search_space
@@ -117,13 +116,13 @@ class Replay:
         stated = {**priors.values_of(announced, names), **space.fixed}
         try:
             return {**space.resolve(stated), **stated}
-        except (FormulaError, KeyError, ValueError):  # the log does not say all that formulas need
+        except (FormulaError, KeyError, ValueError):  # the log lacks inputs of formulas
             return stated
 
     def _study_for(self, run: RunLog) -> Study:
-        """The study; of a log that announces another benchmark, with that one's metric and nobody's curves.
+        """The study; for a log of another benchmark, with that benchmark's metric and without published curves.
 
-        The log's target also counts where the study names none.
+        The log's target is used if the study names none.
         """
         objective, own = self._study.objective, self._study.benchmark
         announced, target = (run.hyperparameters.get(key) for key in ("submission_benchmark", "target_accuracy"))
@@ -134,13 +133,13 @@ class Replay:
             try:
                 metric = find_benchmark(announced).metrics[0]
                 changes = {"benchmark": announced, "target": reaching(metric), "direction": metric.direction}
-            except InputError:  # no round of MLPerf's: its target alone is known
+            except InputError:  # not an MLPerf benchmark: only its target is known
                 changes = {"target": target} if isinstance(target, int | float) else {}
             changes |= {"curves": "own", "score": "time_to_target", "ruleset": None}
         return self._study.model_copy(update={"objective": objective.model_copy(update=changes)})
 
     def _reader(self, study: Study, parameters: Mapping[str, Value]) -> LogReader:
-        """A reader of the study's format that turns evals as the log's metric wants it."""
+        """A reader of the study's format in the direction of the log's metric."""
         reader = self._reader_for(parameters)
         if study.rising == self._study.rising or not isinstance(reader, MllogReader):
             return reader
@@ -148,19 +147,19 @@ class Replay:
 
 
 _ONE_SWEEP = ("submission_benchmark", "submission_org", "submission_platform")
-"""What logs announce that all trials of a sweep have in common."""
+"""Announced values that all trials of a sweep share."""
 
 _RESULT_FILE = re.compile(r"result_\d+\.txt(?:\.gz)?$")
 
 _ENDED = JobStatus(state=JobState.ENDED)
-"""All that is known of a finished log's job."""
+"""The state of a finished log's job."""
 
 
 class _Player:
-    """One log's trial while it is played."""
+    """The trial of one log during its replay."""
 
     def __init__(self, study: Study, work: UnitOfWork, trial: Trial, attempt: Attempt, reader: LogReader) -> None:
-        once = study.budget.model_copy(update={"attempts": 1})  # a log that exists is not run again
+        once = study.budget.model_copy(update={"attempts": 1})  # an existing log cannot be retried
         self._study = study.model_copy(update={"budget": once})
         self._work, self._trial, self._attempt = work, trial, attempt
         self._reader, self._scanner = reader, FailureScanner()
@@ -171,7 +170,7 @@ class _Player:
         self._stopped: tuple[policy.Stop, RunLog] | None = None
 
     def tick(self, piece: bytes) -> None:
-        """What the driver does at a tick with the log's next lines."""
+        """Process the log's next lines, as the driver does at a tick."""
         self._reader.feed(piece)
         self._scanner.feed(piece)
         self._ticks += 1
@@ -194,14 +193,14 @@ class _Player:
                 self._stopped = stop, run
 
     def end(self) -> ReplayedLog:
-        """Conclude the trial, remember it as the sweep would have, and say what the whole log shows."""
+        """Conclude the trial, record it as the sweep would have, and return the outcome of the whole log."""
         if self._looked_at < self._ticks:
             self._look()
         run = self._run_that_counts()
         diagnosis = diagnose(self._scanner, state=_ENDED.state.value, run=run, unit=self._study.progress_unit)
         action = conclusion.conclude(self._study, [self._attempt], _ENDED, run, diagnosis, trial=self._trial)
         if isinstance(action, conclusion.Finish) and action.verdict in conclusion.PLAUSIBLE_VERDICTS:
-            # Old logs mostly ran with other values than the study's, so they are held against none.
+            # Old logs mostly ran with other values than the study's, so they are not checked against any.
             untrue = why_untrue(self._study, self._trial, self._attempt, _ENDED, run, written={}, stamped=self._stamped)
             action = conclusion.refuse(self._study, [self._attempt], untrue) if untrue else action
         kind = _KINDS.get(action.verdict if isinstance(action, conclusion.Finish) else Verdict.FAILED)
@@ -227,19 +226,19 @@ class _Player:
         )
 
     def _would_win(self, stop: policy.Stop, objective: float | None) -> bool:
-        """Whether a run that was stopped, and reached the target after all, is a loss to the sweep."""
+        """Whether stopping a run that then reached the target costs the sweep a result."""
         best = best_run(self._study, self._work.sweep)
         if stop.kind is StopKind.PRUNED or best is None or objective is None:
             return True
         return objective_of(self._study).better(objective, best.objective)
 
     def _run_that_counts(self) -> RunLog:
-        """As for a job of several runs: the first that reached the target, else the last."""
+        """Of a job with several runs the first that reached the target, else the last."""
         runs = self._reader.runs() if isinstance(self._reader, MllogReader) else ()
         return next((r for r in runs if r.reached(self._study.target)), self._reader.run())
 
     def _remember(self, action: conclusion.Finish | conclusion.Retry, run: RunLog) -> None:
-        """Finish the trial as the sweep would have: by the verdict that came first."""
+        """Finish the trial by the verdict that came first."""
         if self._stopped is not None:
             stop, run = self._stopped
             cut = Verdict.PRUNED if stop.kind is StopKind.PRUNED else Verdict.CAPPED
@@ -249,7 +248,7 @@ class _Player:
         self._work.put_trial(trial.finished(verdict, action.sentence, 0.0))
 
     def _finished(self, run: RunLog, study: Study) -> Trial:
-        """The trial with what is remembered of a run that reached the target."""
+        """The trial with the metrics of a run that reached the target."""
         stop = objective_of(study).stop(run)
         return replace(
             self._trial,
@@ -259,7 +258,7 @@ class _Player:
         )
 
     def _objective(self, run: RunLog) -> tuple[float | None, float | None, float | None]:
-        """The objective with its 90% interval; an MLPerf score's is that of its seconds, scaled as the score is."""
+        """The objective with its 90% interval; for an MLPerf score the interval of the time, scaled like the score."""
         trial = self._finished(run, self._study)
         objective = trial.metrics.objective
         if not objective_of(self._study).timed or objective is None:
@@ -272,7 +271,7 @@ class _Player:
 
 
 _KINDS = {Verdict.PRUNED: "pruned", Verdict.INFEASIBLE: "infeasible", Verdict.FAILED: "failed"}
-"""How a log that no rule stopped can end, other than at its target or at its last step."""
+"""Verdicts, other than reached and censored, with which a log can end that was not stopped."""
 
 
 def _empty_book(study: Study) -> UnitOfWork:

@@ -1,4 +1,4 @@
-"""The report's page: its template, style and script, the table of trials, and the figures, each also as a file."""
+"""The report page: template, style and script, trial table, and figures, also as files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def page_file(name: str) -> str:
-    """The text of a file of this folder."""
+    """The text of a file in report_page/."""
     return resources.files("lora_tune.review").joinpath("report_page", name).read_text(encoding="utf-8")
 
 
 @functools.cache
 def template(name: str) -> Template:
-    """The Jinja template ``name`` of this folder; every text that it prints is escaped."""
+    """The Jinja template ``name`` in report_page/, with autoescaping."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -46,12 +46,12 @@ def template(name: str) -> Template:
 
 
 def _printable(value: Any) -> Any:
-    """What a template prints: texts without control characters, our own markup as it is."""
+    """Texts without control characters; markup unchanged."""
     return visible(value, keep="\n\t") if type(value) is str else value
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page to ``path``, replacing an older one in one step."""
+    """Write a page to ``path``, replacing an older one atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(text, encoding="utf-8")
@@ -59,18 +59,18 @@ def write_page(path: Path, text: str) -> None:
 
 
 _CHARACTER, _BOLD, _PADDING = 7.2, 7.9, 15.0
-"""Pixels, at the table's font: of a character, of one in a head, beside a cell's text."""
+"""Pixels in the table's font: of a character, of a bold one, of a cell's padding."""
 
 _WORDS = 215.0
-"""Pixels that the column of sentences needs at least."""
+"""Minimum width of the column of sentences in pixels."""
 
 _PAGE = 50.0
-"""Pixels of the page's own margins and the table's frame."""
+"""Page margins and table frame in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell shows, and what it is sorted by where that is not the text itself (None: nothing is known)."""
+    """A cell's text, and its sort key if that is another (None: unknown)."""
 
     text: str
     sort: float | str | None = ""
@@ -78,7 +78,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. head: its heading. numeric: its cells stand at the right. cells: one a trial."""
+    """One column. head: its heading. numeric: right-aligned. cells: one per trial."""
 
     head: str
     numeric: bool
@@ -86,14 +86,14 @@ class Column:
 
     @property
     def width(self) -> float:
-        """Pixels that it needs so that no cell is broken and no word of its head either."""
+        """Minimum width in pixels that breaks no cell and no word of the heading."""
         head = max((len(word) for word in self.head.split()), default=0) * _BOLD
         return max(head, max((len(c.text) for c in self.cells), default=0) * _CHARACTER) + _PADDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
-    """The table. states, sentences: one a trial. fits_from: pixels of a page that is wide enough for all columns."""
+    """The table. states, sentences: one per trial. fits_from: page width in pixels at which all columns fit."""
 
     numbers: Sequence[int]
     states: Sequence[str]
@@ -112,7 +112,7 @@ class TrialTable:
 
 
 def trial_rows(study: Study, sweep: StudyRecords, now: float) -> TrialTable:
-    """Every trial of the sweep; a column in which all would be empty is left out. now: epoch seconds."""
+    """All trials of the sweep; optional columns that would be empty are omitted. now: epoch seconds."""
     trials, objective = list(sweep.trials.values()), objective_of(study)
     columns = [
         Column(head="Trial", numeric=True, cells=[Cell(str(t.number)) for t in trials]),
@@ -172,7 +172,7 @@ def tuned_names(sweep: StudyRecords) -> list[str]:
 
 
 def state_of(study: Study, sweep: StudyRecords, trial: Trial) -> str:
-    """How a trial ended, in the words of its objective; of an open one how its last attempt stands."""
+    """A trial's verdict in its objective's words; the state of its last attempt if open."""
     attempts = sweep.attempts_of(trial.number)
     if trial.verdict is not None:
         return objective_of(study).verdict_name(trial.verdict)
@@ -180,17 +180,17 @@ def state_of(study: Study, sweep: StudyRecords, trial: Trial) -> str:
 
 
 def value_text(value: object) -> str:
-    """A parameter's value, numbers to four digits."""
+    """A parameter's value; floats to four digits."""
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def hours(value: float) -> str:
-    """Node-hours to three digits, never in powers of ten."""
+    """Node-hours to three digits, without exponent."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1e-4 or value == 0 else "0.0001"
 
 
 def searched_names(study: Study) -> set[str]:
-    """The resolved names that the search varies: tuned ones with more than one value, and a layout's that differ."""
+    """Names with more than one value in the search: tuned ones, and those that differ between layouts."""
     space = study.search_space
     tuned = {name for name, d in space.distributions().items() if not d.single()}
     values: dict[str, set[object]] = {}
@@ -201,7 +201,7 @@ def searched_names(study: Study) -> set[str]:
 
 
 def page_figures(study: Study, sweep: StudyRecords, now: float) -> list[dict[str, str]]:
-    """Each figure as the page shows it: id, title, note and drawing. now: epoch seconds."""
+    """Id, title, note and drawing of each figure. now: epoch seconds."""
     return [
         {"id": name, "title": chart.title, "note": chart.note, "svg": svg.inline(chart)}
         for name, chart in charts(study, sweep, now).items()
@@ -209,9 +209,9 @@ def page_figures(study: Study, sweep: StudyRecords, now: float) -> list[dict[str
 
 
 def write_figures(study: Study, sweep: StudyRecords, folders: Mapping[str, Path | None]) -> list[Path]:
-    """Each figure as a file of each form ("svg", "png", "pdf") that has a folder; returns the files.
+    """Write each figure in each format ("svg", "png", "pdf") that has a folder; returns the files.
 
-    Raises SetupError where PNG or PDF is asked for and CairoSVG is missing.
+    Raises SetupError if PNG or PDF is requested and CairoSVG is missing.
     """
     drawings = {name: svg.standalone(chart) for name, chart in charts(study, sweep, time.time()).items()}
     written = []
@@ -227,10 +227,10 @@ def write_figures(study: Study, sweep: StudyRecords, folders: Mapping[str, Path 
 
 
 def _converted(drawing: str, form: str) -> bytes:
-    """An SVG as PNG (twice its size, for sharp slides) or PDF."""
+    """An SVG as PNG (at twice its size) or PDF."""
     try:
         import cairosvg
-    except (ModuleNotFoundError, OSError) as error:  # OSError: the package is there, the cairo library is not
+    except (ModuleNotFoundError, OSError) as error:  # OSError: the cairo library is missing
         raise SetupError(
             "PNG and PDF need CairoSVG: pip install 'lora-tune[slides]', and Debian's libcairo2; --svg needs nothing"
         ) from error

@@ -1,4 +1,4 @@
-"""Who watches a sweep: one live screen, plain lines, JSON lines, or nobody."""
+"""Views of a running sweep: live screen, plain lines, JSON lines, or none."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from lora_tune.search.objectives import Objective, objective_of
 from lora_tune.search.recommendation import best_run
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
-# A table that leaves columns out where a terminal is narrow, so that no number is cut in half.
+# A table that drops columns on a narrow terminal, so that no number is truncated.
 
 
 Cells = dict[str, str | Text]
-"""Column -> what a row has there; every row of a table has the same columns."""
+"""Column -> cell; all rows of a table have the same columns."""
 
 CURVE_WIDTH = 16
-"""Evals that the column "curve" shows where there is room."""
+"""Evals in the column "curve" if there is room."""
 
 _SHORT_CURVE, _SHORTEST_CURVE, _SHORT_PARAMETERS = 8, 5, 12
 _LEFT = ("state", "curve", "parameters")
 _FIRST_TO_GO, _KEPT = ("parameters", "ETA", "curve", "to target"), ("trial", "state")
-"""The columns that are left out first, and those that never are; between them go the others, the last one first."""
+"""Columns that are dropped first, and those that are never dropped; the others follow from the last on."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """Rows as a rich renderable; the column "parameters" takes the room that is left."""
+    """Rows as a rich renderable; the column "parameters" takes the remaining width."""
 
     rows: Sequence[Cells]
     title: str = ""
@@ -57,7 +57,7 @@ class FittedTable:
         yield self.at(options.max_width)
 
     def at(self, room: int) -> Table:
-        """The table in ``room`` characters."""
+        """The table at a width of ``room`` characters."""
         columns, gap, curve_width = _layout(self.rows, room)
         table = Table(
             title=self.title or None,
@@ -82,14 +82,14 @@ class FittedTable:
 
 
 def _layout(rows: Sequence[Cells], room: int) -> tuple[list[str], int, int]:
-    """Which columns fit into ``room`` characters, the gap between them, and the width of the curve.
+    """Columns that fit into ``room`` characters, the gap between them, and the width of the curve.
 
-    Wide gaps and curves go first, then columns, the least needed first.
+    First gaps and curve shrink, then columns are dropped.
     """
     columns = list(rows[0]) if rows else []
     widths = {name: max(len(name), *(cell_len(str(row[name])) for row in rows)) for name in columns}
     word = max((cell_len(word) for row in rows for word in str(row.get("parameters", "")).split()), default=0)
-    least = max(_SHORT_PARAMETERS, word)  # a narrower column would break a value in two
+    least = max(_SHORT_PARAMETERS, word)  # a narrower column would break a value
     for gap, curve_width, shown in ((2, CURVE_WIDTH, 3 * least), (1, _SHORT_CURVE, least), (1, _SHORTEST_CURVE, least)):
         widths |= {"curve": curve_width, "parameters": min(widths.get("parameters", 0), shown)}
         if sum(widths[name] + gap for name in columns) <= room:
@@ -112,16 +112,16 @@ _COLOURS = {
 
 
 _WORDS = {**{str(verdict): colour for verdict, colour in _COLOURS.items()}, "measured": "green", "again": "yellow"}
-"""Colours of the words that a verdict's line has in its second column."""
+"""Colours of the verdict in an event line."""
 
 _RACED = {"confirmed": "bold green", "passed over": "yellow"}
-"""Colours of what more seeds have shown."""
+"""Colours of confirmation outcomes."""
 
 _VERDICT = re.compile(rf"(?:trial|run) \d+ +({'|'.join(_WORDS)}) +")
 
 
 def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
-    """Seconds until the fitted curve crosses the target, at the speed so far; None when it does not, or is unknown."""
+    """Seconds until the fitted curve crosses the target, at the pace so far; None if it does not, or if unknown."""
     if len(evals) < 3 or not evals[-1].samples > 0:
         return None
     crossing = curves.estimate(evals, target)
@@ -130,7 +130,7 @@ def seconds_left(evals: tuple[Eval, ...], target: float) -> float | None:
 
 
 class Quiet:
-    """Nobody watches."""
+    """Prints nothing."""
 
     def update(self, study: Study, sweep: StudyRecords, now: float) -> None:
         pass
@@ -143,7 +143,7 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """One line an event: logs and pipes."""
+    """Prints one line per event, for logs and pipes."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self._out = out or sys.stdout
@@ -153,7 +153,7 @@ class Plain(Quiet):
 
 
 class JsonLines(Quiet):
-    """One JSON object an event on standard output, for programs."""
+    """Prints one JSON object per event, for programs."""
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self._out = out or sys.stdout
@@ -175,7 +175,7 @@ class JsonLines(Quiet):
 
 
 class Screen:
-    """One rich screen that refreshes in place."""
+    """A rich screen that refreshes in place."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._lines: deque[str] = deque(maxlen=5)
@@ -190,12 +190,12 @@ class Screen:
         self._lines.append(text)
 
     def close(self) -> None:
-        """Leave the last picture and give the terminal back."""
+        """Keep the last screen and release the terminal."""
         self._live.stop()
 
 
 def screen(study: Study, sweep: StudyRecords, now: float, lines: list[str]) -> RenderableType:
-    """The whole picture, a pure function of the records."""
+    """The whole screen, a pure function of the records."""
     return Panel(
         Group(_headline(study, sweep), _budget(study, sweep, now), "", _trials(study, sweep, now), "", _log(lines)),
         title=f"[bold]lora_tune[/] · {study.name}",
@@ -218,7 +218,7 @@ def _headline(study: Study, sweep: StudyRecords) -> Text:
 
 
 def _race(study: Study, sweep: StudyRecords) -> Text:
-    """Configurations that are run again: the mean of each over its runs. The luckiest run is nobody's result."""
+    """Mean of each configuration over its runs; the luckiest run is not a result."""
     shown = race_text(study, replicates.replicates(sweep))
     text = Text("mean of runs: ", style="bold")
     return text.append("; ".join(shown) or "none is over yet", style="bold green")
@@ -252,9 +252,9 @@ def _trials(study: Study, sweep: StudyRecords, now: float) -> FittedTable:
 def trials_table(
     study: Study, sweep: StudyRecords, trials: Sequence[Trial], now: float, title: str = ""
 ) -> FittedTable:
-    """One row a trial: state, time, latest eval, curve, distance to the target, ETA, parameters.
+    """One row per trial: state, time, latest eval, curve, distance to the target, ETA, parameters.
 
-    A throughput study has no target, and its losses say nothing: samples/s stand in the place of all that.
+    A throughput study, which has no target, shows samples/s instead.
     """
     return FittedTable([_row(study, sweep, trial, now) for trial in trials], title)
 
@@ -281,7 +281,7 @@ def _row(study: Study, sweep: StudyRecords, trial: Trial, now: float) -> Cells:
 
 
 def _took(attempts: Sequence[Attempt]) -> float | None:
-    """Seconds from the start of a trial's last job to its end."""
+    """Seconds from start to end of a trial's last job."""
     last = attempts[-1] if attempts else None
     if last is None or last.started_at is None or last.ended_at is None:
         return None
@@ -289,7 +289,7 @@ def _took(attempts: Sequence[Attempt]) -> float | None:
 
 
 def _progress(study: Study, objective: Objective, trial: Trial, evals: Sequence[Eval]) -> Cells:
-    """What a row says of how far a trial is, by what the study compares."""
+    """The columns that show a trial's progress, which depend on the objective."""
     value, target = trial.metrics.objective, study.objective.target
     if not objective.judges_evals:
         return {objective.heading.lower(): objective.scalar(value).split()[0] if value is not None else "-"}
@@ -304,11 +304,11 @@ def _progress(study: Study, objective: Objective, trial: Trial, evals: Sequence[
 
 
 LATE = "too late"
-"""In the place of an ETA: the curve is not at the target before the trial ends by itself."""
+"""Replaces an ETA beyond the trial's end."""
 
 
 def _eta(study: Study, trial: Trial, evals: tuple[Eval, ...]) -> str:
-    """When a trial is expected at the target, or that it will have ended before: by its steps or its time limit."""
+    """Time left until the target, or ``LATE`` if the trial's steps or its time limit end before."""
     left, end = seconds_left(evals, study.target), max_samples(trial)
     if left is None:
         return "-"
@@ -323,7 +323,7 @@ def _log(lines: list[str]) -> RenderableType:
 
 
 def _said(line: str) -> RenderableType:
-    """One line; of a verdict, what does not fit beside its columns goes on below its reason."""
+    """One line; text after a verdict wraps within its column."""
     match = _VERDICT.match(line)
     if match is None:
         return Text(line, style="dim", overflow="fold")

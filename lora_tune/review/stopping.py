@@ -1,4 +1,4 @@
-"""What the stopping rule promises in a sweep, what it has cost, and how often it erred: from the records alone."""
+"""Guarantee, cost and observed error rate of the stopping rule, and the runs of a race; from the records alone."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from lora_tune.store.records import StudyRecords, Trial, Verdict
 CONFIDENCE = 0.9
 
 ENDED = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED)
-"""Ends that say how good a run was."""
+"""Verdicts that measure how good a run was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingAccount:
     """The stopping rule's state in a sweep.
 
-    goal: what good runs came to, in words. stated: the risk that the study asks for; kept: the one that its evidence
-    supports now, None while no run is compared. finished: runs that nothing stopped; references: the best of them that
-    others are compared with, once one more has ended; full: as many references as support the stated risk. published:
-    the rate rests on public runs; unconfirmed: it will, once a good run has lain among them. contradicted_by: the good
-    trial by which they are no longer believed. stopped, missed: runs that the comparison stopped, and all that ended
-    and were not good. used: share of all node-hours that the stopped ones took. audited, erred: condemned runs that
-    went on and have ended, and those of them that were good. audit_hours: node-hours that they took after they
-    were condemned; machine_time: they are said in it. false_rate: low and high of a 90% interval for the share
-    of good runs that the rule condemns, None without an ended audit.
+    goal: what makes a run good, as text. stated: risk stated in the study; kept: risk that the evidence supports now,
+    None while no run is compared. finished: runs that were not stopped; references: the number of best ones that others
+    are compared with, once one more has ended; full: references needed for the stated risk. published: the rate rests
+    on published runs; unconfirmed: it will, once a good run has lain within them. contradicted_by: the good trial
+    outside of them, after which they are not used. stopped, missed: runs stopped by comparison, and all ended runs that
+    were not good. used: share of all node-hours in stopped runs. audited, erred: condemned runs that continued to their
+    end, and those of them that were good. audit_hours: node-hours of audits after they were condemned; machine_time:
+    display them as machine time. false_rate: 90% interval for the share of good runs that the rule condemns, None
+    without an ended audit.
     """
 
     goal: str
@@ -58,7 +58,7 @@ class StoppingAccount:
 
 
 def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingAccount | None:
-    """The account at ``now`` (epoch seconds); None where the study compares no curves."""
+    """The account at ``now`` (epoch seconds); None if the study compares no curves."""
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return None
     trials, objective, rate = sweep.trials.values(), objective_of(study), study.pruning.false_prune_rate
@@ -96,10 +96,10 @@ def stopping_account(study: Study, sweep: StudyRecords, now: float) -> StoppingA
 
 
 def false_rate(erred: int, audited: int, condemned: int, kept: int) -> tuple[float, float]:
-    """A 90% interval for the share of good runs that were condemned, from the audited part of the condemned ones.
+    """A 90% interval for the share of good runs that were condemned.
 
-    Audits are drawn by lot, so the share of good runs among all ``condemned`` has the Clopper-Pearson interval of
-    ``erred`` of ``audited``; with ``kept`` good runs that were not condemned it makes the rate.
+    Audits are drawn at random, so the share of good runs among all ``condemned`` has the Clopper-Pearson interval of
+    ``erred`` of ``audited``; ``kept`` good runs were not condemned.
     """
     from scipy.special import betaincinv
 
@@ -115,13 +115,13 @@ def _hours(sweep: StudyRecords, trials: Sequence[Trial], now: float) -> float:
 
 
 def _after_condemned(sweep: StudyRecords, trial: Trial, now: float) -> float:
-    """Node-hours of a trial's training after the rule had condemned it."""
+    """Node-hours of a trial's training after the rule condemned it."""
     last, at = trial.metrics.last_samples or 0.0, trial.metrics.audited_samples or 0.0
     return _hours(sweep, [trial], now) * max(0.0, 1 - at / last) if last else 0.0
 
 
 def promise_text(study: Study) -> str:
-    """What a study promises before its first run, and at what price; "" where it compares no curves."""
+    """The stopping rule's guarantee before the first run, and its cost; "" if the study compares no curves."""
     if study.pruning.rule == "none" or not objective_of(study).judges_evals:
         return ""
     rate, first = study.pruning.false_prune_rate, study.pruning.references
@@ -139,7 +139,7 @@ def promise_text(study: Study) -> str:
 
 
 def account_text(account: StoppingAccount) -> str:
-    """The account in a line."""
+    """The account as one line."""
     parts = [_support_words(account)]
     if account.unconfirmed:
         parts.append("published curves stop no run before a good one of this sweep has been like them")
@@ -178,20 +178,20 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-# The runs of a race, read from its records: what confirm decides by, and what its screen and its pages show.
+# Runs of a race, from its records, for confirm, its screen and its pages.
 
 
 NOT_A_RESULT = (Verdict.FAILED, Verdict.CANCELLED)
-"""Ends that say nothing about a configuration; such a replicate is run again."""
+"""Verdicts that say nothing about a configuration; such a replicate is run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicate:
-    """One run of a configuration that is over.
+    """One finished run of a configuration.
 
-    of: the sweep's trial. trial, position: the race's trial and the run's place in its job. objective: what the study
-    compares, infinite for a run that did not reach the target, or measured no value; seconds, samples: as the log
-    states them. slower: of the machine, over its reference pace. node_hours: its share of its job's.
+    of: the sweep's trial. trial, position: the race's trial and the run's index in its job. objective: infinite for a
+    run that missed the target or measured nothing; seconds, samples: as logged. slower: slowdown of the machine against
+    its reference pace. node_hours: its share of its job's.
     """
 
     of: int
@@ -206,12 +206,12 @@ class Replicate:
 
 
 def name_of(trial: int) -> str:
-    """How a configuration is called in a race."""
+    """A configuration's name in a race."""
     return f"trial {trial}"
 
 
 def replicates(race: StudyRecords) -> dict[int, list[Replicate]]:
-    """The runs that are over and count, by the trial whose configuration they repeat, in the order of their seeds."""
+    """Finished runs that count, by the trial that they replicate, in the order of their seeds."""
     runs: dict[int, list[Replicate]] = {}
     for trial in sorted(race.trials.values(), key=lambda t: t.number):
         if trial.replicate_of is not None and trial.verdict is not None and trial.verdict not in NOT_A_RESULT:
@@ -220,10 +220,10 @@ def replicates(race: StudyRecords) -> dict[int, list[Replicate]]:
 
 
 def _runs(trial: Trial) -> list[Replicate]:
-    """The runs of one job. One that died of memory or blew up takes all its seeds with it."""
+    """The runs of one job. If it ran out of memory or diverged, all its seeds failed."""
     assert trial.replicate_of is not None
     hours = trial.metrics.node_hours or 0.0
-    drawn = trial.metrics.seed if trial.replicates == 1 else None  # by a launch script, as its log says
+    drawn = trial.metrics.seed if trial.replicates == 1 else None  # drawn by a launch script and logged
     begin = trial.seed if drawn is None else drawn
     listed = trial.metrics.runs or [
         RunMetrics(seed=begin + i, position=i, seconds=trial.seconds, samples=trial.samples, metrics=trial.metrics)
@@ -246,17 +246,17 @@ def _runs(trial: Trial) -> list[Replicate]:
 
 
 def results(runs: Mapping[int, Sequence[Replicate]], field: Iterable[int]) -> dict[str, list[RunSummary]]:
-    """What the race is decided by: the runs of each contender, by its name. field: their numbers in the sweep."""
+    """The runs of each contender, by its name. field: trial numbers in the sweep."""
     return {name_of(n): [RunSummary(r.objective, r.node_hours) for r in runs.get(n, ())] for n in field}
 
 
 def missed(runs: Iterable[Replicate]) -> int:
-    """How many have no result."""
+    """Number of runs without a result."""
     return sum(not math.isfinite(run.objective) for run in runs)
 
 
 def runs_text(runs: int, missed: int, scale: ResultScale = TIMES) -> str:
-    """How many runs there are, and how many of them have no result, for people."""
+    """Number of runs, and of those without a result, as text."""
     count = f"{runs} run{'s' if runs != 1 else ''}"
     if not missed:
         return count

@@ -1,4 +1,4 @@
-"""What a sweep amounts to, in numbers and words: what status, report, dashboard and explain all show."""
+"""A sweep's summary in numbers and text, shared by status, report, dashboard and explain."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from lora_tune.search.usual_names import BATCH
 from lora_tune.store.metrics import ConfirmedChoice
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
-# Trials, layouts, races and money in a few words.
+# Short texts for trials, layouts, races and money.
 
 
 def parameters_text(trial: Trial) -> str:
-    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are left out of a layout.
+    """The tuned values, short: ``LR=0.0031 MAX_STEPS=200 tp4 minibs4``; degrees of 1 are omitted from layouts.
 
-    The trial that measures a configuration as it stands has that one's name before them.
+    A trial that measures a base config as it is starts with its name.
     """
     parts = [str(trial.metrics.base)] if trial.metrics.base is not None else []
     for name, value in trial.tuned.items():
@@ -44,14 +44,14 @@ def parameters_text(trial: Trial) -> str:
 
 
 def short_layout(text: str) -> str:
-    """A layout without its degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1 sp1`` is ``tp4 minibs4 sp1``; SP is a switch."""
+    """A layout without degrees of 1: ``tp4 pp1 cp1 minibs4 mbs1 sp1`` -> ``tp4 minibs4 sp1``; SP is a switch."""
     return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
 
 
 def race_text(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> list[str]:
-    """Where the configurations of a race stand, the best first: mean, 90% interval, runs, and those that missed.
+    """Standings of a race, best first: mean, 90% interval, runs, and runs without result.
 
-    runs: by the trial that they repeat.
+    runs: by the trial that they replicate.
     """
     scale, text = scale_of(study), objective_of(study).text
     means = comparison.means(raced.results(runs, runs), comparison.ComparisonRules(scale=scale))
@@ -65,12 +65,12 @@ def race_text(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> li
 
 
 def batch_text(parameters: Mapping[str, object]) -> str:
-    """The batch size by the name that it has there, ``GBS 16``; "" where no usual name of it is there."""
+    """The batch size under its name in the study, such as ``GBS 16``; "" if none of the usual names exists."""
     return next((f"{name} {parameters[name]}" for name in BATCH if name in parameters), "")
 
 
 def interval_text(low: float, high: float, text: Callable[[float], str]) -> str:
-    """``low to high`` as ``text`` writes them; with more digits where they would look the same."""
+    """``low to high`` formatted by ``text``; with more digits if both would look the same."""
     if low != high and text(low) == text(high):
         unit = " s" if text(low).endswith((" s", " min", " h")) else ""
         for digits in range(3, 17):
@@ -80,13 +80,13 @@ def interval_text(low: float, high: float, text: Callable[[float], str]) -> str:
 
 
 def money(study: Study, node_hours: float) -> float | None:
-    """What the node-hours cost, None where the study states no price."""
+    """The cost of the node-hours, None if the study states no price."""
     rate = study.budget.price_per_node_hour
     return None if rate is None else rate * node_hours
 
 
 def price(study: Study, node_hours: float) -> str:
-    """The same in words behind the node-hours, "" without a price."""
+    """The cost as text to append to node-hours; "" without a price."""
     cost = money(study, node_hours)
     return f" = {cost:,.2f} in money" if cost is not None else ""
 
@@ -96,7 +96,7 @@ STOPPED_EARLY = (Verdict.PRUNED, Verdict.CAPPED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureClass:
-    """Failed attempts of one class. ``line`` and ``remedy`` are those of the most frequent failure in it."""
+    """Failed attempts of one class. ``line`` and ``remedy`` are those of its most frequent failure."""
 
     kind: str
     attempts: int
@@ -110,15 +110,15 @@ class FailureClass:
 class Overview:
     """A sweep at one moment.
 
-    verdicts: finished trials by verdict, those that occur. planned: trials that the study allows, None: not limited,
-    or there are more already, by ``sweep --trials``.
-    recommended: the configuration that is believed best, which is what is handed over. best: the best single run; it
-    was picked for being the lowest, so an interval about it would promise too much, and none is kept.
-    node_hours: spent, start-up included. overhead_hours: those of them for which jobs that trials share were held and
-    trained nobody. saved: node-hours that stopped trials would have cost, an estimate.
-    stopping: what the stopping rule promises and has cost; None where no curves are compared.
-    nearest: the trial that came nearest to the target while none has reached it. machine: see
-    :func:`machine_text`. warning: why the results mislead, a sentence; "" where they do not.
+    verdicts: counts by verdict that occurs. planned: trial budget; None if unlimited, or already exceeded by
+    ``sweep --trials``.
+    recommended: the configuration with the best estimate, which is exported. best: the best single run; it has no
+    interval, because it was selected for its result.
+    node_hours: spent, start-up included. overhead_hours: part of them in which shared jobs trained nothing. saved:
+    estimated node-hours that stopped trials would have cost.
+    stopping: guarantee and cost of the stopping rule; None if no curves are compared.
+    nearest: the trial nearest to the target while none has reached it. machine: see :func:`machine_text`. warning: why
+    the results mislead; "" if they do not.
     """
 
     trials: int
@@ -139,7 +139,7 @@ class Overview:
 
 
 def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
-    """Everything at a glance; ``now`` in epoch seconds counts what runs."""
+    """The sweep's overview at ``now`` (epoch seconds), which counts running jobs."""
     verdicts = Counter(t.verdict for t in sweep.trials.values() if t.verdict is not None)
     return Overview(
         trials=len(sweep.trials),
@@ -161,7 +161,7 @@ def overview(study: Study, sweep: StudyRecords, now: float) -> Overview:
 
 
 def elapsed(sweep: StudyRecords, now: float) -> float:
-    """Seconds from the first attempt's intention to the last end, or to ``now`` while something is open."""
+    """Seconds from the first attempt's intention to the last end, or to ``now`` while a trial is open."""
     if not sweep.attempts:
         return 0.0
     begin = min(a.intended_at for a in sweep.attempts.values())
@@ -171,10 +171,10 @@ def elapsed(sweep: StudyRecords, now: float) -> float:
 
 
 def saved_node_hours(study: Study, sweep: StudyRecords) -> float:
-    """Node-hours that the trials stopped early would still have used, an estimate.
+    """Estimated node-hours that the trials stopped early would still have used.
 
-    Each would have gone on at its own pace to the end of its own training (MAX_STEPS x GBS; where that is unknown,
-    to the median end of the trials that were not stopped), but not beyond the time limit of a trial.
+    Each would have continued at its own pace to the end of its training (MAX_STEPS x GBS; if unknown, the median end of
+    the trials that were not stopped), but at most to the trial's time limit.
     """
     ends = [e[-1].samples for t in sweep.trials.values() if t.verdict not in STOPPED_EARLY and t.verdict is not None
             and (e := sweep.last_evals(t.number))]  # fmt: skip
@@ -194,7 +194,7 @@ def _saved(study: Study, sweep: StudyRecords, trial: Trial, usual: float | None)
 
 
 def failure_classes(sweep: StudyRecords, now: float) -> tuple[FailureClass, ...]:
-    """Failed attempts by class, the dearest first."""
+    """Failed attempts by class, the most expensive first."""
     by_kind: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in sweep.attempts.values():
         if attempt.failure:
@@ -216,19 +216,19 @@ def _failure_class(kind: str, attempts: Sequence[Attempt], now: float) -> Failur
 
 
 def ending_label(study: Study, trial: Trial) -> str:
-    """How a trial ended, in a word: what more seeds have shown of it where they have, else its verdict; "" if open."""
+    """A trial's end in a word: the outcome of its confirmation, else its verdict; "" if open."""
     if trial.metrics.confirmed is not None:
         return "passed over" if trial.passed_over else "confirmed"
     return objective_of(study).verdict_name(trial.verdict) if trial.verdict is not None else ""
 
 
 def objective_text(study: Study) -> str:
-    """What trials are compared by, for people."""
+    """The objectives by which trials are compared."""
     return " against ".join(o.name for o in objectives_of(study))
 
 
 def recommended_text(study: Study, config: Recommended) -> str:
-    """What is believed of the configuration that is handed over, and what that rests on."""
+    """The expected objective of the recommendation, its interval and its evidence."""
     between = interval_text(config.low, config.high, objective_of(study).text)
     if config.confirmed:
         base = f"mean of {runs_text(config.runs, 0)} with further seeds"
@@ -241,25 +241,25 @@ def recommended_text(study: Study, config: Recommended) -> str:
 
 
 def best_run_text(study: Study, config: Recommended) -> str:
-    """The best single run, and whether it is one of the configuration that is handed over."""
+    """The best single run, and whether its configuration is the recommended one."""
     which = "one of that configuration" if config.is_best_run else "of another configuration, and luck is part of it"
     return f"{objective_of(study).text(config.best_run.objective)}, trial {config.best_run.number}: {which}"
 
 
 def trial_name(trial: Trial) -> str:
-    """``trial 7``, or what a configuration is that no trial has run."""
+    """``trial 7``; "no trial yet" for a configuration that has not been run."""
     return f"trial {trial.number}" if trial.number != UNRUN else "no trial yet"
 
 
 def confirmed_text(study: Study, best: Trial | None) -> str:
-    """What more seeds have shown of the best trial's configuration; "" where no race has chosen it."""
+    """The confirmation of the best trial's configuration; "" unless a race chose it."""
     if best is None or (race := best.metrics.confirmed) is None or race.choice is not ConfirmedChoice.CHOSEN:
         return ""
     return f"trial {best.number}, {raced_text(study, best)}"
 
 
 def raced_text(study: Study, trial: Trial) -> str:
-    """What more seeds have shown of a trial's configuration; "" where it has run with none."""
+    """The confirmation of a trial's configuration; "" if it has none."""
     if (race := trial.metrics.confirmed) is None:
         return ""
     text = objective_of(study).text
@@ -269,7 +269,7 @@ def raced_text(study: Study, trial: Trial) -> str:
 
 
 def prior_text(study: Study, sweep: StudyRecords) -> str:
-    """What the search started from beside this sweep: published results and old runs; "" where it takes neither."""
+    """Prior data of the search: published results and old runs; "" if the sampler uses none."""
     if not takes_old_runs(study):
         return ""
     from lora_tune.search import priors, published
@@ -283,19 +283,19 @@ def prior_text(study: Study, sweep: StudyRecords) -> str:
 
 
 def score_text(study: Study, trial: Trial) -> str:
-    """What to say behind a trial's score: the other one of time to target and its RCP-normalised score, the machine's
-    part where that was slower, and whether the time is an estimate; "" where there is nothing."""
+    """What to append to a trial's score: time to target or RCP-normalised score, whichever it is not, the pace of a
+    slow machine, and whether the time is an estimate; "" if nothing."""
     machine = "" if trial.metrics.clock_objective is None else clock_text(study, trial)
     return "; ".join(filter(None, (_normalised(study, trial), machine, estimate_text(trial.metrics))))
 
 
 def not_at_pace(sweep: StudyRecords) -> dict[int, float]:
-    """How many times as long the machine took for each trial that it did not run at the reference pace."""
+    """Slowdown factor of each trial that did not run at the reference pace."""
     return {n: t.metrics.slower for n, t in sorted(sweep.trials.items()) if t.metrics.slower is not None}
 
 
 def machine_text(study: Study, sweep: StudyRecords) -> str:
-    """For which trials the machine was another, by how much at most, and on which nodes; "" where it was for none."""
+    """Trials whose machine was off the reference pace, the largest deviation, and their nodes; "" if none."""
     if not (slow := not_at_pace(sweep)):
         return ""
     most = max(slow, key=lambda n: abs(math.log(slow[n])))
@@ -313,15 +313,15 @@ def _normalised(study: Study, trial: Trial) -> str:
     return f"{duration(trial.metrics.mlperf_score)} RCP-normalised"
 
 
-# The interval of a trial's time to the target.
+# Interval of a trial's time to the target.
 
 
 def time_interval(trial: Trial) -> tuple[float, float]:
-    """A 90% interval, in seconds, for the time to the target of this configuration on this kind of machine.
+    """A 90% interval in seconds of the time to target of this configuration on this kind of machine.
 
-    The interval of the crossing in samples, up to one eval interval later (a crossing is seen at the next eval), taken
-    to seconds at this run's own pace; that pace varies as it did between the run's own blocks. Widened to hold the run.
-    What of its time nobody saw pass may have been longer or shorter by as much, since only its ends are known.
+    From the interval of the crossing in samples, extended by one eval interval (a crossing is observed at the next
+    eval), at this run's pace, which varies as between the run's blocks. Widened to contain the run. Estimated seconds
+    widen it on both sides by their length, because only their total is bounded by the log.
     """
     assert trial.seconds is not None
     assert trial.samples is not None
