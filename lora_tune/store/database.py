@@ -1,7 +1,7 @@
-"""The records of sweeps in a database, and the leases under which they are written.
+"""Records of sweeps in a database, and the leases under which they are written.
 
-The driver keeps the sweep in memory and hands over what changed, once a tick, in one transaction. A write
-carries the lease's token: a driver that lost its lease cannot write.
+The driver keeps the sweep in memory and saves its changes once a tick, in one transaction. Each write checks the
+lease's token, so that a driver which lost its lease cannot write.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lora_tune.store import engine, records, schema
 from lora_tune.store.port import LEASE_SECONDS, Held, Lease, Registered
 from lora_tune.store.records import Changes, StudyRecords, TrialState
 
-# One sweep out of the database's rows, whole or as far as it has news.
+# Reading a sweep, whole or incrementally.
 
 
 def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None) -> StudyRecords | None:
-    """Everything that is on record of a sweep, or None; ``known`` itself when nothing is new.
+    """All records of a sweep, or None; ``known`` itself if nothing is new.
 
-    known: the sweep as it was read before: only trials that were not finished then are read again, and with
-    the end of one those for which the machine is now said to have been slower.
+    known: the sweep from an earlier read. Only trials that were unfinished then are read again; if one has finished,
+    also those with a slowdown factor.
     """
     head = connection.execute(sa.select(schema.sweeps).where(schema.sweeps.c.name == name)).one_or_none()
     if head is None:
@@ -44,7 +44,7 @@ def read_sweep(connection: sa.Connection, name: str, known: StudyRecords | None)
     if known is not None and not read_trials and head.digest == known.digest:
         return known
     if known is not None and any(t.state is TrialState.FINISHED for t in read_trials):
-        # Its end may have changed what the machine's pace was for others.
+        # Its end may have changed the reference pace of others.
         slower = [n for n, t in known.trials.items() if t.metrics.slower is not None]
         moved = trials.number.in_(slower) | trials.record.contains('"slower"')
         read_trials += map(records.trial_from, connection.scalars(_of(trials.record, name).where(moved)))
@@ -83,7 +83,7 @@ def _of(column: sa.Column[Any], sweep: str) -> Any:
 
 
 def _changed_rows(number: sa.Column[Any], known: StudyRecords | None) -> Any:
-    """Rows of trials that are not finished in ``known``, or not in it."""
+    """Rows of trials that are unfinished or missing in ``known``."""
     if known is None:
         return sa.true()
     unfinished = [n for n, t in known.trials.items() if t.state is not TrialState.FINISHED]
@@ -91,16 +91,16 @@ def _changed_rows(number: sa.Column[Any], known: StudyRecords | None) -> Any:
 
 
 class Store:
-    """One database. Methods raise StoreError when it cannot be read or written.
+    """One database. Methods raise StoreError if it cannot be read or written.
 
-    read_only: for those who watch. Nothing is created or written, not even a lock that a driver could meet.
+    read_only: create and write nothing, and take no lock that could block a driver.
     """
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         parsed = engine.parse_url(url)
         self.url = engine.full_url(url)
-        self._saves: dict[str, int] = {}  # by sweep: the least count of saves that its database can have
-        self._placed: dict[str, Registered] = {}  # by sweep: from where it is driven, as this process wrote it down
+        self._saves: dict[str, int] = {}  # by sweep: lower bound of the save count in its database
+        self._placed: dict[str, Registered] = {}  # by sweep: its registration, as this process wrote it
         with engine.translated(url):
             if read_only:
                 self._engine = engine.reading_engine(parsed)
@@ -127,13 +127,13 @@ class Store:
     # -- sweeps ----------------------------------------------------------------------------------------------------
 
     def begin(self, name: str, digest: str, study_toml: str, now: float) -> None:
-        """Create the sweep's row, with an id of its own, where it is not there yet."""
+        """Create the sweep's row, with a new id, if it does not exist."""
         row = {"name": name, "digest": digest, "study_toml": study_toml, "began_at": now, "id": new_token()}
         with self._writing() as connection:
             connection.execute(self._insert(schema.sweeps).values(**row).on_conflict_do_nothing())
 
     def rescue(self, path: Path, sweep: StudyRecords, now: float) -> None:
-        """Write a whole sweep, as a driver knows it, into a fresh SQLite file that can take this database's place."""
+        """Write a whole sweep into a new SQLite file that can replace this database."""
         path.unlink(missing_ok=True)
         fresh = Store(engine.sqlite_url(path))
         try:
@@ -142,9 +142,9 @@ class Store:
             fresh.close()
 
     def copy_in(self, sweep: StudyRecords, now: float, saves: int, where: Registered | None = None) -> None:
-        """Write a whole sweep into this database, which holds none of its name; nobody drives it then.
+        """Write a whole sweep into this database, which must not contain it; leaves it without an owner.
 
-        saves: how often it counts as written to. where: from where it was driven, and whether it is over.
+        saves: its save count. where: its registration, which also says whether it is over.
         """
         row = {"name": sweep.name, "digest": sweep.digest, "study_toml": sweep.study_toml, "id": sweep.id}
         row |= {"folder": sweep.folder} if where is None else {**_place_columns(where), "ended": where.ended}
@@ -158,16 +158,16 @@ class Store:
             connection.execute(this_sweep.values(owner="", renewed_at=0.0, saves=saves))
 
     def accept_study(self, lease: Lease, digest: str, study_toml: str) -> None:
-        """Go on with another study text. Raises SweepBusyError when the lease is lost."""
+        """Record a changed study text. Raises SweepBusyError if the lease is lost."""
         self._change(lease, digest=digest, study_toml=study_toml)
 
     def place(self, lease: Lease, where: Registered) -> None:
-        """Note from where the sweep is driven, and that it goes on. Raises SweepBusyError when the lease is lost."""
+        """Record where the sweep is driven, and that it is not over. Raises SweepBusyError if the lease is lost."""
         self._change(lease, **_place_columns(where), ended="")
         self._placed[lease.sweep] = replace(where, ended="")
 
     def finish(self, lease: Lease, reason: str) -> None:
-        """Note that the sweep is over, and why. Raises SweepBusyError when the lease is lost."""
+        """Record that the sweep is over, and why. Raises SweepBusyError if the lease is lost."""
         self._change(lease, ended=reason)
         if (where := self._placed.get(lease.sweep)) is not None:
             self._placed[lease.sweep] = replace(where, ended=reason)
@@ -182,7 +182,7 @@ class Store:
             return list(connection.scalars(sa.select(schema.sweeps.c.name).order_by(schema.sweeps.c.name)))
 
     def registered(self) -> list[Registered]:
-        """From where each sweep is driven, by name; those that no driver of this release has placed are left out."""
+        """Registrations of all sweeps by name, except those that only an earlier release has driven."""
         with self._reading() as connection:
             sweeps = connection.execute(sa.select(schema.sweeps).order_by(schema.sweeps.c.name)).all()
         return [
@@ -200,10 +200,10 @@ class Store:
         ]
 
     def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None:
-        """Everything that is remembered of a sweep, or None.
+        """All records of a sweep, or None.
 
-        known: the sweep as it was loaded before; only the trials that were not finished then are read again, so that
-        watching a long sweep costs the database next to nothing. When nothing is new, ``known`` itself comes back.
+        known: the sweep from an earlier load; only trials that were unfinished then are read again, so that watching a
+        long sweep is cheap. If nothing is new, returns ``known`` itself.
         """
         with self._reading() as connection:
             return read_sweep(connection, name, known)
@@ -211,17 +211,17 @@ class Store:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def held(self, name: str) -> Held:
-        """Who has the lease of ``name``."""
+        """The current lease of ``name``."""
         with self._reading() as connection:
             return _held(connection, name)
 
     def take_lease(
         self, name: str, owner: str, now: float, *, dead: bool = False, unchanged: Held | None = None
     ) -> Lease:
-        """The right to drive ``name``. Raises SweepBusyError while somebody else holds it.
+        """Take the lease of ``name``. Raises SweepBusyError while another owner holds it.
 
-        dead: the caller knows that the present owner is gone (a process of this host that ended). unchanged: the caller
-        has seen exactly this for LEASE_SECONDS by a clock of its own, so that clocks need not agree.
+        dead: the caller knows that the current owner has ended (a process of this host). unchanged: the lease that the
+        caller has seen unchanged for LEASE_SECONDS by its monotonic clock, so that host clocks need not agree.
         """
         table = schema.leases
         with self._writing() as connection:
@@ -249,16 +249,15 @@ class Store:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give the lease back, if it is still ours."""
+        """Release the lease, if still held."""
         with self._writing() as connection:
             connection.execute(sa.update(schema.leases).where(_is_lease(lease)).values(owner="", renewed_at=0.0))
 
     @contextlib.contextmanager
     def _fenced(self, lease: Lease, **values: Any) -> Iterator[sa.Connection]:
-        """A transaction under a lease, which it locks and gives ``values``.
+        """A transaction that locks the lease's row and sets ``values`` in it.
 
-        Raises SweepBusyError when the lease is not ours any more, DatabaseChangedError when what this driver wrote
-        before is not in the database.
+        Raises SweepBusyError if the lease is lost, DatabaseChangedError if an earlier write of this process is missing.
         """
         table, least = schema.leases, self._saves.get(lease.sweep, 0)
         this_sweep = _is_lease(lease) & (table.c.saves >= least)
@@ -270,10 +269,10 @@ class Store:
             if saves is None:
                 raise self._lost(connection, lease)
             yield connection
-        self._saves[lease.sweep] = max(saves, self._saves.get(lease.sweep, 0))  # another thread may have been later
+        self._saves[lease.sweep] = max(saves, self._saves.get(lease.sweep, 0))  # another thread may have saved later
 
     def _lost(self, connection: sa.Connection, lease: Lease) -> SweepBusyError | DatabaseChangedError:
-        """Why a lease does not allow to write any more."""
+        """The error that explains why a lease is no longer valid."""
         if _held(connection, lease.sweep).token > lease.token:
             return SweepBusyError(f"sweep {lease.sweep} was taken over by another driver; this one stops")
         return self._set_back(lease.sweep)
@@ -289,7 +288,7 @@ class Store:
     def save(self, lease: Lease, changes: Changes, now: float) -> None:
         """Renew the lease and write ``changes``, in one transaction.
 
-        Raises SweepBusyError when the lease is lost, DatabaseChangedError when an earlier save of ours is not there.
+        Raises SweepBusyError if the lease is lost, DatabaseChangedError if an earlier save of this process is missing.
         """
         name = lease.sweep
         with self._fenced(lease, renewed_at=now, **({"wrote": lease.token} if changes else {})) as connection:
@@ -298,23 +297,23 @@ class Store:
             self._upsert(connection, schema.evals, [records.eval_row(name, *e) for e in changes.evals])
 
     def saves(self, name: str) -> tuple[str, int]:
-        """The id of the sweep ``name``, and how often drivers have written for it; ("", 0) where it is not there."""
+        """The id and the save count of the sweep ``name``; ("", 0) if it does not exist."""
         both = sa.select(schema.sweeps.c.id, schema.leases.c.saves).where(schema.sweeps.c.name == name)
         with self._reading() as connection:
             row = connection.execute(both.join(schema.leases, schema.leases.c.name == name)).one_or_none()
         return (row.id, row.saves) if row else ("", 0)
 
     def counted(self, name: str) -> int:
-        """The same count as this process knows it, whatever has become of the database since."""
+        """The save count as this process knows it, whatever happened to the database since."""
         return self._saves.get(name, 0)
 
     def refuse_set_back(self, name: str) -> None:
-        """Raise DatabaseChangedError where something that this process wrote for ``name`` is not there any more."""
+        """Raise DatabaseChangedError if an earlier write of this process for ``name`` is missing."""
         if self.saves(name)[1] < self.counted(name):
             raise self._set_back(name)
 
     def wrote(self, name: str) -> int:
-        """The token of the last driver that changed a record of ``name``; 0 when none has."""
+        """The token of the last driver that changed a record of ``name``; 0 if none has."""
         with self._reading() as connection:
             return connection.scalar(sa.select(schema.leases.c.wrote).where(schema.leases.c.name == name)) or 0
 
@@ -322,7 +321,7 @@ class Store:
         if not new:
             return
         keys = [column.name for column in table.primary_key]
-        latest = {tuple(row[k] for k in keys): row for row in new}  # one statement may touch a row once
+        latest = {tuple(row[k] for k in keys): row for row in new}  # a statement may touch each row only once
         values = [column.name for column in table.columns if column.name not in keys]
         connection.execute(engine.upsert(self._engine.dialect.name, table, keys, values), list(latest.values()))
 
@@ -343,7 +342,7 @@ def _held(connection: sa.Connection, name: str) -> Held:
 
 
 def _place_columns(where: Registered) -> dict[str, str]:
-    """What a sweep's row holds of the place from which it is driven."""
+    """Registration columns of a sweep's row."""
     places = {"cwd": str(where.cwd), "file": str(where.file), "folder": str(where.folder)}
     return {**places, "options": json.dumps(where.options)}
 

@@ -1,4 +1,4 @@
-"""Connections: which URLs are taken, how SQLite and PostgreSQL are opened, and what is said when they do not answer."""
+"""Database connections: supported URLs, settings of SQLite and PostgreSQL, and error messages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import sqlalchemy as sa
 from lora_tune.base.errors import DatabaseChangedError, KeyTakenError, NoSweepError, StoreError
 from lora_tune.base.files import NETWORK, file_system, mountinfo
 
-# A Ctrl-C while SQLAlchemy closes a connection ends the command as any other does. Its pool logs a traceback of it,
-# which Python prints where nobody has set up logging.
+# Suppress the traceback that SQLAlchemy's pool logs for a Ctrl-C while it closes a connection; without a handler
+# Python would print it.
 logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
 
-# Whether the SQLite file under a path is still the one that was opened.
+# Detect that the SQLite file under a path is no longer the one that was opened.
 #
-# An open connection goes on reading and writing a file that somebody has deleted or replaced: nothing fails, and
-# everything that is written is gone with the process. So each use of a connection looks at the path first.
+# An open connection keeps using a file that was deleted or replaced: nothing fails, but all writes are lost with the
+# process. So each use of a connection first checks the path.
 
 
 Identity = tuple[int, int]
@@ -34,9 +34,9 @@ _LOG = "identity of the write-ahead log"
 
 
 class FileGuard:
-    """Lets an engine use the file at ``path`` as long as it is the one that the engine's first connection opened.
+    """Ensures that an engine uses the file at ``path`` only while it is the one that its first connection opened.
 
-    The same for its write-ahead log, as long as a connection is open: SQLite itself removes it with the last one.
+    Likewise its write-ahead log while a connection is open: SQLite removes it with the last connection.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,8 +44,8 @@ class FileGuard:
         self._known: Identity | None = None
 
     def watch(self, engine: sa.Engine) -> None:
-        """From now on the engine's connections raise DatabaseChangedError instead of using another file."""
-        # Before a connection is made, too: SQLite would make an empty file in place of one that is gone.
+        """Make the engine's connections raise DatabaseChangedError instead of using another file."""
+        # Also before a connection is opened: SQLite would create an empty file in place of a missing one.
         sa.event.listen(engine, "do_connect", lambda *_: self._check_file())
         sa.event.listen(engine, "connect", self._opened)
         sa.event.listen(engine, "checkin", self._used)
@@ -83,20 +83,20 @@ def _identity(path: Path) -> Identity | None:
 OLDEST_POSTGRES = 15
 
 _ONE_AT_A_TIME = 7_033_190_251
-"""PostgreSQL's advisory lock under which tables are made; any number that no other program uses."""
+"""PostgreSQL advisory lock for migrations; any number that no other program uses."""
 
 _SILENCE = "lora_tune_silence"
 sa.dialects.plugins.register(_SILENCE, "lora_tune.store.silence", "Plugin")
 
 _PATIENCE = {
-    # A host that went away must not stop the driver from watching jobs: seconds, libpq's connection keywords.
+    # An unreachable host must not block the driver; libpq connection keywords, in seconds.
     "connect_timeout": "10",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",  # milliseconds
     "application_name": "lora_tune",
-    # A host that is there and says nothing: SQLAlchemy's word for what is to prepare the engine.
+    # For a reachable host that does not answer: SQLAlchemy's key for engine plugins.
     "plugin": _SILENCE,
 }
 
@@ -107,7 +107,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def parse_url(url: str) -> sa.URL:
-    """The URL, a bare ``postgresql://`` with its driver and time limits. Raises StoreError with what is allowed."""
+    """The parsed URL; PostgreSQL URLs get driver and time limits. Raises StoreError for unsupported ones."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
@@ -121,7 +121,7 @@ def parse_url(url: str) -> sa.URL:
 
 
 def full_url(url: str) -> str:
-    """The URL as every part of a program opens it: driver and time limits named, the password in it."""
+    """The URL with driver, time limits and password."""
     return parse_url(url).render_as_string(hide_password=False)
 
 
@@ -134,7 +134,7 @@ def safe_url(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether a password stands in the URL; False for one that cannot be read."""
+    """Whether the URL contains a password; False if it is unreadable."""
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError:
@@ -143,17 +143,17 @@ def has_password(url: str) -> bool:
 
 
 def sqlite_file(url: sa.URL) -> Path | None:
-    """The file of a SQLite URL; None for PostgreSQL and for a database in memory."""
+    """The file of a SQLite URL; None for PostgreSQL and in-memory databases."""
     in_file = url.drivername.startswith("sqlite") and url.database not in (None, "", ":memory:")
     return Path(str(url.database)).resolve() if in_file else None
 
 
 def tune_sqlite(engine: sa.Engine, *, synchronous: Literal["NORMAL", "FULL"] = "NORMAL") -> None:
-    """Write-ahead log, so that readers never wait, and a look before each use whether the file is still ours.
+    """Enable the write-ahead log, so that readers never block, and check the file's identity before each use.
 
-    synchronous: FULL for what must be on the disk when a commit returns, the intention to submit a job for one; it
-    takes along whatever else was written to the file before. NORMAL syncs at checkpoints only: a commit costs
-    microseconds, and a power cut may lose the last ones but never corrupts.
+    synchronous: FULL if a commit must be on disk when it returns, such as the intention to submit a job; it also syncs
+    all earlier commits. NORMAL syncs only at checkpoints: a commit costs microseconds, and a power failure may lose the
+    last ones but never corrupts the file.
     """
     path = sqlite_file(engine.url)
     if path is None:
@@ -169,7 +169,7 @@ def tune_sqlite(engine: sa.Engine, *, synchronous: Literal["NORMAL", "FULL"] = "
 
 
 def writing_engine(url: sa.URL) -> sa.Engine:
-    """An engine for a driver. Raises StoreError where SQLite would lie on a network file system, or is damaged."""
+    """An engine for a driver. Raises StoreError if the SQLite file is on a network file system, or damaged."""
     if (path := sqlite_file(url)) is not None:
         _refuse_network(path, file_system(path, mountinfo()))
         _refuse_damaged(path)
@@ -180,7 +180,7 @@ def writing_engine(url: sa.URL) -> sa.Engine:
 
 
 def reading_engine(url: sa.URL) -> sa.Engine:
-    """An engine that cannot write. A SQLite file whose folder we may not write is read as it lies, when at rest."""
+    """A read-only engine. An idle SQLite file in a folder without write permission is opened as immutable."""
     path = sqlite_file(url)
     if path is None:
         return sa.create_engine(url, pool_pre_ping=True, execution_options={"postgresql_readonly": True})
@@ -193,18 +193,18 @@ def reading_engine(url: sa.URL) -> sa.Engine:
 
 
 def insert(dialect: str, table: sa.Table) -> Any:
-    """An insert that can say what becomes of a row that is there; only its own dialect is loaded."""
+    """An INSERT that supports ON CONFLICT; imports only the dialect in use."""
     return importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
 
 
 def upsert(dialect: str, table: sa.Table, keys: Sequence[str], values: Sequence[str]) -> Any:
-    """Inserts rows, or gives those of the same keys these values. dialect: its name in SQLAlchemy."""
+    """An INSERT of rows that updates ``values`` if ``keys`` exist. dialect: its name in SQLAlchemy."""
     statement = insert(dialect, table)
     return statement.on_conflict_do_update(index_elements=keys, set_={v: statement.excluded[v] for v in values})
 
 
 def server_version(url: str) -> str:
-    """What a PostgreSQL server says of itself, in a few words. Raises StoreError when it does not answer."""
+    """Name and version of a PostgreSQL server. Raises StoreError if it does not answer."""
     with translated(url):
         engine = sa.create_engine(parse_url(url))
         with engine.connect() as connection:
@@ -223,14 +223,14 @@ def _refuse_network(path: Path, kind: str) -> None:
 
 
 def _refuse_damaged(path: Path) -> None:
-    """SQLAlchemy would open a damaged file and fail later, half-way; look first, and never write to it."""
+    """Raise StoreError for a damaged file, which SQLAlchemy would open and fail on later. Never writes to it."""
     if not path.exists() or path.stat().st_size == 0:
         return
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.OperationalError:
-        return  # locked, or not to be opened: whoever opens it for good says so
+        return  # locked or inaccessible: the actual connection reports it
     except sqlite3.DatabaseError as error:
         verdict = str(error)
     if verdict != "ok":
@@ -242,9 +242,9 @@ def _refuse_damaged(path: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction during which no other program makes or changes tables."""
+    """A transaction that excludes migrations by other programs."""
     if engine.dialect.name == "sqlite":
-        # Python's sqlite3 opens no transaction for CREATE TABLE by itself.
+        # Python's sqlite3 opens no transaction for CREATE TABLE.
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
@@ -265,7 +265,7 @@ def exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextlib.contextmanager
 def _unhurried(connection: sa.Connection) -> Iterator[None]:
-    """Tables of a long sweep take their time to change, and so does another program that changes them now."""
+    """Raise the silence limit: migrations, ours or another program's, may take long."""
     driver: Any = connection.connection.driver_connection
     driver.making = True
     try:
@@ -276,7 +276,7 @@ def _unhurried(connection: sa.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(engine: sa.Engine, url: str) -> Iterator[sa.Connection]:
-    """A connection that sees one moment of the database. Raises StoreError."""
+    """A connection with a consistent snapshot of the database. Raises StoreError."""
     with translated(url):
         postgres = engine.dialect.name != "sqlite"
         options = {"isolation_level": "REPEATABLE READ"} if postgres else {}
@@ -295,9 +295,9 @@ def writing(engine: sa.Engine, url: str) -> Iterator[sa.Connection]:
 
 @contextlib.contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Errors of the database as StoreError, without its password.
+    """Convert database errors to StoreError, without the password.
 
-    DatabaseChangedError where it lost its contents, KeyTakenError where a row with the same key is there.
+    DatabaseChangedError if tables are missing, KeyTakenError if the key of a new row exists.
     """
     try:
         yield
@@ -311,9 +311,9 @@ def translated(url: str) -> Iterator[None]:
 
 
 def _is_missing_table(error: sa.exc.DatabaseError) -> bool:
-    """Whether the server or SQLite says that our tables are gone, or that the file is damaged, cut or no database.
+    """Whether the error means that our tables are missing, or that the file is damaged, truncated or no database.
 
-    A write-ahead log that was deleted shows to a new connection as a file that is shorter than its index says.
+    After its write-ahead log is deleted, a file appears to a new connection as shorter than its index says.
     """
     message = str(error.orig)
     if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_IOERR_SHORT_READ":

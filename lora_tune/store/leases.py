@@ -1,4 +1,4 @@
-"""Who may drive: taking the lease of a sweep, waiting for it as a standby, and keeping it while at work."""
+"""Leases of a sweep: taking one, waiting for one as a standby, and renewing it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 RENEW_SECONDS = LEASE_SECONDS / 5
 STUCK_SECONDS = 300.0
-"""A driver whose loop did not turn for this long lets its lease go, although its process lives."""
+"""A driver whose loop is stuck for this long stops renewing its lease."""
 
 
 def take_lease(store: Store, name: str, now: float, unchanged: Held | None = None, gone: str = "") -> Lease:
-    """The lease of this sweep, also from an owner on this host whose process is gone.
+    """The lease of this sweep, also from an owner on this host whose process has ended.
 
     unchanged: as in :meth:`Store.take_lease`. gone: an owner that is known to have ended. Raises SweepBusyError while
-    somebody else drives it.
+    another driver holds it.
     """
     owner, this = store.held(name).owner, Process.of(os.getpid())
     dead = (bool(gone) and owner == gone) or is_gone(owner)
@@ -35,7 +35,8 @@ def take_lease(store: Store, name: str, now: float, unchanged: Held | None = Non
 
 
 def is_gone(owner: str) -> bool:
-    """Whether an owner was a process of this place and is no more. Owners of earlier releases tell their host alone."""
+    """Whether an owner was a process of this host and container that has ended. Owners of earlier releases name only
+    hosts."""
     known = _OWNER.fullmatch(owner)
     if known is None:
         return False
@@ -47,16 +48,16 @@ _OWNER = re.compile(r"(\S+) pid ([0-9]{1,9}) start ([0-9]+)(?: in (\S+))?")
 
 
 class Patience:
-    """Says which signs of life are not renewed any more, by one's own steady clock: hosts' clocks need not agree.
+    """Detects leases that are no longer renewed, by the monotonic clock, so that host clocks need not agree.
 
-    A lease that has shown the same token and the same renewal for LEASE_SECONDS has no living owner.
+    A lease with the same token and renewal time for LEASE_SECONDS has no living owner.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[object, float]] = {}
 
     def dead(self, name: str, sign: object, steady: float) -> bool:
-        """Note what ``name`` shows at the ``steady`` second; True when it has not changed for too long."""
+        """Record the ``sign`` of ``name`` at the ``steady`` second; True if unchanged for LEASE_SECONDS."""
         before, since = self._seen.get(name, (None, steady))
         if before != sign:
             since = steady
@@ -65,7 +66,7 @@ class Patience:
 
 
 def try_lease(store: Store, name: str, patience: Patience, now: float, gone: str = "") -> Lease | None:
-    """The lease, or None while somebody else keeps it; ``gone`` as in :func:`take_lease`. Raises StoreError."""
+    """The lease, or None while another driver holds it; ``gone`` as in :func:`take_lease`. Raises StoreError."""
     held = store.held(name)
     dead = patience.dead(name, held, time.monotonic())
     try:
@@ -75,9 +76,9 @@ def try_lease(store: Store, name: str, patience: Patience, now: float, gone: str
 
 
 def wait_for_lease(store: Store, name: str, now: Callable[[], float], echo: Callable[[str], None]) -> tuple[Lease, str]:
-    """Wait until ``name`` has no owner, and take its lease; returns it and the owner before, "" when there was none.
+    """Wait until ``name`` has no owner, and take its lease; returns it and the previous owner, "" if there was none.
 
-    A database that is away is waited for as well.
+    Also waits for a database that does not answer.
     """
     patience, printed, before = Patience(), "", ""
     while True:
@@ -87,7 +88,7 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], echo: Call
             lease = try_lease(store, name, patience, now())
             sentence = f"standby: {name} is driven by {held.who}" if lease is None else ""
         except StoreError as error:
-            # What was not seen meanwhile may well have been renewed.
+            # The lease may have been renewed while it could not be read.
             lease, sentence, patience = None, f"standby: {error}", Patience()
         if lease is not None:
             return lease, before
@@ -105,11 +106,10 @@ def keeping(
     renewed: Callable[[], None] = lambda: None,
     touch: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Renew the lease in a thread, so that a cluster that answers slowly does not cost it.
+    """Renew the lease in a thread, so that slow cluster commands do not cost it.
 
-    renewed: called after each renewal. touch: shows in the sweep's folder that its driver
-    lives; it may raise SweepBusyError and OSError. The thread ends with the block, or when the lease is lost; whoever
-    writes next hears of that.
+    renewed: called after each renewal. touch: updates the driver's sign of life in the sweep's folder; may raise
+    SweepBusyError and OSError. The thread ends with the block, or when the lease is lost, which the next write reports.
     """
     ended = threading.Event()
 
@@ -118,14 +118,14 @@ def keeping(
             if store.idle_seconds() > STUCK_SECONDS:
                 continue
             try:
-                with contextlib.suppress(OSError):  # a disk that is away now may be back before the lease has run out
+                with contextlib.suppress(OSError):  # the disk may be back before the lease expires
                     touch()
                 store.renew(lease, now())
                 renewed()
             except SweepBusyError:
                 return
             except StoreError:
-                continue  # the driver's own next write fails alike, and says so
+                continue  # the driver's next write reports the error
 
     thread = threading.Thread(target=renew, name=f"lease of {lease.sweep}", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""What a trial measured, by name and type, and its one form as plain data: the database's, Optuna's and the tables'."""
+"""Metrics of a trial, and their form as plain data in the database, in Optuna and in tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_tune.base.errors import StoreError
 
 
 class ConfirmedChoice(enum.StrEnum):
-    """What further runs of a trial's configuration have decided."""
+    """Outcome of a confirmation for a trial's configuration."""
 
     CHOSEN = "chosen"
     PASSED_OVER = "passed over"
@@ -19,11 +19,11 @@ class ConfirmedChoice(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """What a race of further runs showed of a trial's configuration.
+    """The confirmation of a trial's configuration by further runs.
 
-    runs, missed: how many there were, and how many of them have no result. seconds, low, high: mean of what the study
-    compares (seconds to the target, or a metric's value) with its 90% interval, None where no run has a result.
-    seeds: of all runs. each: what those that have one measured. score: in words.
+    runs, missed: number of runs, and of those without a result. seconds, low, high: mean of the objective (seconds to
+    the target, or a metric's value) with 90% interval, None if no run has a result. seeds: of all runs. each: results
+    of the runs that have one. score: as text.
     """
 
     choice: ConfirmedChoice
@@ -41,25 +41,25 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMetrics:
-    """Numbers and words of one trial; None: unknown.
+    """Metrics of one trial; None if unknown.
 
-    objective, second_objective: what trials are compared by (see ``lora_tune.search.objectives``); known only where
-    the target was reached, or where there is none. stop_samples, stop_seconds: the first eval at the target.
-    crossing_samples, _low, _high: where the fitted curve crosses the target, with its 90% interval; crossing_method:
-    how that was found. eval_samples: samples between evals. evals: how many there were. last_loss, last_samples: of the
-    newest eval. init_seconds: start-up before the clock runs. packed_seconds: in its pack, beside the time alone.
-    slower: how many times longer the machine took than at the reference pace, that of ``pace_of``, which ``objective``
-    is at; clock_objective, clock_second_objective: what the clock says. None where it was at that pace.
-    estimated_seconds: how much of the time nobody saw pass. paused_seconds: for which its job stood still beside its
-    time. pace_spread: of the run's own blocks, in ln(pace).
-    peak_gib: the most memory that a GPU held, as the log states it.
-    mlperf_score: seconds after RCP normalisation. seed: the one that the log states, where it is not the trial's.
+    objective, second_objective: values by which trials are compared (see ``lora_tune.search.objectives``), if the
+    target was reached or there is none. stop_samples, stop_seconds: of the first eval at the target.
+    crossing_samples, _low, _high: where the fitted curve crosses the target, with 90% interval; crossing_method: how it
+    was estimated. eval_samples: samples between evals. evals: their number. last_loss, last_samples: of the newest
+    eval. init_seconds: start-up before the clock starts. packed_seconds: in its pack, if the objective is the time
+    alone. slower: slowdown factor against the reference pace, that of ``pace_of``, at which ``objective`` is stated;
+    clock_objective, clock_second_objective: by the clock. None at that pace.
+    estimated_seconds: part of the time that was not observed. paused_seconds: suspension of its job, not part of its
+    time. pace_spread: between the run's own blocks, in ln(pace).
+    peak_gib: peak GPU memory as logged, in GiB.
+    mlperf_score: seconds after RCP normalisation. seed: as logged, if it differs from the trial's.
 
-    precision, healing_steps, healing_samples: the lowest precision stated, and after which steps or samples it changes;
-    healed_samples_per_second, healed_seconds_per_eval, switch_seconds: the pace from there on, and the change itself.
-    base: the name of the machine's own config that the trial measures. audited, audited_samples: why and where the
-    stopping rule would have stopped an audit trial. runs: of a job that made several. confirmed: what a race showed.
-    others: what a later release has written beside them; kept as it is.
+    precision, healing_steps, healing_samples: lowest precision stated, and steps or samples after which it changes;
+    healed_samples_per_second, healed_seconds_per_eval, switch_seconds: pace from there on, and duration of the switch.
+    base: name of the base config that the trial measures. audited, audited_samples: why and where the stopping rule
+    would have stopped an audit trial. runs: of a job with several. confirmed: outcome of a confirmation.
+    others: metrics of a later release, kept unchanged.
     """
 
     objective: float | None = None
@@ -103,7 +103,7 @@ class TrialMetrics:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def at_reference_pace(self) -> TrialMetrics:
-        """These with every speed and time as it would have been at the reference pace."""
+        """These metrics with every speed and time at the reference pace."""
         ratio = self.slower
         if ratio is None:
             return self
@@ -112,14 +112,14 @@ class TrialMetrics:
         return replace(self, **speeds, **times)
 
     def __or__(self, later: TrialMetrics) -> TrialMetrics:
-        """These with all that ``later`` knows."""
+        """These metrics, updated with the known ones of ``later``."""
         known = {f.name: getattr(later, f.name) for f in fields(later)}
         return replace(self, **{name: value for name, value in known.items() if value not in (None, (), {})})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetrics:
-    """One of a job's several runs, at ``position`` in it. seconds, samples: None where it did not reach the target."""
+    """One of a job's several runs, at index ``position``. seconds, samples: None if it missed the target."""
 
     seed: int
     position: int
@@ -138,7 +138,7 @@ _CONFIRMED = tuple(f.name for f in fields(Confirmed) if f.name != "choice")
 
 
 def as_mapping(metrics: TrialMetrics) -> dict[str, Any]:
-    """All that is known, flat: a confirmation under ``confirmed`` and ``confirmed_...``, runs as a list of mappings."""
+    """All known metrics, flat: a confirmation as ``confirmed`` and ``confirmed_...``, runs as a list of mappings."""
     known = {name: value for name in _PLAIN if (value := getattr(metrics, name)) is not None}
     if metrics.runs:
         known["runs"] = [as_mapping(run.metrics) | {name: getattr(run, name) for name in _RUN} for run in metrics.runs]
@@ -152,9 +152,9 @@ def as_mapping(metrics: TrialMetrics) -> dict[str, Any]:
 
 
 def from_mapping(data: Mapping[str, Any]) -> TrialMetrics:
-    """The reverse of :func:`as_mapping`; names that this release does not know are kept as they are.
+    """The inverse of :func:`as_mapping`; unknown names are kept in ``others``.
 
-    Raises StoreError for a value that is none of its name's kind.
+    Raises StoreError for a value of a wrong type.
     """
     rest = dict(data)
     known: dict[str, Any] = {name: _checked(name, rest.pop(name)) for name in _PLAIN if name in rest}
@@ -184,7 +184,7 @@ def _run(data: Mapping[str, Any]) -> RunMetrics:
 
 
 def _confirmed(rest: dict[str, Any]) -> Confirmed:
-    """Takes its parts out of ``rest``."""
+    """The confirmation, removed from ``rest``."""
     parts = {name: rest.pop(f"confirmed_{name}") for name in _CONFIRMED if f"confirmed_{name}" in rest}
     return Confirmed(
         choice=ConfirmedChoice(rest.pop("confirmed")), **parts | {n: tuple(parts.get(n, ())) for n in ("each", "seeds")}

@@ -1,4 +1,4 @@
-"""What the database could not take, on disk until it can: nothing that a driver saw is lost with the driver."""
+"""Changes that the database could not save, kept on disk until it can; and the save count of a sweep's folder."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ from lora_tune.store.records import Changes, StudyRecords
 
 
 class BufferedStore:
-    """A store for one driver that notes in ``path`` what could not be saved.
+    """A store for one driver that writes unsaved changes to ``path``.
 
-    The file grows by one JSON object a line and is gone once everything is in the database. :meth:`save` still raises
-    StoreError, so a driver knows that its intentions are not on record where other drivers see them, and submits
-    nothing.
+    The file has one JSON object per line and is deleted once everything is in the database. :meth:`save` still raises
+    StoreError, so that the driver knows that other drivers cannot see its intentions, and submits nothing.
     """
 
     def __init__(self, inner: Store, path: Path) -> None:
         self._inner, self._path = inner, path
-        self._noted: dict[tuple[Any, ...], Any] = {}  # what the file holds, by record
+        self._noted: dict[tuple[Any, ...], Any] = {}  # content of the file, by record
         self._torn = True  # the file's last line may be incomplete
         self._saved_at = time.monotonic()
 
     def renew(self, lease: Lease, now: float) -> None:
-        """Keep the lease and write nothing. Raises SweepBusyError when it is lost, StoreError."""
+        """Renew the lease without writing. Raises SweepBusyError if it is lost, StoreError."""
         self._inner.save(lease, Changes(), now)
 
     def idle_seconds(self) -> float:
-        """Seconds since :meth:`save` was last called."""
+        """Seconds since the last :meth:`save`."""
         return time.monotonic() - self._saved_at
 
     def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None:
-        """As the store's."""
+        """See Store.load."""
         return self._inner.load(name, known)
 
     def save(self, lease: Lease, changes: Changes, now: float) -> None:
-        """As the store's; where that raises StoreError, ``changes`` are on disk before the error goes on."""
+        """See Store.save; on StoreError, ``changes`` are on disk before the error is raised."""
         self._saved_at = time.monotonic()
         try:
             self._inner.save(lease, changes, now)
@@ -65,13 +64,13 @@ class BufferedStore:
             self._noted = {}
 
     def rescue(self, path: Path, sweep: StudyRecords, now: float) -> None:
-        """As the store's."""
+        """See Store.rescue."""
         self._inner.rescue(path, sweep, now)
 
     def recover(self, lease: Lease, now: float) -> str:
-        """Save what an earlier driver left in the file; returns what was done in a sentence, "" when nothing was left.
+        """Save what an earlier driver left in the file; returns a sentence about it, "" if there was nothing.
 
-        Where another driver has written since, the file is out of date: it is set aside under another name.
+        If another driver has written since, the file is obsolete and is renamed.
         """
         if not self._path.exists():
             return ""
@@ -91,7 +90,7 @@ class BufferedStore:
         if not new:
             return
         lines = [json.dumps({"token": lease.token, key[0]: _plain(record)}) for key, record in new.items()]
-        # A line that was cut by a full disk is closed first, so that it spoils no other.
+        # Terminate a line that a full disk truncated, so that it spoils no other.
         text = ("\n" if self._torn and self._path.exists() else "") + "\n".join(lines) + "\n"
         self._torn = True
         with self._path.open("a", encoding="utf-8") as file:
@@ -103,7 +102,7 @@ class BufferedStore:
 
 
 def read(path: Path) -> tuple[int, Changes, int]:
-    """The token of the driver that wrote the file last, what it noted, and how many lines could not be read."""
+    """Token of the file's last driver, its changes, and the number of unreadable lines."""
     token, damaged = 0, 0
     changes: list[Changes] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -123,7 +122,7 @@ def read(path: Path) -> tuple[int, Changes, int]:
 
 
 def _keyed(changes: Changes) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every record with its kind and key; of several forms of one record the last one wins in a dictionary."""
+    """Every record by kind and key; in a dictionary the last version of a record wins."""
     for trial in changes.trials:
         yield ("trial", trial.number), trial
     for attempt in changes.attempts:
@@ -139,7 +138,7 @@ def _plain(record: Any) -> Any:
 
 
 def _checked(changes: Changes) -> Changes:
-    """The changes, whose keys the database can hold. Raises ValueError."""
+    """The changes, if their keys are valid. Raises ValueError."""
     keys = [part for a in changes.attempts for part in (a.trial, a.number)] + [t.number for t in changes.trials]
     keys += [part for point in changes.evals for part in point[:3]]
     if not all(isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 2**31 for key in keys):
@@ -156,13 +155,13 @@ def _changes(kind: str, record: Any) -> Changes:
     return Changes(evals=((trial, attempt, position, Eval(*point)),))
 
 
-# How often a sweep's database was written to, noted in the sweep's folder, by which an older database is known.
+# The save count of a sweep, kept also in its folder, to detect a restored older database.
 
 
 class SaveCount:
-    """The count of saves of the sweep ``name``, in ``store`` and in the file ``path`` of its folder.
+    """The save count of the sweep ``name``, in ``store`` and in the file ``path``.
 
-    The database is synced before the file is written, so a power cut never leaves the file ahead of it.
+    The database is synced before the file is written, so a power failure never leaves the file ahead of it.
     """
 
     def __init__(self, store: Store, name: str, path: Path) -> None:
@@ -170,7 +169,7 @@ class SaveCount:
         self._sweep = ""
 
     def refuse_older(self) -> None:
-        """Raise StoreError where the database knows less than a driver of this folder has written into it."""
+        """Raise StoreError if the database has fewer saves than the folder records."""
         self._sweep, saves = self._store.saves(self._name)
         if (stored := self._stored_saves()) <= saves:
             return
@@ -182,13 +181,13 @@ class SaveCount:
         )
 
     def note(self) -> None:
-        """Write down how often this process has written to the database, whatever has become of it since."""
+        """Record this process's save count in the folder."""
         saves = self._store.counted(self._name)
         if saves > self._stored_saves():
-            with contextlib.suppress(OSError):  # a full disk: what was noted before stays
+            with contextlib.suppress(OSError):  # a full disk keeps the earlier count
                 write_json(self._path, {"sweep": self._sweep, "saves": saves})
 
     def _stored_saves(self) -> int:
-        """What the file says of this sweep; 0 where it says nothing."""
+        """The count in the file; 0 if it has none for this sweep."""
         noted = read_json(self._path).content or {}
         return (whole_of(noted, "saves") or 0) if text_of(noted, "sweep") == self._sweep else 0

@@ -1,4 +1,4 @@
-"""What a store hands over and takes: leases, registrations, what people ask and write, what a driver needs of it."""
+"""Types of the store's interface: leases, registrations, requests, remarks, and the driver's protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEASE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to drive one sweep; ``token`` grows with every owner."""
+    """The exclusive right to drive one sweep; ``token`` increases with every owner."""
 
     sweep: str
     owner: str
@@ -24,7 +24,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease as the database shows it. owner: "" when nobody has it. renewed_at: by its owner's clock."""
+    """A lease as in the database. owner: "" if none. renewed_at: by its owner's clock."""
 
     owner: str = ""
     token: int = 0
@@ -32,15 +32,15 @@ class Held:
 
     @property
     def who(self) -> str:
-        """The owner as people know it; when and where its process began tells programs apart."""
+        """The owner for display, without the process start time and place that make it unique."""
         return self.owner.partition(" start ")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """From where a sweep is driven. cwd: the working folder, where relative paths start.
+    """Where a sweep is driven. cwd: working directory, for relative paths.
 
-    options: sections of the study with what the command line laid over them. ended: why it is over, "" while it is not.
+    options: overrides of the command line by section. ended: why it is over, "" while it is not.
     """
 
     name: str
@@ -54,24 +54,24 @@ class Registered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One wish.
+    """One request of a user to a sweep.
 
     Parameters
     ----------
     number : int
-        Its place among the requests of its sweep, from 0.
+        Its index among the requests of its sweep.
     kind : str
         A name of ``controller.steering.KINDS``.
     what : mapping
-        What that kind needs.
+        Arguments of that kind.
     who : str
-        Who asked, as user@host.
+        The user, as user@host.
     asked_at : float
         Epoch seconds.
     answered_at : float or None
-        Epoch seconds at which the driver answered; None while it has not.
+        Epoch seconds of the driver's answer; None while there is none.
     accepted : bool
-        Whether the driver did as asked.
+        Whether the driver did it.
     answer : str
         What it did, or why it did not.
     """
@@ -87,12 +87,12 @@ class Request:
 
 
 SWEEP = -1
-"""In the place of a trial's number: the sweep itself."""
+"""Trial number of remarks on the sweep itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """One text, as it stands after its ``version``-th change.
+    """One version of a remark.
 
     trial: its number, or SWEEP. version: from 1. who: as user@host. written_at: epoch seconds.
     """
@@ -105,7 +105,7 @@ class Remark:
 
 
 class Records(Protocol):
-    """What a driver needs of a store."""
+    """The store's methods that a driver needs."""
 
     def load(self, name: str, known: StudyRecords | None = None) -> StudyRecords | None: ...
 

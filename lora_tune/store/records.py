@@ -1,4 +1,4 @@
-"""What is remembered of a sweep: its trials, attempts and evals; in memory, with what is not saved yet, and as rows."""
+"""Records of a sweep: trials, attempts and evals, their in-memory changes, and their form as database rows."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ T = TypeVar("T")
 
 
 class TrialState(enum.StrEnum):
-    """Where a trial is on its way."""
+    """Progress of a trial."""
 
     WAITING = "waiting"
-    """Proposed; its next attempt is to be submitted."""
+    """Proposed; its next attempt is not submitted yet."""
     RUNNING = "running"
     """An attempt is queued, running or being stopped."""
     FINISHED = "finished"
 
 
 class Verdict(enum.StrEnum):
-    """How a finished trial ended."""
+    """Outcome of a finished trial."""
 
     REACHED = "reached"
     CENSORED = "censored"
-    """Ran to its end without reaching the target: its time-to-target is longer than what was seen."""
+    """Ended without reaching the target: its time to target is longer than observed."""
     PRUNED = "pruned"
     CAPPED = "capped"
-    """Could no longer beat the best one: censored, not bad."""
+    """Stopped because it could no longer beat the best trial: censored, not bad."""
     INFEASIBLE = "infeasible"
     FAILED = "failed"
-    """Its attempts failed for reasons that say nothing about its parameters."""
+    """Its attempts failed for reasons unrelated to its parameters."""
     CANCELLED = "cancelled"
 
 
 class StopKind(enum.StrEnum):
-    """Why the driver asked a job to end."""
+    """Why the driver stopped a job."""
 
     NONE = ""
     PRUNED = "pruned"
     CAPPED = "capped"
     REACHED = "reached"
-    """The target is in the log and the job did not end by itself."""
+    """The target is in the log, but the job kept running."""
     TIME_LIMIT = "time limit"
     SILENT = "silent"
     """Its log stopped growing."""
     QUEUE = "queue"
-    """It waited in the queue for too long."""
+    """It was queued for too long."""
     USER = "user"
     UNREAD = "unread"
-    """Its log holds lines that look like evals, and the study's pattern matches none."""
+    """Its log has lines that look like evals, but the study's pattern matches none."""
     PROBED = "probed"
-    """A throughput probe has seen what it was for."""
+    """A throughput probe has measured enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One job of one trial. Times are epoch seconds; None while unknown.
+    """One job of one trial. Times are epoch seconds, None while unknown.
 
-    token: names this attempt among all of all sweeps; its job's files carry it. "" in records of an earlier release.
-    node_share: how much of its nodes' time was its own; less than 1 where trials share a job.
-    overhead_seconds: for which the job that was started for it, and that later ones shared, held its nodes while it
-    trained nobody; 0 where trials share no job. A cost of the sweep, not of this trial.
-    state: a JobState, or "intended" from the moment of the intention until the launcher has answered.
-    failure, line, remedy: the diagnosis of an attempt that failed or is being given up, empty otherwise.
-    fixed_at: when a person gave the command again after it had failed of the set-up; it counts for no budget then.
+    token: unique among all attempts of all sweeps, and stored in its job's files; "" in records of an earlier release.
+    node_share: its share of its nodes' time; below 1 if trials share a job.
+    overhead_seconds: how long the shared job that was started for it held its nodes without training; 0 without shared
+    jobs. A cost of the sweep, not of this trial.
+    state: a JobState, or "intended" from the recorded intention until the launcher answers.
+    failure, line, remedy: diagnosis of a failed or abandoned attempt, else empty.
+    fixed_at: when a user resumed the sweep after this attempt failed in set-up; it is not charged to the budget then.
     """
 
     trial: int
@@ -116,19 +116,19 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One proposal and what came of it.
+    """One proposal and its outcome.
 
-    tuned: values as the search proposed them. parameters: all resolved values.
-    seconds, samples: time and samples to the target as the log states them (first eval at the target), None if not
-    reached. metrics: what else was measured.
+    tuned: values as proposed. parameters: all resolved values.
+    seconds, samples: time and samples to the target as logged (first eval at the target), None if not reached. metrics:
+    all other measurements.
     replicate_of: trial of the sweep whose configuration is run again, None for a proposal of the search. replicates:
-    runs in this one job, with seeds ``seed``, ``seed + 1``, ...; each is remembered in ``metrics.runs``.
+    runs in this job, with seeds ``seed``, ``seed + 1``, ...; each is recorded in ``metrics.runs``.
     probe: a short run that only measures its layout's speed.
-    base_values: of the trial that measures the machine's own config, every variable that this set, by name.
-    request: number of the person's request that it answers, None for every other trial. point: the values of the
-    study's enqueued point that it is, as the study names them, None for every other trial.
-    sampler_attributes: what the sampler stored of itself when it proposed this, by where: "user" and "system"
-    attributes of the trial, "study" (system attributes of the study).
+    base_values: if the trial measures a base config, every variable that this sets, by name.
+    request: number of the user's request that it answers, else None. point: values of the study's enqueued point, by
+    the study's names, else None.
+    sampler_attributes: state that the sampler stored with this proposal, by place: "user" and "system" attributes of
+    the trial, "study" (system attributes of the study).
     """
 
     number: int
@@ -154,7 +154,7 @@ class Trial:
 
     @property
     def objective(self) -> float:
-        """What trials are compared by. Raises InputError for a trial that has none: it runs, or ended without one."""
+        """The value by which trials are compared. Raises InputError if the trial has none (yet)."""
         if self.metrics.objective is None:
             why = f"it ended as {self.verdict.value}" if self.verdict else "it has not ended"
             raise InputError(f"trial {self.number} has no objective: {why}; metrics.objective is None there")
@@ -162,29 +162,29 @@ class Trial:
 
     @property
     def has_value(self) -> bool:
-        """Whether it reached the target, or measured what was asked of it, and has a result."""
+        """Whether it reached the target (or completed, without one) and has an objective."""
         return self.verdict is Verdict.REACHED and self.metrics.objective is not None
 
     @property
     def reference_seconds(self) -> float | None:
-        """Its seconds to the target as they would be at the sweep's reference pace; None where it was not reached."""
+        """Seconds to the target at the sweep's reference pace; None if not reached."""
         return None if self.seconds is None else self.seconds / (self.metrics.slower or 1.0)
 
     @property
     def passed_over(self) -> bool:
-        """Whether further runs have shown that it is no better than the one that was chosen."""
+        """Whether confirmation runs preferred another configuration."""
         return self.metrics.confirmed is not None and self.metrics.confirmed.choice is ConfirmedChoice.PASSED_OVER
 
     def finished(self, verdict: Verdict, sentence: str, now: float) -> Trial:
-        """This trial with its end written down."""
+        """This trial, finished."""
         return replace(self, state=TrialState.FINISHED, verdict=verdict, sentence=sentence, finished_at=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorRun:
-    """A run of an old log that the search starts from.
+    """A run of an old log, used as prior data.
 
-    source: who ran it where; runs of one source are alike. log, digest: the file and the SHA-256 of its bytes.
+    source: who ran it and where; runs of one source share its conditions. log, digest: the file and its SHA-256.
     values: by this study's parameter names. taken_at: epoch seconds of the ingestion.
     """
 
@@ -201,10 +201,10 @@ class PriorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecords:
-    """All records of one study: trials by number, attempts and evals by (trial, attempt); old runs it starts from.
+    """All records of one study: trials by number, attempts and evals by (trial, attempt), and prior runs.
 
-    id: names this sweep among all; its folder carries it. folder: the one that it was last driven in. Both are "" for
-    one that was never in a database.
+    id: unique among all sweeps, and stored in its folder. folder: where it was last driven. Both are "" for a sweep
+    that was never in a database.
     """
 
     name: str
@@ -219,11 +219,11 @@ class StudyRecords:
     priors: tuple[PriorRun, ...] = ()
     _cache: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
     _next: dict[tuple[int, int], int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """The next number by how many trials and attempts there are, of which a driver's view gains more."""
+    """Cached next_number by the numbers of trials and attempts, which grow in a driver's live view."""
 
     @property
     def next_number(self) -> int:
-        """The number of the next trial. One whose record is lost, as its attempts show, is not given out again."""
+        """The number of the next trial. Numbers of lost trials that still have attempts are not reused."""
         size = (len(self.trials), len(self.attempts))
         if size not in self._next:
             self._next.clear()
@@ -238,7 +238,7 @@ class StudyRecords:
         return attempts
 
     def nodes_of(self, trial: int) -> tuple[str, ...]:
-        """The nodes of a trial's newest attempt, in the order of their names; none where no cluster names any."""
+        """The sorted nodes of a trial's newest attempt; empty if the launcher names none."""
         attempts = self.attempts_of(trial)
         return tuple(sorted(attempts[-1].nodes)) if attempts else ()
 
@@ -250,10 +250,10 @@ class StudyRecords:
         return ()
 
     def ranked(self, *, maximise: bool = False) -> Sequence[Trial]:
-        """All trials that have ended, the best first: the one ranking of a sweep, of which all others are parts.
+        """All ended trials, best first. All other rankings of a sweep are parts of this one.
 
-        First those with a value, by it; then by the lowest eval, and of equal ones by the samples that it took. Those
-        without an eval that is a number are left out.
+        First trials with an objective, by it; then by lowest eval, then fewest samples to it. Trials without a finite
+        eval are omitted.
         """
         return self.once(("ranked", maximise), lambda: self._ranked(-1.0 if maximise else 1.0))
 
@@ -267,12 +267,12 @@ class StudyRecords:
         return [trial for _, trial in sorted(places, key=lambda place: (place[0], place[1].number))]
 
     def lowest_eval(self, trial: int) -> Eval | None:
-        """The lowest eval of the trial's newest attempt, the earliest of equal ones; None without one."""
+        """The lowest eval of the trial's newest attempt, the earliest if equal; None if there is none."""
         known = [e for e in self.last_evals(trial) if math.isfinite(e.loss) and e.samples > 0]
         return min(known, key=lambda e: (e.loss, e.samples), default=None)
 
     def best(self, *, maximise: bool = False) -> Trial | None:
-        """The best trial with a value of those that more seeds have not shown to be worse than the one they chose."""
+        """The best trial with an objective that no confirmation has passed over."""
         return next((t for t in self.ranked(maximise=maximise) if t.has_value and not t.passed_over), None)
 
     def reached(self) -> list[Trial]:
@@ -280,9 +280,9 @@ class StudyRecords:
         return self.once("reached", lambda: [t for t in self.trials.values() if t.verdict is Verdict.REACHED])
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """``make()``, which may depend on finished trials only; computed once until another one finishes.
+        """``make()``, which may depend on finished trials only; cached until another trial finishes.
 
-        With thousands of trials the same is asked for at each eval of each that runs.
+        With thousands of trials the same values are needed at each eval of each running trial.
         """
         if key not in self._cache:
             self._cache[key] = make()
@@ -290,29 +290,29 @@ class StudyRecords:
         return derived
 
     def is_cached(self, key: Hashable) -> bool:
-        """Whether :meth:`once` has computed it."""
+        """Whether :meth:`once` has a value for ``key``."""
         return key in self._cache
 
     def carry_cache(self, earlier: StudyRecords) -> None:
-        """Go on with what :meth:`once` makes of ``earlier``, in which the same trials have finished."""
-        object.__setattr__(self, "_cache", earlier._cache)  # shared: what is being made now serves both
+        """Share the cache of :meth:`once` with ``earlier``, in which the same trials have finished."""
+        object.__setattr__(self, "_cache", earlier._cache)  # shared: later values serve both
 
     def forget(self) -> None:
-        """What :meth:`once` has kept is out of date."""
+        """Clear the cache of :meth:`once`."""
         self._cache.clear()
 
     def node_hours(self, now: float) -> float:
-        """Node-hours of all attempts up to ``now``, and of the jobs that they shared."""
+        """Node-hours of all attempts and of shared jobs up to ``now``."""
         return sum(attempt.node_hours(now) for attempt in self.attempts.values()) + self.overhead_hours
 
     def charged_hours(self, now: float) -> float:
-        """Those of :meth:`node_hours` that a budget counts: without attempts that failed of a set-up since fixed."""
+        """Node-hours that count against a budget: without attempts that failed in a set-up which was fixed since."""
         fixed = sum(attempt.node_hours(now) for attempt in self.attempts.values() if attempt.fixed_at is not None)
         return self.node_hours(now) - fixed
 
     @property
     def overhead_hours(self) -> float:
-        """Node-hours for which jobs that trials share were held and trained nobody, as the driver last saw them."""
+        """Node-hours of shared jobs without training, as the driver last observed them."""
         return sum(attempt.overhead_hours for attempt in self.attempts.values())
 
 
@@ -321,7 +321,7 @@ class StudyRecords:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one tick changed."""
+    """The changes of one tick."""
 
     trials: tuple[Trial, ...] = ()
     attempts: tuple[Attempt, ...] = ()
@@ -362,17 +362,17 @@ def to_json(record: Trial | Attempt) -> str:
             where: dict(attributes) for where, attributes in record.sampler_attributes.items()
         }
         plain[METRICS] = as_mapping(record.metrics)
-    return json.dumps(plain)  # in ASCII: half a surrogate pair from a log could not be stored as it is
+    return json.dumps(plain)  # ASCII: databases refuse the lone surrogates that logs may contain
 
 
 METRICS = "facts"
-"""Where a trial's metrics stand in its row: by the name that all releases read and write."""
+"""Key of a trial's metrics in its row; fixed for compatibility with all releases."""
 
 
 def trial_from(text: str) -> Trial:
-    """The reverse of :func:`to_json`; fields that a later release added are passed over, further metrics are kept.
+    """The inverse of :func:`to_json`; unknown fields are ignored, unknown metrics kept.
 
-    Raises StoreError for metrics of a wrong kind.
+    Raises StoreError for a metric of a wrong type.
     """
     data = json.loads(text)
     data["metrics"] = from_mapping(data.get(METRICS, {}))
@@ -382,7 +382,7 @@ def trial_from(text: str) -> Trial:
 
 
 def attempt_from(text: str) -> Attempt:
-    """The reverse of :func:`to_json`; fields that a later release added are passed over."""
+    """The inverse of :func:`to_json`; unknown fields are ignored."""
     data = json.loads(text)
     data["stop"] = StopKind(data["stop"])
     data["nodes"], data["exclude_nodes"] = tuple(data["nodes"]), tuple(data["exclude_nodes"])
@@ -394,14 +394,14 @@ def _known(kind: type[Trial] | type[Attempt], data: dict[str, Any]) -> dict[str,
 
 
 def number(value: float | None) -> float:
-    """A column's number; databases hand NaN back as nothing."""
+    """A column's number; databases return NaN as NULL."""
     return float("nan") if value is None else value
 
 
 class UnitOfWork:
-    """Records by key, kept whole in memory; ``take_changes`` hands over what is new since the last call.
+    """All records of a sweep in memory; ``take_changes`` returns what changed since its last call.
 
-    ``sweep`` is a live view: the same object all along, showing every later change.
+    ``sweep`` is a live view: always the same object, which shows later changes.
     """
 
     def __init__(self, sweep: StudyRecords) -> None:
@@ -414,25 +414,25 @@ class UnitOfWork:
         self._new_evals: list[tuple[int, int, int, Eval]] = []
         self._ended: dict[int, Trial] = {}
         self.by_job_name = {attempt.job_name: attempt for attempt in self._attempts.values()}
-        """The attempts, by the names of their jobs; a live view."""
+        """Live view of the attempts by job name."""
 
     def put_trial(self, trial: Trial) -> None:
-        """Remember a trial in its new form."""
+        """Store a new version of a trial."""
         self._trials[trial.number] = self._changed_trials[trial.number] = trial
         if trial.state is TrialState.FINISHED:
             self._ended[trial.number] = trial
             self.sweep.forget()
 
     def put_attempt(self, attempt: Attempt) -> None:
-        """Remember an attempt in its new form; one that did not change costs nothing."""
+        """Store a new version of an attempt, if it changed."""
         key = (attempt.trial, attempt.number)
         if self._attempts.get(key) != attempt:
             self._attempts[key] = self._changed_attempts[key] = self.by_job_name[attempt.job_name] = attempt
 
     def see_evals(self, attempt: Attempt, evals: Sequence[Eval]) -> Sequence[Eval]:
-        """Remember the evals of an attempt so far; returns those that are new.
+        """Store an attempt's evals so far; returns the new ones.
 
-        A log that was truncated or started over replaces what was known from its first differing eval on.
+        A truncated or restarted log replaces the stored evals from the first difference on.
         """
         key = (attempt.trial, attempt.number)
         known = self._evals.get(key, ())
@@ -445,7 +445,7 @@ class UnitOfWork:
         return fresh
 
     def take_changes(self) -> Changes:
-        """What changed since the last call."""
+        """The changes since the last call."""
         changes = Changes(
             tuple(self._changed_trials.values()), tuple(self._changed_attempts.values()), tuple(self._new_evals)
         )
@@ -453,10 +453,10 @@ class UnitOfWork:
         return changes
 
     def open_trials(self) -> list[Trial]:
-        """Trials that are not finished, by number."""
+        """Unfinished trials, by number."""
         return [t for t in self._trials.values() if t.state is not TrialState.FINISHED]
 
     def take_ended(self) -> list[Trial]:
-        """Trials that have finished since the last call."""
+        """Trials that finished since the last call."""
         ended, self._ended = [*self._ended.values()], {}
         return ended

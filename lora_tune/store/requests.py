@@ -1,7 +1,7 @@
-"""What people ask of a sweep, which its driver answers, and write beside it; and the way back of a rescued sweep.
+"""Users' requests to a sweep and their remarks, and merging a rescued sweep back into a database.
 
-Requests are rows that anybody may add. A rescued sweep goes back into a database that lost a part of it, such as a
-team's after a failover; other sweeps there, and what people wrote, stay as they are.
+Any process may add requests. A rescued sweep is merged into a database that lost part of it, for example a shared one
+after a failover; other sweeps, requests and remarks there are kept.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lora_tune.store.port import Lease, Remark, Request
 from lora_tune.store.records import StudyRecords
 
 TRIES = 5
-"""Requests that arrive at one moment take the same number; all but one try again."""
+"""Attempts to insert: of concurrent requests with the same number, all but one must retry."""
 
 
 class Requests:
-    """The requests of one sweep. A driver hands its lease over, and answers under it."""
+    """The requests of one sweep. A driver passes its lease, and answers under it."""
 
     def __init__(self, store: Store, sweep: str, lease: Lease | None = None) -> None:
         self._store, self._sweep, self._lease = store, sweep, lease
@@ -41,7 +41,7 @@ class Requests:
             return [Request(**json.loads(text)) for text in connection.scalars(query)]
 
     def copy_in(self, requests: Iterable[Request]) -> None:
-        """Take over what was asked in another database, with its answers. Raises StoreError."""
+        """Insert requests of another database, with their answers. Raises StoreError."""
         rows = [self._row(request) for request in requests]
         if rows:
             with self._store._writing() as connection:
@@ -65,7 +65,7 @@ class Requests:
         raise AssertionError("the loop returns or raises")
 
     def answer(self, request: Request, answer: str, now: float, *, accepted: bool) -> Request:
-        """Write down what became of a request. Raises SweepBusyError without the lease, StoreError."""
+        """Record the answer to a request. Raises SweepBusyError without the lease, StoreError."""
         assert self._lease is not None, "only a driver answers"
         done = replace(request, answered_at=now, accepted=accepted, answer=answer)
         table, row = schema.requests, self._row(done)
@@ -79,7 +79,7 @@ class Requests:
         return {"sweep": self._sweep, "number": request.number, "record": record}
 
 
-# What people wrote beside a sweep and its trials in the dashboard of an earlier release, for the report.
+# Remarks that users wrote in the dashboard of an earlier release, for the report.
 
 
 class Remarks:
@@ -89,11 +89,11 @@ class Remarks:
         self._store, self._sweep = store, sweep
 
     def latest(self) -> dict[int, Remark]:
-        """By trial what is written there now. Raises StoreError."""
+        """The current remark of each trial. Raises StoreError."""
         return {remark.trial: remark for remark in sorted(self.history(), key=lambda r: r.version)}
 
     def history(self) -> list[Remark]:
-        """Every version of every remark, the oldest first. Raises StoreError."""
+        """Every version of every remark, oldest first. Raises StoreError."""
         table = schema.remarks
         query = sa.select(table).where(table.c.sweep == self._sweep).order_by(table.c.written_at, table.c.version)
         with self._store._reading() as connection:
@@ -102,14 +102,14 @@ class Remarks:
 
 
 MERGED = "merged"
-"""Ends the name of a rescued database that was merged: it is kept, and not merged again."""
+"""Suffix of a merged rescue file, which is kept but not merged again."""
 
 
 def merge_rescued(store: Store, lease: Lease, path: Path) -> StudyRecords:
-    """Put the sweep of ``lease`` as the database ``path`` has it into ``store``, in one transaction; returns it.
+    """Write the sweep of ``lease`` from the database ``path`` into ``store``, in one transaction; returns it.
 
-    ``path`` is renamed then. Raises StoreError where it is not there or holds another sweep, and where the store knows
-    what it does not: a driver went on there after the rescue. SweepBusyError when the lease is lost.
+    Then renames ``path``. Raises StoreError if it does not exist or holds another sweep, or if the store has newer
+    records because a driver continued there after the rescue; SweepBusyError if the lease is lost.
     """
     name = lease.sweep
     if not path.exists():
@@ -129,7 +129,7 @@ def merge_rescued(store: Store, lease: Lease, path: Path) -> StudyRecords:
 
 
 def _unknown_to(rescued: StudyRecords, present: StudyRecords) -> str:
-    """What is ``present`` and not in ``rescued``, which would be lost; "" for nothing."""
+    """What ``present`` has and ``rescued`` lacks, which a merge would lose; "" if nothing."""
     if present.id != rescued.id and present.trials:
         return f"it holds another sweep of that name (id {present.id[:8]}, rescued {rescued.id[:8]})"
     known = {attempt.token for attempt in rescued.attempts.values()}
@@ -145,7 +145,7 @@ def _unknown_to(rescued: StudyRecords, present: StudyRecords) -> str:
 
 
 def _merged(rescued: list[Request], present: list[Request]) -> list[Request]:
-    """All requests: the rescued ones, and behind them those that were asked of the database since."""
+    """The rescued requests, then the database's newer ones, renumbered."""
     copied = {(r.who, r.asked_at, r.kind) for r in rescued}
     further = [r for r in present if (r.who, r.asked_at, r.kind) not in copied]
     first = 1 + max((r.number for r in rescued), default=-1)

@@ -1,4 +1,4 @@
-"""Our tables, and how an older database becomes one of today."""
+"""Our tables, and migrations of older databases."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ sweeps = sa.Table(
     sa.Column("digest", sa.String(12), nullable=False),
     sa.Column("study_toml", sa.Text, nullable=False),
     sa.Column("began_at", sa.Float, nullable=False),
-    # Names this sweep among all of all databases; its folder and its jobs carry it.
+    # Unique among all sweeps of all databases; stored in its folder and jobs.
     sa.Column("id", sa.String(32), nullable=False, server_default=""),
-    # Where it is driven from: working folder, study file, sweep's folder, and the command line's overrides as JSON.
+    # Registration: working directory, study file, sweep folder, and command line overrides as JSON.
     sa.Column("cwd", sa.Text, nullable=False, server_default=""),
     sa.Column("file", sa.Text, nullable=False, server_default=""),
     sa.Column("folder", sa.Text, nullable=False, server_default=""),
@@ -38,15 +38,15 @@ leases = sa.Table(
     sa.Column("owner", sa.Text, nullable=False),
     sa.Column("token", sa.Integer, nullable=False),
     sa.Column("renewed_at", sa.Float, nullable=False),
-    # The token of the last driver that changed a record: what an earlier one still has to write is out of date.
+    # Token of the last driver that changed a record; unsaved changes of earlier drivers are obsolete.
     sa.Column("wrote", sa.Integer, nullable=False),
-    # How often drivers have written: it only grows, unless the database is set back to an earlier state.
+    # Number of writes by drivers: only decreases if the database is set back to an earlier state.
     sa.Column("saves", sa.Integer, nullable=False, server_default="0"),
 )
 
 
 def _records(table: str, key: tuple[str, ...], texts: tuple[str, ...], numbers: tuple[str, ...]) -> sa.Table:
-    """A table of records: its key columns, columns worth querying, and the whole record as JSON."""
+    """A table of records: key columns, columns for queries, and the whole record as JSON."""
     return sa.Table(
         table,
         metadata,
@@ -65,7 +65,7 @@ attempts = _records(
 evals = _records("lora_tune_eval", ("trial", "attempt", "position"), (), ("samples", "loss", "seconds"))
 
 
-# What people ask of a sweep that runs, as JSON: who and when, and what its driver answered.
+# Users' requests to a running sweep, with the driver's answers, as JSON.
 requests = sa.Table(
     "lora_tune_request",
     metadata,
@@ -75,7 +75,7 @@ requests = sa.Table(
 )
 
 
-# What people write beside a sweep (trial -1) and its trials, in every version. No driver reads it.
+# Users' remarks on a sweep (trial -1) and its trials, in every version. Drivers do not read them.
 remarks = sa.Table(
     "lora_tune_remark",
     metadata,
@@ -89,10 +89,10 @@ remarks = sa.Table(
 
 
 def make(connection: sa.Connection, now: float) -> None:
-    """Create the tables, or bring those of an earlier release up to date. The caller holds the database alone.
+    """Create the tables, or migrate those of an earlier release. The caller holds an exclusive transaction.
 
     now: epoch seconds. Raises StoreError for the schema of a later release, SweepBusyError while a driver of an
-    earlier release is at work.
+    earlier release is running.
     """
     if not sa.inspect(connection).has_table(version.name):
         metadata.create_all(connection)
@@ -107,12 +107,12 @@ def make(connection: sa.Connection, now: float) -> None:
 
 
 def stored_version(connection: sa.Connection) -> int:
-    """The schema that the database has."""
+    """The schema version of the database."""
     return connection.scalar(sa.select(version.c.version)) or 0
 
 
 def later(database_version: int) -> str:
-    """What to say of a database that a later release wrote."""
+    """Error text for a database of a later release."""
     return f"has schema {database_version}, this lora_tune knows up to {SCHEMA_VERSION}; use the release that wrote it"
 
 
@@ -123,7 +123,7 @@ _AT_WORK = (
 
 
 def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
-    """1 to 2: leases in a table of their own; sweeps say from where they are driven, and that they are over."""
+    """1 to 2: leases in a separate table; sweeps have a registration and a reason of their end."""
     old = sa.table(
         "lora_tune_sweep", sa.column("name"), sa.column("owner"), sa.column("token"), sa.column("renewed_at")
     )
@@ -135,7 +135,7 @@ def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
         statement = f"ALTER TABLE lora_tune_sweep ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'"
         connection.exec_driver_sql(statement)
     leases.create(connection)
-    connection.exec_driver_sql("ALTER TABLE lora_tune_lease DROP COLUMN saves")  # which a later step adds
+    connection.exec_driver_sql("ALTER TABLE lora_tune_lease DROP COLUMN saves")  # added by a later migration
     rows = sa.select(old.c.name, old.c.owner, old.c.token, old.c.renewed_at, old.c.token)
     connection.execute(leases.insert().from_select(["name", "owner", "token", "renewed_at", "wrote"], rows))
     for column in ("owner", "token", "renewed_at"):
@@ -143,14 +143,14 @@ def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
 
 
 def _refuse_while_driven(connection: sa.Connection, now: float) -> None:
-    """Raise SweepBusyError while a driver of an earlier release is at work."""
+    """Raise SweepBusyError while a driver of an earlier release is running."""
     held = (leases.c.owner != "") & (leases.c.renewed_at > now - LEASE_SECONDS)
     if (busy := connection.execute(sa.select(leases.c.name, leases.c.owner).where(held)).first()) is not None:
         raise SweepBusyError(_AT_WORK.format(name=busy.name, owner=busy.owner))
 
 
 def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
-    """2 to 3: every sweep has an id of its own."""
+    """2 to 3: sweeps have unique ids."""
     _refuse_while_driven(connection, now)
     connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN id VARCHAR(32) NOT NULL DEFAULT ''")
     old = sa.table("lora_tune_sweep", sa.column("name"), sa.column("id"))
@@ -159,26 +159,26 @@ def _sweeps_have_ids(connection: sa.Connection, now: float) -> None:
 
 
 def _counts_and_signatures(connection: sa.Connection, now: float) -> None:
-    """3 to 4: leases count how often drivers have written; sweeps may be signed."""
+    """3 to 4: leases count writes; sweeps may be signed."""
     _refuse_while_driven(connection, now)
     connection.exec_driver_sql("ALTER TABLE lora_tune_lease ADD COLUMN saves INTEGER NOT NULL DEFAULT 0")
     connection.exec_driver_sql("ALTER TABLE lora_tune_sweep ADD COLUMN signature TEXT NOT NULL DEFAULT ''")
 
 
 def _requests(connection: sa.Connection, now: float) -> None:
-    """4 to 5: people may steer a sweep that runs."""
+    """4 to 5: requests to a running sweep."""
     _refuse_while_driven(connection, now)
     requests.create(connection)
 
 
 def _remarks(connection: sa.Connection, now: float) -> None:
-    """5 to 6: people may write beside a sweep and its trials."""
+    """5 to 6: remarks on a sweep and its trials."""
     _refuse_while_driven(connection, now)
     remarks.create(connection)
 
 
 def _no_signatures(connection: sa.Connection, now: float) -> None:
-    """6 to 7: nothing is signed any more."""
+    """6 to 7: signatures removed."""
     _refuse_while_driven(connection, now)
     connection.exec_driver_sql("ALTER TABLE lora_tune_sweep DROP COLUMN signature")
 
@@ -191,4 +191,4 @@ _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
     5: _remarks,
     6: _no_signatures,
 }
-"""Schema -> what makes the next one of it."""
+"""Schema version -> migration to the next one."""

@@ -1,13 +1,13 @@
-"""A limit to PostgreSQL's silence, on every connection of this program.
+"""A time limit for PostgreSQL servers that stop answering, on every connection of this program.
 
-A frozen server, or a firewall that swallows packets, leaves the connection open: the kernel acknowledges what no
-process will ever read, so no time limit of TCP applies, and libpq waits for the answer for ever. Here whoever hears
-nothing for ``SILENCE_SECONDS`` closes the connection and gets an OperationalError, as when the server is gone. From
-then on this process knows the server as silent: other statements and new connections fail at once, so that a driver
-goes on watching its jobs, and a thread of its own asks until there is an answer.
+A frozen server, or a firewall that drops packets, leaves the connection open: the kernel acknowledges data that no
+process reads, so no TCP timeout applies and libpq waits forever. After ``SILENCE_SECONDS`` without an answer this
+module closes the connection and raises OperationalError, as if the server were gone. From then on statements and new
+connections of this process fail at once, so that a driver keeps watching its jobs, while a background thread retries
+until the server answers.
 
-An engine gets all this by the word ``plugin`` in its URL, so Optuna's engine has it too. Needs psycopg: imported by
-SQLAlchemy with such an engine only.
+The ``plugin`` key of the URL activates this for an engine, Optuna's included. Needs psycopg, so only SQLAlchemy imports
+it, for such an engine.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import psycopg
 import sqlalchemy as sa
 
 SILENCE_SECONDS = 10.0
-"""As long as a connection may take (``connect_timeout``): well below the 20 s of a lease."""
+"""Equal to ``connect_timeout``, and well below the 20 s of a lease."""
 
 MAKING_SECONDS = 120.0
-"""While tables are made or changed: the server may be at work on one statement, or on another program's, for long."""
+"""Limit while tables are created or migrated, which may take long, as may another program's migration."""
 
 
 class Silence(psycopg.OperationalError):
-    """The server keeps the connection open and says nothing."""
+    """The server does not answer on an open connection."""
 
 
 class ServerSilence:
-    """What this process knows of one server. silent: it did not answer, and a thread waits until it does."""
+    """State of one server. silent: it did not answer, and a thread retries until it does."""
 
     def __init__(self) -> None:
         self.silent = False
         self._lock = threading.Lock()
 
     def fell_silent(self, parameters: Mapping[str, Any]) -> None:
-        """Note it, and ask with these connection parameters until it answers in whatever way."""
+        """Mark the server as silent, and retry with these connection parameters until it responds in any way."""
         with self._lock:
             if self.silent:
                 return
@@ -54,7 +54,7 @@ class ServerSilence:
                 except psycopg.errors.ConnectionTimeout:
                     continue
                 except psycopg.Error:
-                    pass  # refused: whoever connects next hears that at once, and says so
+                    pass  # a refusal: the next connection attempt reports it
                 return
         finally:
             self.silent = False
@@ -64,15 +64,15 @@ _servers: dict[tuple[str, ...], ServerSilence] = {}
 
 
 def server(parameters: Mapping[str, Any]) -> ServerSilence:
-    """The server to which these connection parameters lead."""
+    """The server that these connection parameters address."""
     where = tuple(str(parameters.get(name, "")) for name in ("service", "host", "hostaddr", "port"))
     return _servers.setdefault(where, ServerSilence())
 
 
 class Limited(psycopg.Connection[Any]):
-    """A connection whose statements, commits and rollbacks end with :class:`Silence` when nothing is heard.
+    """A connection whose statements, commits and rollbacks raise :class:`Silence` if the server does not answer.
 
-    making: tables are being made; see ``MAKING_SECONDS``.
+    making: tables are being created or migrated; see ``MAKING_SECONDS``.
     """
 
     server: ServerSilence
@@ -80,7 +80,7 @@ class Limited(psycopg.Connection[Any]):
     making = False
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
-        """As psycopg's, through which everything goes that waits for the server, but for connecting."""
+        """As in psycopg, which routes all waiting for the server through this, except connecting."""
         try:
             return super().wait(self._limited(gen), *arguments, **options)
         except Silence:
@@ -89,7 +89,7 @@ class Limited(psycopg.Connection[Any]):
             raise
 
     def _limited(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """``gen``, given up after a silence; psycopg turns it some times a second when nothing comes."""
+        """``gen``, aborted after a silence; psycopg resumes it several times a second even without data."""
         last_bytes_at = time.monotonic()
         try:
             query = next(gen)
@@ -111,10 +111,10 @@ class Limited(psycopg.Connection[Any]):
 
 
 class Plugin(sa.CreateEnginePlugin):
-    """What SQLAlchemy loads for the name in the URL."""
+    """Entry point that SQLAlchemy loads for ``plugin`` in the URL."""
 
     def update_url(self, url: sa.URL) -> sa.URL:
-        """As it is: SQLAlchemy itself takes our name out."""
+        """Unchanged: SQLAlchemy removes the plugin's name itself."""
         return url
 
     def engine_created(self, engine: sa.Engine) -> None:

@@ -1,7 +1,6 @@
-"""Rows of trials in the tables of another program that share our database: Optuna's, as far as columns go.
+"""Writes rows of trials into Optuna's tables, which share our database.
 
-What the rows mean is known to the room that makes them (``projection``). Here they are written many at a time, under
-the lease, and so that writing them again changes nothing.
+``projection`` defines their content. Here they are written in bulk, under the lease, and idempotently.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 class NoStudyError(LookupError):
-    """The tables or the study are not there."""
+    """The tables or the study do not exist."""
 
 
 CHILDREN = (
@@ -31,17 +30,17 @@ CHILDREN = (
     "trial_intermediate_values",
     "trial_values",
 )
-"""Tables with a row for each thing that is known of a trial; their second column is unique within a trial."""
+"""Tables with several rows per trial; their second column is unique within a trial."""
 
 ATTRIBUTES = ("trial_user_attributes", "trial_system_attributes")
-"""Those in which other programs have rows of their own, so that rows are taken away by name alone."""
+"""Tables in which other programs have rows, too, so that rows are deleted only by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRows:
     """One trial. head: columns of its own row; children: rows by table, without the trial's id, in a fixed order.
 
-    whole: what else the database has of it is out of date.
+    whole: delete rows that are not in ``children``.
     """
 
     number: int
@@ -50,7 +49,7 @@ class TrialRows:
     whole: bool = True
 
     def since(self, written: TrialRows | None) -> TrialRows:
-        """What of it is not in ``written``, an earlier form of the same trial; all of it where something is gone."""
+        """What ``written``, an earlier version of the trial, lacks; the whole trial if rows were removed since."""
         if written is None or any(_keys(written.children[name]) - _keys(self.children[name]) for name in CHILDREN):
             return self
         had = {name: {tuple(row.values()) for row in rows} for name, rows in written.children.items()}
@@ -61,17 +60,17 @@ class TrialRows:
 
 
 def _keys(rows: Sequence[Row]) -> set[Any]:
-    """What tells the rows of one trial in one table apart: their first column here."""
+    """Keys of one trial's rows in a table: their first columns."""
     return {next(iter(row.values())) for row in rows}
 
 
 class TrialTables:
-    """The trials of one study, by number. Methods raise StoreError, SweepBusyError when the lease is lost."""
+    """The trials of one study, by number. Methods raise StoreError, SweepBusyError if the lease is lost."""
 
     def __init__(self, store: Store, lease: Lease, study: str, owned: Sequence[str]) -> None:
-        """study: its name. ours: names of attributes that are nobody else's.
+        """study: its name. owned: attribute names that only this program writes.
 
-        Raises NoStudyError where the tables or the study are not there.
+        Raises NoStudyError if the tables or the study do not exist.
         """
         self._store, self._lease, self._owned, self._name = store, lease, owned, study
         self._upserts: dict[str, Any] = {}
@@ -88,14 +87,14 @@ class TrialTables:
             self._study: int = study_id
             rows = connection.execute(sa.select(heads.number, heads.state).where(heads.study_id == study_id))
             self.states: dict[int, str] = {row.number: row.state for row in rows}
-            """The state of every trial that was there at first, by number."""
+            """Initial state of every trial, by number."""
             directions = self._tables["study_directions"].c
             query = sa.select(directions.direction).where(directions.study_id == study_id)
             self.directions: list[str] = list(connection.scalars(query.order_by(directions.objective)))
-            """The word for each objective of the study, as it was at first."""
+            """Initial direction of each objective of the study."""
 
     def turn(self, directions: Sequence[str]) -> None:
-        """Make these the study's directions."""
+        """Replace the study's directions."""
         table = self._tables["study_directions"]
         rows = [{"study_id": self._study, "objective": at, "direction": text} for at, text in enumerate(directions)]
         with self._store._fenced(self._lease) as connection:
@@ -117,7 +116,7 @@ class TrialTables:
         return known
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Take these trials out: they have never been."""
+        """Delete these trials."""
         with self._store._fenced(self._lease) as connection:
             ids = [*self._known(connection, numbers).values()]
             for name in (*CHILDREN, "trials"):
@@ -125,9 +124,9 @@ class TrialTables:
                 connection.execute(sa.delete(table).where(table.c.trial_id.in_(ids)))
 
     def write(self, trials: Sequence[TrialRows]) -> None:
-        """Make the rows of these trials what they are here; others, of people or other programs, stay.
+        """Write the rows of these trials; rows of users and of other programs are kept.
 
-        Raises NoStudyError where somebody has deleted the study.
+        Raises NoStudyError if the study was deleted.
         """
         with self._store._fenced(self._lease) as connection:
             self._check_study(connection)
@@ -142,20 +141,20 @@ class TrialTables:
                     connection.execute(self._upsert(name, [*rows[0]]), rows)
 
     def _check_study(self, connection: sa.Connection) -> None:
-        """SQLite gives the id of a deleted study out again."""
+        """Raise NoStudyError if the study was deleted; SQLite may reuse its id, so the name is compared."""
         studies = self._tables["studies"].c
         if connection.scalar(sa.select(studies.study_name).where(studies.study_id == self._study)) != self._name:
             raise NoStudyError(f"no study {self._name}")
 
     def _known(self, connection: sa.Connection, numbers: Iterable[int]) -> dict[int, int]:
-        """Ids by number, read anew: a commit of which nobody heard may have made rows."""
+        """Ids by number, read again: a commit whose confirmation was lost may have added rows."""
         heads, queried = self._tables["trials"].c, {*numbers}
         query = sa.select(heads.number, heads.trial_id).where(heads.study_id == self._study)
         rows = connection.execute(query.where(heads.number >= min(queried)))
         return {row.number: row.trial_id for row in rows if row.number in queried}
 
     def _clear(self, connection: sa.Connection, ids: Sequence[int]) -> None:
-        """Take out all that is known of these trials, but for attributes of other programs."""
+        """Delete all rows of these trials except attributes of other programs."""
         for name in CHILDREN if ids else ():
             table = self._tables[name]
             gone = sa.delete(table).where(table.c.trial_id.in_(ids))
@@ -174,7 +173,7 @@ class TrialTables:
         connection.execute(changed.values({name: sa.bindparam(f"new_{name}") for name in names}), rows)
 
     def _upsert(self, name: str, columns: Sequence[str]) -> Any:
-        """Inserts rows of a table, or replaces them; making the statement takes longer than carrying it out."""
+        """The cached INSERT-or-UPDATE of a table; building it takes longer than running it."""
         if name not in self._upserts:
             dialect = "sqlite" if self._store.url.startswith("sqlite") else "postgresql"
             self._upserts[name] = upsert(dialect, self._tables[name], columns[:2], columns[2:])
