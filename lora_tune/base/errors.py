@@ -34,19 +34,19 @@ EXIT_INTERRUPTED = 130
 
 
 class LoraTuneError(Exception):
-    """Base of the tree; ``exit_code`` is what a command returns for it."""
+    """Base of the tree; ``exit_code`` is that of the command."""
 
     exit_code = 1
 
 
 class InputError(LoraTuneError):
-    """The user's input cannot be used."""
+    """The user's input is invalid."""
 
     exit_code = EXIT_INPUT
 
 
 class StudyError(InputError):
-    """A study file cannot be used. The message reads ``file: key: problem; remedy``."""
+    """A study file is invalid. The message reads ``file: key: problem; remedy``."""
 
     def __init__(self, file: Path | str, key: str, problem: str) -> None:
         where = f"{file}: {key}: " if key else f"{file}: "
@@ -57,7 +57,7 @@ class StudyError(InputError):
 
 
 class SetupError(LoraTuneError):
-    """Something that the command needs is not there: what, where, how to get it."""
+    """Something that the command needs is missing: what, where, how to get it."""
 
     exit_code = EXIT_SETUP
 
@@ -75,10 +75,10 @@ class LauncherError(SetupError):
 
 
 class RefusedError(LauncherError):
-    """The scheduler takes no such job.
+    """The scheduler refused a job.
 
-    answer: what it said. remedy: what a person can do. lasting: it will say so again until that is done. by_size: what
-    it refuses is how much the job asks for, and a smaller job may be taken.
+    answer: its message. remedy: what the user can do. permanent: it will refuse again until that is done. by_size: it
+    refuses the requested size, and may accept a smaller job.
     """
 
     def __init__(self, job: str, answer: str, remedy: str, *, permanent: bool = True, by_size: bool = False) -> None:
@@ -87,9 +87,9 @@ class RefusedError(LauncherError):
 
 
 class LimitError(LauncherError):
-    """The scheduler takes no more jobs of this user for now: it refused one while others of them were in the queue.
+    """The scheduler accepts no more jobs of this user for now: it refused one while others were in the queue.
 
-    What it says of that is a site's own; that jobs were there is the evidence. answer: its words. jobs: how many.
+    Sites word this differently; the queued jobs are the evidence. answer: its message. jobs: their number.
     """
 
     def __init__(self, job: str, answer: str, jobs: int) -> None:
@@ -104,18 +104,18 @@ class StoreError(SetupError):
 
 
 class DatabaseChangedError(StoreError):
-    """The database was deleted, replaced, damaged or set back under a driver that had written to it.
+    """The database was deleted, replaced, damaged or set back after this driver wrote to it.
 
-    It will not be whole again by itself: what the driver knows must be kept elsewhere.
+    It will not recover by itself, so the driver's records must be saved elsewhere.
     """
 
 
 class NoSweepError(StoreError):
-    """There is no database here yet, or no driver has ever written to it."""
+    """There is no database here yet, or no driver has written to it."""
 
 
 class KeyTakenError(StoreError):
-    """The database holds a row with this key: somebody else was quicker."""
+    """Another process has already inserted a row with this key."""
 
 
 class NothingReachedError(LoraTuneError):
@@ -124,11 +124,11 @@ class NothingReachedError(LoraTuneError):
     exit_code = EXIT_NOTHING_REACHED
 
 
-# What a look at a machine, a file or a cluster says: what was found, why it matters, how to fix it.
+# Findings of checks: what was found, why it matters, how to fix it.
 
 
 class Level(enum.IntEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     GOOD = 0
     WARNING = 1
@@ -139,9 +139,9 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    what: what was found. why: why it matters. fix: the command or the change that fixes it. Both empty when good.
+    what: what was found. why: why it matters. fix: the command or change that fixes it. Both are empty if good.
     """
 
     level: Level

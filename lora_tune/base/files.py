@@ -1,8 +1,8 @@
-"""Small files that survive a power cut when written and any damage when read.
+"""Small files: atomic writes that survive a power failure, and reads that tolerate any damage.
 
-A job, a driver and a launcher tell each other facts by files of a few hundred bytes. Whoever reads one may find it
-absent, empty, cut, filled with zeros, replaced by a folder, or written by somebody else: none of that is an error of
-the reader, so :func:`read_json` says what it found and raises nothing.
+Jobs, drivers and launchers communicate through files of a few hundred bytes. A file may be missing, empty, truncated,
+filled with zeros, replaced by a folder, or foreign; none of that is the reader's error, so :func:`read_json` reports it
+and raises nothing. Also metric files of training scripts, and the type of a file system.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, Protocol
 from lora_tune.base.host import Process
 
 LARGEST = 4 << 20
-"""Bytes; a larger file is none of ours."""
+"""Maximum bytes of a small file; larger ones are not ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallFile:
-    """What was found in place of a small file.
+    """The content of a small file.
 
-    content: its object; None where it is absent or unreadable. problem: why it is unreadable, "" where it is not.
+    content: its JSON object; None if it is missing or unreadable. problem: why it is unreadable, else "".
     """
 
     content: Mapping[str, Any] | None = None
@@ -45,9 +45,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` so that a reader, also after a power cut, sees the old file or the whole new one.
+    """Replace ``path`` atomically: a reader, even after a power failure, sees the old or the whole new content.
 
-    Raises OSError where the disk takes none of it; the old file is left then.
+    Raises OSError if the disk refuses the write; the old file is kept then.
     """
     partial = _written(path, text)
     try:
@@ -59,10 +59,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def create_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Make ``path`` with its content in one step. Raises FileExistsError where it is there already, OSError.
+    """Create ``path`` with its content atomically. Raises FileExistsError if it exists, OSError.
 
-    A hard link is exclusive on network file systems too. Where a file system has none, the file is made first and
-    filled then, and a reader may find it empty for a moment.
+    A hard link is exclusive on network file systems, too. On a file system without hard links the file is created first
+    and then filled, so a reader may briefly find it empty.
     """
     partial = _written(path, json.dumps(content))
     try:
@@ -81,7 +81,7 @@ def create_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _written(path: Path, text: str) -> Path:
-    """A file beside ``path`` with the text, on the disk."""
+    """Write the text into a synced temporary file beside ``path``."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -91,8 +91,8 @@ def _written(path: Path, text: str) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a folder's names on the disk, as far as its file system can."""
-    with contextlib.suppress(OSError):  # some network file systems refuse to sync a folder; they need it least
+    """Sync a folder's entries to disk, if its file system can."""
+    with contextlib.suppress(OSError):  # some network file systems cannot sync a folder, and need it least
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -101,9 +101,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file in whose place a trial can have put anything, opened with ``flags`` of os.open.
+    """A descriptor of a file that a trial may have replaced by anything, opened with ``flags`` of os.open.
 
-    Never waits, as a pipe would make its reader. Raises OSError, also for what is no regular file.
+    Never blocks, as a pipe would. Raises OSError, also for anything but a regular file.
     """
     file = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -113,7 +113,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_json(path: Path) -> SmallFile:
-    """The object in ``path``, or what lies there instead. Never raises, never waits."""
+    """The object in ``path``, or why it is unreadable. Never raises, never blocks."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def read_json(path: Path) -> SmallFile:
 
 
 def parse(name: str, text: bytes) -> SmallFile:
-    """What the bytes of the small file ``name`` say."""
+    """Parse the bytes of the small file ``name``."""
     if not text.strip(b"\0 \t\r\n"):
         return SmallFile(problem=f"{name} is empty")
     if len(text) > LARGEST:
@@ -146,7 +146,7 @@ def _unreadable(path: Path, why: str) -> SmallFile:
 
 
 def text_of(content: Mapping[str, Any], name: str) -> str:
-    """The text under ``name``; "" where there is none."""
+    """The text under ``name``; "" if there is none."""
     value = content.get(name)
     return value if isinstance(value, str) else ""
 
@@ -164,13 +164,13 @@ def number_of(content: Mapping[str, Any], name: str) -> float | None:
 
 
 def whole_of(content: Mapping[str, Any], name: str) -> int | None:
-    """The whole number of at most 63 bits under ``name``, or None."""
+    """The integer of at most 63 bits under ``name``, or None."""
     value = content.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def process_of(content: Mapping[str, Any]) -> Process:
-    """The process that a record names; 0 where it names none. Earlier releases wrote the boot in place of the place."""
+    """The process in a record; pid 0 if there is none. Records of earlier releases have "boot" instead of "place"."""
     return Process(
         pid=whole_of(content, "pid") or 0,
         start_ticks=whole_of(content, "start_ticks"),
@@ -179,7 +179,7 @@ def process_of(content: Mapping[str, Any]) -> Process:
     )
 
 
-# Which file system a path lies on, as the kernel tells it: a pure function of ``/proc/self/mountinfo``.
+# File system type of a path, a pure function of ``/proc/self/mountinfo``.
 
 
 NETWORK = frozenset(
@@ -190,11 +190,11 @@ NETWORK = frozenset(
         "fuse.juicefs", "fuse.moosefs", "fuse.mfs", "fuse.davfs", "fuse.dfuse", "fuse.vast",
     }
 )  # fmt: skip
-"""Types that several hosts can mount at one time. SQLite's locks and shared memory do not reach across hosts."""
+"""Types that several hosts can mount at once; SQLite's locks and shared memory do not work across hosts."""
 
 
 def mountinfo() -> str:
-    """The mounts as this process sees them; "" where the kernel does not tell (not Linux)."""
+    """The mounts of this process; "" if the kernel does not provide them (not Linux)."""
     try:
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -202,9 +202,9 @@ def mountinfo() -> str:
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """The type of the file system that holds the absolute ``path``, such as ``ext4``; "" where ``mounts`` has none.
+    """The type of the file system that holds the absolute ``path``, such as ``ext4``; "" if ``mounts`` lacks it.
 
-    mounts: lines of /proc/self/mountinfo (proc(5)); lines of another form are passed over.
+    mounts: lines of /proc/self/mountinfo (proc(5)); other lines are ignored.
     """
     best, kind = -1, ""
     target = PurePosixPath(path)
@@ -214,47 +214,46 @@ def file_system(path: Path, mounts: str) -> str:
         if not separator or len(fields) < 6 or not type_:
             continue
         place = PurePosixPath(_unescaped(fields[4]))
-        # Of two mounts on one place the later one is seen.
+        # A later mount hides an earlier one on the same place.
         if (target == place or place in target.parents) and len(place.parts) >= best:
             best, kind = len(place.parts), type_
     return kind
 
 
 def _unescaped(field: str) -> str:
-    r"""A mount point as it is; the kernel writes space, tab, newline and backslash as ``\040`` and so on."""
+    r"""A mount point, decoded; the kernel writes space, tab, newline and backslash as ``\040`` and so on."""
     return re.sub(r"\\([0-3][0-7]{2})", lambda match: chr(int(match[1], 8)), field)
 
 
-# Metrics that a training script writes into files of its own: TensorBoard's events, CSV tables, JSON lines.
+# Metric files of training scripts: TensorBoard events, CSV tables, JSON lines.
 #
-# Each file is read as it grows; a row is a mapping of names to numbers. Formats: TFRecord frames (8 bytes of length,
-# 4 of its checksum, the data, 4 of theirs) that hold ``tensorflow.Event`` messages, and RFC 4180 tables with a
-# header.
+# Each file is read as it grows; a row maps names to numbers. Formats: TFRecord frames (8 bytes of length, 4 of its
+# checksum, the data, 4 of their checksum) with ``tensorflow.Event`` messages, and RFC 4180 tables with a header.
 
 
 Row = dict[str, Any]
 
 LARGEST_RECORD = 1 << 24
-"""Bytes of one event; a longer one is an image or no event, and ends the reading of its file."""
+"""Maximum bytes of one event; a longer one is an image or invalid, and ends the reading of its file."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FLOAT, _DOUBLE = 1, 2
 
 
 class _Format(Protocol):
-    """Takes the bytes of a file in order; gives rows, and keeps what is not whole yet."""
+    """Takes the bytes of a file in order; yields complete rows and buffers the rest."""
 
     def take(self, data: bytes) -> Iterator[Row]: ...
 
 
 class TensorBoardFile:
-    """Scalars of TensorBoard's event files, by their tags, with their step."""
+    """Scalars of TensorBoard event files, by tag, with their step."""
 
     def __init__(self) -> None:
         self._held, self._broken = b"", False
 
     def take(self, data: bytes) -> Iterator[Row]:
-        """The rows of further bytes. A file that is no event file gives none."""
+        """The rows of further bytes; none for a file that is no event file."""
         self._held += data
         at = 0
         while not self._broken and len(self._held) - at >= 12:
@@ -272,7 +271,7 @@ class TensorBoardFile:
 
 
 class _Lines:
-    """Whole lines of a text file."""
+    """Complete lines of a text file."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -283,7 +282,7 @@ class _Lines:
 
 
 class TableFile(_Lines):
-    """Rows of a CSV table with a header; cells without a number are left out."""
+    """Rows of a CSV table with a header; cells without a number are omitted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,10 +304,10 @@ class TableFile(_Lines):
 
 
 class JsonFile(_Lines):
-    """Objects of a file with one JSON object a line."""
+    """Rows of a file with one JSON object per line."""
 
     def take(self, data: bytes) -> Iterator[Row]:
-        """The rows of further bytes; a line that is no object is left out."""
+        """The rows of further bytes; other lines are ignored."""
         for line in self.whole(data):
             try:
                 row = json.loads(line)
@@ -319,7 +318,7 @@ class JsonFile(_Lines):
 
 
 def format_of(path: Path) -> _Format | None:
-    """The format of a file by its name; None for one that holds no metrics."""
+    """A reader for a metric file by its name; None for other files."""
     if ".tfevents." in path.name:
         return TensorBoardFile()
     if path.suffix == ".csv":
@@ -335,7 +334,7 @@ class MetricFiles:
         self._open: dict[Path, tuple[_Format, int]] = {}
 
     def rows(self) -> Iterator[Row]:
-        """What was written since the last call, file by file."""
+        """Rows written since the last call, file by file."""
         for root in self._paths:
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 yield from self._further(path)
@@ -347,11 +346,11 @@ class MetricFiles:
             return
         try:
             with path.open("rb") as file:
-                if path.stat().st_size < offset:  # written anew
+                if path.stat().st_size < offset:  # rewritten
                     reader, offset = format_of(path) or reader, 0
                 file.seek(offset)
                 data = file.read()
-        except FileNotFoundError:  # removed since it was listed
+        except FileNotFoundError:  # deleted since it was listed
             return
         self._open[path] = reader, offset + len(data)
         yield from reader.take(data)
@@ -367,7 +366,7 @@ def _number(cell: str) -> float | int | None:
 
 
 def _event(message: bytes) -> Row:
-    """The step and the scalars of one event; further fields, and images or texts, are left out."""
+    """Step and scalars of one event; other fields, images and texts are ignored."""
     row: Row = {"step": 0}
     for number, value in fields(message):
         if number == 2 and isinstance(value, int):
@@ -392,7 +391,7 @@ def _scalar(message: bytes) -> Row:
 
 
 def _tensor(message: bytes) -> float | None:
-    """The number of a tensor with one element; None for any other."""
+    """The number in a tensor with one element; None for any other."""
     kind, content = 0, b""
     for number, held in fields(message):
         if number == 1 and isinstance(held, int):
@@ -404,7 +403,7 @@ def _tensor(message: bytes) -> float | None:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers with their values, of a protocol buffer; ends where the bytes are none."""
+    """Field numbers and values of a protocol buffer; stops at invalid bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -1,4 +1,4 @@
-"""Processes, boots and clocks of this machine, told apart for certain."""
+"""This machine: processes, boots, clocks, addresses, Slurm node lists, packages and GPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def send_signal(pid: int, number: int, *, group: bool = False) -> None:
-    """Signal a process, or the process group that it leads; one that has ended or is another user's is left alone.
+    """Signal a process, or the process group that it leads; ignores ended processes and those of other users.
 
-    Nothing is sent to 1 or below: there stand init, our own group, and every process of this user.
+    Ignores pids of 1 and below: init, our own group, and all processes of this user.
     """
     if pid <= 1:
         return
@@ -31,12 +31,12 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
 
 
 def ancestor_pids() -> set[int]:
-    """This process, those that it descends from, and the leaders of their process groups."""
+    """Pids of this process, its ancestors, and the leaders of their process groups."""
     line, pid = set[int](), os.getpid()
     while pid > 0 and pid not in line:
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
-        except OSError:  # it has ended just now
+        except OSError:  # the process has just ended
             break
         _, parent, leader = stat[stat.rindex(b")") + 2 :].split()[:3]
         line |= {pid, int(leader)}
@@ -45,10 +45,8 @@ def ancestor_pids() -> set[int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process ``pid`` started, in clock ticks since boot (proc(5), field 22); None when there is none.
-
-    A zombie counts as gone.
-    """
+    """Start of process ``pid`` in clock ticks since boot (proc(5), field 22); None if it does not exist or is a
+    zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -64,7 +62,7 @@ def host() -> str:
 
 @functools.cache
 def boot() -> str:
-    """The name of this boot of the machine; "" where the kernel gives none."""
+    """The id of this boot; "" if the kernel provides none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -73,13 +71,13 @@ def boot() -> str:
 
 @functools.cache
 def place() -> str:
-    """Where numbers of processes mean what they mean here: this boot and this PID namespace, in one word.
+    """Scope in which pids are unique: this boot and PID namespace, as one word.
 
-    Containers on the network of their host have its name, and other hosts may have it, too; it counts only where the
-    kernel names no boot.
+    The host name is used only if the kernel provides no boot id: containers on their host's network share it, and other
+    hosts may have the same.
     """
     try:
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - a link to no path
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - the link is no path
     except OSError:
         namespace = ""
     return f"{boot() or host()}/{namespace}"
@@ -87,10 +85,10 @@ def place() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process, so that no other one with its number is mistaken for it, here or on another host.
+    """A process, identified so that neither a reused pid nor another host's process is mistaken for it.
 
-    start_ticks: when it started, in clock ticks since boot; None where unknown. place: see :func:`place`; records of
-    earlier releases name the boot alone, or nothing.
+    start_ticks: start in clock ticks since boot; None if unknown. place: see :func:`place`; records of earlier releases
+    have only the boot, or nothing.
     """
 
     pid: int
@@ -100,17 +98,17 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process that has the number ``pid`` here and now."""
+        """The process that has ``pid`` here now."""
         return cls(pid=pid, start_ticks=start_ticks(pid), host=host(), place=place())
 
     @property
     def elsewhere(self) -> bool:
-        """Whether nothing of it can be seen from here: of another host, boot or PID namespace."""
+        """Whether it is invisible here: of another host, boot or PID namespace."""
         return self.place not in (place(), boot()) if self.place else self.host != host()
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, and can be seen from here."""
+        """Whether it is running and visible here."""
         return self._is_known and start_ticks(self.pid) == self.start_ticks
 
     @property
@@ -124,7 +122,7 @@ class Process:
 
 
 def steady() -> float:
-    """Seconds, sleep of the machine included, by a monotonic clock."""
+    """Seconds of a monotonic clock that includes suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -132,15 +130,15 @@ _OFFSET = time.time() - steady()
 
 
 def steady_epoch() -> float:
-    """Epoch seconds as this process would count them had nobody set the wall clock since it began."""
+    """Epoch seconds, unaffected by changes of the wall clock since this process started."""
     return _OFFSET + steady()
 
 
-# Whether an address is for this machine only.
+# Loopback addresses.
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server bound to ``host`` can be reached from this machine only."""
+    """Whether a server bound to ``host`` is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -149,13 +147,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# Slurm's short form of node lists: ``n[1-3,07],m2``.
+# Slurm node lists: ``n[1-3,07],m2``.
 
 
 def hostnames(text: str) -> Iterator[str]:
     """``n[1-3,07],m2`` -> n1, n2, n3, n07, m2. Several brackets multiply, as in Slurm.
 
-    What is no range of numbers stays as it is; of more than ``MOST`` names the first ones are given.
+    Other bracket contents are kept as text; at most ``MOST`` names.
     """
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", "" if text in NOTHING else text)
     names = (name for part in parts for name in _expand(re.split(r"\[([^\]]*)\]", part)))
@@ -163,18 +161,18 @@ def hostnames(text: str) -> Iterator[str]:
 
 
 MOST = 65_536
-"""Slurm allows no more nodes in a cluster; damaged text may name billions."""
+"""Maximum nodes of a Slurm cluster; damaged text may name billions."""
 
 
 NOTHING = ("(null)", "None", "N/A", "Unknown", "NONE")
-"""What Slurm prints for an empty field."""
+"""Slurm's texts for an empty field."""
 
 
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 def _expand(pieces: Sequence[str]) -> Iterator[str]:
-    """``pieces`` alternate between literal text and the inside of a bracket."""
+    """``pieces`` alternate between literal text and bracket contents."""
     if len(pieces) == 1:
         yield pieces[0]
         return
@@ -189,11 +187,11 @@ def _expand(pieces: Sequence[str]) -> Iterator[str]:
                 yield head + number + tail
 
 
-# Releases of installed packages, and commits of source trees.
+# Versions of installed packages, and commits of source trees.
 
 
 def installed(name: str) -> str:
-    """The release of the distribution ``name``; "" where this environment does not have it."""
+    """The version of the distribution ``name``; "" if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -201,8 +199,7 @@ def installed(name: str) -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit of the git tree that a folder lies in, with "+changes" where files of it differ; "" where there is
-    none, or no git."""
+    """The commit of the git tree around a folder, with "+changes" if it is modified; "" without one, or without git."""
     answers = []
     for question in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
         try:
@@ -215,29 +212,29 @@ def commit_of(folder: Path) -> str:
     return answers[0] + ("+changes" if answers[1] else "")
 
 
-# The GPUs of this machine that a driver may hand out: by what CUDA and HIP are told, else by what the machine has.
+# GPUs that a driver may assign: those visible to CUDA or HIP, else all of the machine.
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HIP_VISIBLE = "HIP_VISIBLE_DEVICES"
 _NO_DEVICES = ("", "-1", "NoDevFiles")
 _SECONDS = 10.0
-"""What a driver that hangs may cost: without an answer the machine counts as one whose GPUs nobody knows."""
+"""Limit for a hanging GPU driver; without an answer, the GPUs are unknown."""
 
 _PROCESSES = re.compile(r"--?(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|gpus[-_]per[-_]node|gpus|devices)")
-"""Options by which launchers and Lightning are told how many GPUs a run has."""
+"""Options of launchers and Lightning for the number of GPUs of a run."""
 
 
 def visible_in(environment: Mapping[str, str]) -> str | None:
-    """What CUDA_VISIBLE_DEVICES says, or HIP's variable where that is not set; None where neither is."""
+    """CUDA_VISIBLE_DEVICES, else HIP_VISIBLE_DEVICES, else None."""
     return environment.get(VISIBLE, environment.get(_HIP_VISIBLE))
 
 
 def gpus_of_machine(visible: str | None) -> tuple[str, ...]:
-    """The ids of the GPUs that may be used: those that ``visible`` names, else all of the machine; () for none.
+    """Ids of the usable GPUs: those in ``visible``, else all of the machine; () if there are none, or if unknown.
 
-    visible: CUDA_VISIBLE_DEVICES, None where it is not set. The machine is asked by nvidia-smi, of a GPU that is
-    divided (MIG) its parts, or by rocm-smi. () also where nobody knows.
+    visible: CUDA_VISIBLE_DEVICES, None if unset. All GPUs are listed by nvidia-smi (MIG instances of a divided GPU),
+    rocm-smi, or NVIDIA's driver folder.
     """
     if visible is not None:
         return device_ids(len(visible), visible)
@@ -245,9 +242,9 @@ def gpus_of_machine(visible: str | None) -> tuple[str, ...]:
 
 
 def device_ids(number: int, visible: str | None) -> tuple[str, ...]:
-    """The first ``number`` GPUs, or fewer, that CUDA would use: by index, or as CUDA_VISIBLE_DEVICES names them.
+    """The first ``number`` GPUs, or fewer, that CUDA would use: by index, or as named in CUDA_VISIBLE_DEVICES.
 
-    visible: that variable, None where it is not set. CUDA ignores what stands behind an id that is none.
+    visible: that variable, None if unset. CUDA ignores ids after an invalid one.
     """
     if visible is None:
         return tuple(str(index) for index in range(number))
@@ -256,13 +253,13 @@ def device_ids(number: int, visible: str | None) -> tuple[str, ...]:
 
 
 def restricted_to(devices: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which a process sees these GPUs alone; HIP reads CUDA's, too, where its own is not set."""
+    """Variables that restrict a process to these GPUs; HIP also reads CUDA's variable unless its own is set."""
     names = (VISIBLE, *((_HIP_VISIBLE,) if _HIP_VISIBLE in environment else ()))
     return dict.fromkeys(names, ",".join(devices))
 
 
 def gpus_of_command(argv: Sequence[str]) -> int:
-    """How many GPUs a command line says that it uses: those of its launcher's option, else 1."""
+    """GPUs of a command line by its launcher's option, else 1."""
     for token, after in itertools.pairwise((*argv, "")):
         name, equals, value = token.partition("=")
         if _PROCESSES.fullmatch(name):
@@ -275,7 +272,7 @@ def gpus_of_command(argv: Sequence[str]) -> int:
 
 
 def _printed(*argv: str) -> str:
-    """What a program prints; "" where it is not there, fails or hangs."""
+    """Output of a program; "" if it is missing, fails or hangs."""
     try:
         done = subprocess.run(argv, capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -298,6 +295,6 @@ def _of_amd(text: str) -> tuple[str, ...]:
 
 
 def _of_driver() -> tuple[str, ...]:
-    """By the folders that NVIDIA's driver keeps, where nvidia-smi is not installed, as in many containers."""
+    """GPUs by the folders of NVIDIA's driver, for containers without nvidia-smi."""
     folder = Path("/proc/driver/nvidia/gpus")
     return tuple(str(index) for index, _ in enumerate(folder.iterdir())) if folder.is_dir() else ()

@@ -1,4 +1,4 @@
-"""Llama shapes by name, and the arithmetic that follows from a shape alone."""
+"""Llama shapes by name, with parameter and FLOP counts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Shape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The sizes that a Hugging Face ``config.json`` states.
+        """The sizes in a Hugging Face ``config.json``.
 
-        Raises KeyError, TypeError, ValueError or OverflowError where one is missing or not a positive number.
+        Raises KeyError, TypeError, ValueError or OverflowError if one is missing or not a positive number.
         """
         shape = cls(
             layers=int(config["num_hidden_layers"]),
@@ -50,7 +50,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the base model, embedding and output layer included."""
+        """Weights of the base model, including embedding and output layer."""
         attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_groups)
         block = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
         return self.layers * block + 2 * self.vocab * self.hidden + self.hidden
@@ -63,7 +63,7 @@ class Shape:
     def step_flops(self, tokens: int, seq: int) -> float:
         """Floating-point operations of a forward and backward pass over ``tokens`` tokens in sequences of ``seq``.
 
-        The frozen matrices cost 2 operations a weight and token forward and 2 backward (no weight gradient); causal
+        Frozen matrices cost 2 operations per weight and token forward and 2 backward (no weight gradient); causal
         attention costs half of 4 * seq * width forward and 2.5 times that backward (it recomputes the scores).
         """
         matrices = self.parameters - self.vocab * self.hidden

@@ -1,4 +1,4 @@
-"""The only place that knows a file name under ``sweeps/``."""
+"""All file names under ``sweeps/``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class AttemptPaths:
-    """The files of one attempt of one trial. ``claim``, ``started`` and ``ended`` are written by the job itself."""
+    """The files of one attempt of one trial. The job itself writes ``claim``, ``started`` and ``ended``."""
 
     folder: Path
 
@@ -41,34 +41,34 @@ class AttemptPaths:
 
     @property
     def pauses(self) -> Path:
-        """When the job stood still, written by its runner; absent where it never did."""
+        """Suspensions of the job, written by its runner; missing if there were none."""
         return self.folder / "pauses.json"
 
     @property
     def cgroup(self) -> Path:
-        """Where the cgroup of the job's processes is, where it has one."""
+        """Path of the cgroup of the job's processes, if it has one."""
         return self.folder / "cgroup"
 
     @property
     def slot(self) -> Path:
-        """Which pack this attempt trains in, where it shares a job with others."""
+        """The pack in which this attempt trains, if it shares a job."""
         return self.folder / "slot.json"
 
     @property
     def checkpoint(self) -> Path:
-        """Where the trial was when its pack was asked to end."""
+        """State of the trial when its pack was stopped."""
         return self.folder / "slot.pt"
 
     @property
     def previous(self) -> AttemptPaths | None:
-        """The attempt of the same trial before this one; None of the first."""
+        """The trial's previous attempt; None for the first."""
         head, _, number = self.folder.name.rpartition("-")
         earlier = int(number) - 1 if number.isdecimal() else -1
         return AttemptPaths(self.folder.with_name(f"{head}-{earlier}")) if earlier >= 0 else None
 
     @property
     def slurm(self) -> Path:
-        """The token by which Slurm knows this attempt's job, and the command that submitted it."""
+        """The token that identifies this attempt's job in Slurm, and the command that submitted it."""
         return self.folder / "slurm.json"
 
     @property
@@ -79,37 +79,37 @@ class AttemptPaths:
 
 @dataclass(frozen=True, slots=True)
 class PackPaths:
-    """The files of a job's packs beside those of the job: what the sweep asks of them, and what each says of itself."""
+    """Files for communication with the packs of a shared job."""
 
     folder: Path
 
     @property
     def requests(self) -> Path:
-        """A file for each trial that is to be trained, until the pack takes it."""
+        """One file per trial to train, until the pack takes it."""
         return self.folder / "requests"
 
     @property
     def taken(self) -> Path:
-        """The requests that the pack took."""
+        """Requests that the pack has taken."""
         return self.folder / "taken"
 
     @property
     def stops(self) -> Path:
-        """A file for each trial that is to end, by its name."""
+        """One file per trial to stop, by its name."""
         return self.folder / "stops"
 
     @property
     def slots(self) -> Path:
-        """How many trials each pack may train side by side, where that has changed since the job began."""
+        """Maximum concurrent trials per pack, if changed since the job began."""
         return self.folder / "slots.json"
 
     def state(self, pack: int) -> Path:
-        """What the job's pack of this number wrote of itself last."""
+        """Last state written by pack number ``pack``."""
         return self.folder / (f"state-{pack}.json" if pack else "state.json")
 
     @property
     def closed(self) -> Path:
-        """There from the moment on when the pack takes no more."""
+        """Exists once the pack takes no more trials."""
         return self.folder / "closed"
 
 
@@ -126,7 +126,7 @@ class SweepPaths:
 
     @property
     def identity(self) -> Path:
-        """Which sweep this folder belongs to, and where its records are."""
+        """The sweep that owns this folder, and the location of its records."""
         return self.root / "sweep.json"
 
     @property
@@ -135,37 +135,37 @@ class SweepPaths:
 
     @property
     def priors(self) -> Path:
-        """Runs of old logs that the search starts from, one JSON object a line."""
+        """Prior runs for the search, one JSON object per line."""
         return self.root / "priors.jsonl"
 
     @property
     def driver_log(self) -> Path:
-        """One JSON object a line: what the driver did and why."""
+        """The driver's actions with reasons, one JSON object per line."""
         return self.root / "driver.log"
 
     @property
     def driver_output(self) -> Path:
-        """What a driver printed that another program started."""
+        """Output of a driver that another program started."""
         return self.root / "driver.out"
 
     @property
     def unsaved(self) -> Path:
-        """What the database could not take yet, one JSON object a line; gone once it could."""
+        """Changes that the database could not save yet, one JSON object per line; deleted once saved."""
         return self.root / "unsaved.jsonl"
 
     @property
     def saved(self) -> Path:
-        """How often drivers of this folder have written to the sweep's database, by which an older one is known."""
+        """Save count of this folder's drivers, to detect a restored older database."""
         return self.root / "saved.json"
 
     @property
     def rescued(self) -> Path:
-        """A fresh database with all that a driver knew when its own was deleted, replaced or set back under it."""
+        """Database with all records of a driver whose own was deleted, replaced or set back."""
         return self.root / "rescued.db"
 
     @property
     def lock(self) -> Path:
-        """The driver that owns this folder: host, process, and a token of its own."""
+        """The driver that owns this folder: host, process, and a token."""
         return self.root / "driver.lock"
 
     @property
@@ -184,7 +184,7 @@ class SweepPaths:
 
     @property
     def prepared(self) -> Path:
-        """What is known of the preparation: its command's key, its attempt, its job, how it ended."""
+        """State of the preparation: key of its command, attempt, job, outcome."""
         return self.root / "prepare" / "preparation.json"
 
     def preparation(self, attempt: int) -> AttemptPaths:
@@ -197,7 +197,7 @@ class SweepPaths:
 
     @property
     def packs(self) -> Path:
-        """Folders of the jobs that several trials share, ``packs/0000`` and so on."""
+        """Folders of shared jobs, ``packs/0000`` and so on."""
         return self.root / "packs"
 
     def attempt(self, trial: int, attempt: int) -> AttemptPaths:
@@ -210,42 +210,42 @@ class SweepPaths:
 
 
 def display_path(path: Path) -> str:
-    """A path relative to the present folder where it lies below it."""
+    """A path relative to the working directory if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-# The names by which a sweep and an attempt say who they are: in a job's environment, and at the head of its log.
+# Identification of sweep and attempt: in a job's environment, and at the head of its log.
 
 
 SWEEP_VARIABLE, ATTEMPT_VARIABLE = "LORA_TUNE_SWEEP", "LORA_TUNE_ATTEMPT"
-"""The variables in which a job finds the id of its sweep and the token of its attempt."""
+"""Environment variables of a job with the id of its sweep and the token of its attempt."""
 
 SWEEP_KEY, ATTEMPT_KEY = "lora_tune_sweep", "lora_tune_attempt"
-"""The MLLOG keys under which our own recipes print them; a user's own program need not."""
+"""MLLOG keys under which our own recipes print them; optional for other programs."""
 
 
 HEAD_BYTES = 1 << 16
-"""A log's own head stands within its first so many bytes: Slurm's and submitit's lines may come before it."""
+"""The head of a log is within its first bytes, possibly after lines of Slurm and submitit."""
 
 _HEAD = re.compile(rb"(?m)^lora-tune: attempt ([0-9a-f]{1,64}) of sweep [0-9a-f]{0,64}\n")
 
 
 def log_head(sweep: str, token: str) -> bytes:
-    """The line at the head of a log that says whose it is, as the runner of jobs writes it."""
+    """The line, written by the job runner, that identifies a log."""
     return f"lora-tune: attempt {token} of sweep {sweep}\n".encode("ascii")
 
 
 def token_in(head: bytes) -> str:
-    """The token of the attempt that a log is of, from its first ``HEAD_BYTES``; "" where it does not say."""
+    """The attempt token in a log's first ``HEAD_BYTES``; "" if there is none."""
     match = _HEAD.search(head)
     return match[1].decode("ascii") if match else ""
 
 
 def without_head(chunk: bytes) -> bytes:
-    """Bytes of a log less the line that says whose it is, which its program did not print."""
+    """Bytes of a log without the line of log_head()."""
     return _HEAD.sub(b"", chunk)
 
 
 def new_token() -> str:
-    """A name that no other sweep and no other attempt has."""
+    """A unique id for a sweep or an attempt."""
     return uuid.uuid4().hex

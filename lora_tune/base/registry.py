@@ -1,7 +1,7 @@
-"""Kinds of one thing under the names that study files use: ours, those of installed packages, and a user's own file.
+"""Registries of kinds by the names in study files: shipped ones, those of installed packages, and users' files.
 
-A kind is added without touching this package: an installed package declares an entry point of the registry's group, or
-a study names ``path/to/file.py:attribute``. docs/extending.md shows both for each group.
+To add a kind, an installed package declares an entry point in the registry's group, or a study names
+``path/to/file.py:attribute``. docs/extending.md shows both for each group.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """Looks kinds up by name and imports them when they are asked for.
+    """Looks kinds up by name, and imports them on use.
 
     Parameters
     ----------
     group : str
-        Group of the entry points by which installed packages add kinds, such as ``lora_tune.launchers``.
+        Entry point group of installed packages' kinds, such as ``lora_tune.launchers``.
     kind : str
-        What a kind is called in messages, such as "launcher".
+        Name of a kind in messages, such as "launcher".
     shipped : mapping of str to str
         This package's own kinds: name to ``module:attribute``.
     needs : tuple of str
-        Methods of what a kind makes.
+        Required methods of the objects that a kind makes.
     """
 
     def __init__(self, group: str, kind: str, shipped: Mapping[str, str], needs: tuple[str, ...] = ()) -> None:
         self.group, self.kind, self._shipped, self._needs = group, kind, dict(shipped), needs
         self._files: dict[tuple[str, Path], Any] = {}
-        self._outside: dict[str, str] = {}  # modules that are not ours, and the kind that each was imported for
+        self._outside: dict[str, str] = {}  # third-party modules -> the kind for which each was imported
 
     def names(self) -> tuple[str, ...]:
-        """Every name that is known on this machine, ours first."""
+        """Every known name, shipped ones first."""
         return (*self._shipped, *sorted(e.name for e in self._installed() if e.name not in self._shipped))
 
     def known(self, name: str) -> str:
-        """``name``, where it is known or names a file; nothing is imported. Raises ValueError, as pydantic wants it."""
+        """``name``, if it is known or a file, without importing it. Raises ValueError, which pydantic expects."""
         if name in self._shipped or self._is_file(name) or any(e.name == name for e in self._installed()):
             return name
         raise ValueError(self._unknown(name))
 
     def load(self, name: str) -> Any:
-        """The object behind ``name``.
+        """The object with this name.
 
         Parameters
         ----------
         name : str
-            A known name, or ``path/to/file.py:attribute``, relative to the folder where the command runs.
+            A known name, or ``path/to/file.py:attribute``, relative to the working directory.
 
         Raises
         ------
         InputError
-            The name is unknown (the nearest known one is offered), its module fails, or has no such attribute.
+            If the name is unknown (the message proposes the nearest), its module fails, or lacks the attribute.
         """
         if name in self._shipped:
             module, _, attribute = self._shipped[name].partition(":")
@@ -77,12 +77,12 @@ class Registry:
         raise InputError(self._unknown(name))
 
     def make(self, name: str, factory: Any, *arguments: Any, **settings: Any) -> Any:
-        """What the kind ``name`` makes by its ``factory``.
+        """What ``factory`` of the kind ``name`` returns.
 
         Raises
         ------
         InputError
-            The factory makes nothing, or something without the methods that its users call.
+            If the result lacks a required method.
         """
         if not callable(factory):
             raise InputError(f"{self.kind} {name!r} is {factory!r:.60}; name a class or a function that makes one")
@@ -97,7 +97,7 @@ class Registry:
         )
 
     def fault(self, error: BaseException) -> str:
-        """The line of an outside kind's own code at which ``error`` was raised, and the error; "" where none was."""
+        """Error text with the innermost line of a third-party kind's code that raised ``error``; "" if none did."""
         for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
             module = str(frame.f_globals.get("__name__", ""))
             kind = self._outside.get(module) or self._outside.get(module.partition(".")[0])
@@ -107,7 +107,7 @@ class Registry:
         return ""
 
     def _installed(self) -> metadata.EntryPoints:
-        from importlib import metadata  # which takes as long to load as all of this package that a command's help needs
+        from importlib import metadata  # slow to import, and not needed for --help
 
         return metadata.entry_points(group=self.group)
 
@@ -116,7 +116,7 @@ class Registry:
         self._outside.setdefault(package, f"{self.kind} {entry.name!r}")
         try:
             return entry.load()
-        except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported
+        except (Exception, SystemExit) as error:  # an imported module may raise anything
             where = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
             raise InputError(f"{self.kind} {entry.name!r} of {where} cannot be loaded: {_reason(error)}") from error
 
@@ -135,7 +135,7 @@ class Registry:
         self._outside[spec.name] = f"{self.kind} {name!r}"
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # whatever a user's own file does when it runs
+        except (Exception, SystemExit) as error:  # a user's file may raise anything
             raise InputError(f"{self.kind} {name!r}: {path} cannot be loaded: {_reason(error)}") from error
         if not hasattr(module, attribute):
             raise InputError(f"{self.kind} {name!r}: {path} has no {attribute!r}; define it or name another")
@@ -152,11 +152,11 @@ class Registry:
 
 
 def _reason(error: BaseException) -> str:
-    """The error with its kind, and the file and line where it is one of syntax."""
+    """The error with its type."""
     return f"{type(error).__name__}: {error}"
 
 
-# Every kind that a study file can name, one registry for each key. Adding one: docs/extending.md.
+# All registries, one per key of a study file. To add a kind: docs/extending.md.
 
 
 LAUNCHERS = Registry(
@@ -169,11 +169,11 @@ LAUNCHERS = Registry(
     },
     needs=("submit", "poll", "cancel", "jobs_below"),
 )
-"""``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`. "simulated" is ``lora_tune_simulation``'s."""
+"""``site.launcher``: a :class:`lora_tune.launchers.base.LauncherKind`. "simulated" is in ``lora_tune_simulation``."""
 
 
 def on_this_machine(launcher: str) -> bool:
-    """Whether a launcher's jobs run here and nowhere else, so that what is not here is missing. Raises InputError."""
+    """Whether a launcher's jobs run only on this machine, so that files missing here are missing. Raises InputError."""
     return bool(getattr(LAUNCHERS.load(launcher), "one_machine", False))
 
 
@@ -186,8 +186,8 @@ WORKLOADS = Registry(
         "command": "lora_tune.workloads.command:CommandWorkload",
     },
 )
-"""``workload.kind``: a class with a pydantic model ``Settings``, made of (study, settings). The trainers of
-``lora_tune_recipes`` (peft, nemo, bridge) and the surface of ``lora_tune_simulation`` come by entry points."""
+"""``workload.kind``: a class with a pydantic model ``Settings``, constructed from (study, settings). The trainers of
+``lora_tune_recipes`` (peft, nemo, bridge) and the surface of ``lora_tune_simulation`` use entry points."""
 
 SAMPLERS = Registry(
     "lora_tune.samplers",
@@ -232,10 +232,11 @@ OBJECTIVES = Registry(
     },
     needs=("stop", "value", "measured"),
 )
-"""``objective.score`` and ``second``: a class made of a study, see ``lora_tune.search.objectives.Objective``."""
+"""``objective.score`` and ``second``: a class constructed from a study, see
+``lora_tune.search.objectives.Objective``."""
 
 
 def fault(error: BaseException) -> str:
-    """Which kind that is not ours failed with ``error``, and where in its own code; "" where none did."""
+    """Error text for a third-party kind that raised ``error``; "" if none did."""
     registries = (LAUNCHERS, WORKLOADS, SAMPLERS, LOG_READERS, OBJECTIVES)
     return next((message for registry in registries if (message := registry.fault(error))), "")

@@ -1,4 +1,4 @@
-"""The options in the words of an ``sbatch`` line, read as sbatch reads them: those that decide whose a job is."""
+"""Parses ``sbatch`` command lines as sbatch does, for the options that determine a job's identity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMESAKES = frozenset({
     "priority", "profile", "qos", "help", "hint", "reboot", "reservation",
     "threads-per-core", "thread-spec", "tmp", "wait-all-nodes", "wckey", "wrap",
 })  # fmt: skip
-"""Others that an abbreviation of these may mean."""
+"""Other options that share prefixes with these, which makes abbreviations ambiguous."""
 _FLAGS = frozenset({"hold", "requeue", "ignore-pbs", "parsable", "quiet", "test-only", "wait"})
 _SHORT = {
     "a": "array",
@@ -33,12 +33,12 @@ _SHORT = {
 }
 _SHORT_FLAGS = "HIOQVWhksuv"
 _HETEROGENEOUS = frozenset({":", "hetjob", "packjob"})
-"""Between the components of a heterogeneous job: on a command line, and in a header by its new and its old name."""
+"""Separators of heterogeneous job components: on a command line, and in a header by new and old name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SbatchOption:
-    """One option. name: its long form, without dashes. value: "" where it has none. text: as it was written."""
+    """One option. name: its long form, without dashes. value: "" if it has none. text: as written."""
 
     name: str
     value: str
@@ -46,7 +46,7 @@ class SbatchOption:
 
 
 def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
-    """Those of the options in the words of ``line`` that this module knows, in their order."""
+    """The options in ``line`` that this module knows, in their order."""
     options: list[SbatchOption] = []
     rest = list(line)
     while rest:
@@ -61,7 +61,7 @@ def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
 
 
 def _long(token: str, rest: list[str]) -> list[SbatchOption]:
-    """``--name``, ``--name=value``, ``--name value`` and what of a name is enough to tell it from others."""
+    """``--name``, ``--name=value``, ``--name value``, and unambiguous abbreviations."""
     stem, _, value = token[2:].partition("=")
     names = [stem] if stem in _LONG else [name for name in (*_LONG, *_NAMESAKES) if name.startswith(stem)]
     if len(names) != 1 or names[0] not in _LONG:
@@ -73,7 +73,7 @@ def _long(token: str, rest: list[str]) -> list[SbatchOption]:
 
 
 def _short(token: str, rest: list[str]) -> list[SbatchOption]:
-    """``-x value``, ``-xvalue`` and several letters in one word."""
+    """``-x value``, ``-xvalue`` and combined letters."""
     options = []
     for place, letter in enumerate(token[1:], start=2):
         value = ""

@@ -1,4 +1,4 @@
-"""Values as people read them: durations, small curves, text that is safe to show."""
+"""Text for display: durations, sparklines, counts; escaping and redaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people read them; "-" for None."""
+    """Seconds as text; "-" for None."""
     if seconds is None:
         return "-"
     if not 100 <= seconds < float("inf"):
@@ -34,53 +34,53 @@ def duration(seconds: float | None) -> str:
 
 
 def visible(text: object, keep: str = "") -> str:
-    """Any text without what a terminal or a page would act on: control and direction characters become spaces.
+    """Text safe for terminals and pages: control and direction characters become spaces.
 
-    keep: characters to leave as they are, such as line ends.
+    keep: characters to keep, such as newlines.
     """
     return "".join(c if c.isprintable() or c in keep else " " for c in str(text))
 
 
 def number(value: float) -> str:
-    """A metric's value for people: four decimals where they say something, else five digits."""
+    """A metric's value as text: four decimals from 0.01 to 10,000, else five digits."""
     return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 10_000 else f"{value:.5g}"
 
 
 def counted(count: float, noun: str = "samples") -> str:
-    """A number of things for people: "640 samples", "1 step", "0.5 epochs". noun: in the plural, which ends in s.
+    """A count as text: "640 samples", "1 step", "0.5 epochs". noun: plural, which ends in s.
 
-    Whole numbers are shown whole, others to six digits.
+    Integers are exact, other numbers have six digits.
     """
     shown = f"{count:.0f}" if float(count).is_integer() and abs(count) < 1e15 else f"{count:g}"
     return f"{shown} {noun.removesuffix('s') if count == 1 else noun}"
 
 
 def listed(names: Sequence[object], most: int = 6) -> str:
-    """Names for a sentence: ``n3, n7, n9 and 4 more``."""
+    """Names as text: ``n3, n7, n9 and 4 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(map(str, names[:most]))}{more}"
 
 
 def trials_text(numbers: Sequence[int], most: int = 6) -> str:
-    """Trial numbers for a sentence: ``trials 3, 7, 9 and 4 more``."""
+    """Trial numbers as text: ``trials 3, 7, 9 and 4 more``."""
     return f"trial{'s' if len(numbers) > 1 else ''} {listed(numbers, most)}"
 
 
 def about(count: float) -> str:
-    """An estimated count for people: whole from 100 on, below that three digits."""
+    """An estimated count as text: an integer from 100 on, below three digits."""
     return f"{count:.0f}" if count >= 100 else f"{count:.3g}"
 
 
-# What standard output can show: every text is printed in some form, whatever its encoding; dumb terminals.
+# Output in any encoding, and dumb terminals.
 
 
 _HANDLER = "lora_tune.plainer"
 _PLAINER = dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)) | {"…": "~", "·": "-", "═": "=", "─": "-", "│": "|"}
-"""One character for one, so that columns stay."""
+"""One character for one, so that columns stay aligned."""
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:
-    """For codecs: characters that the encoding lacks become their nearest plain ones, or a question mark."""
+    """Codec error handler: replaces unencodable characters by similar ASCII ones, or a question mark."""
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
     return "".join(_PLAINER.get(character, "?") for character in lacking), error.end
@@ -90,18 +90,18 @@ codecs.register_error(_HANDLER, _plainer)
 
 
 def escape_unprintable() -> None:
-    """Let standard output and error take every text: under an ASCII or KOI8-R locale a picture must end no sweep."""
+    """Make stdout and stderr accept any text, so that an ASCII or KOI8-R locale does not end a sweep."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_HANDLER)
 
 
 def redraws() -> bool:
-    """Whether standard output is a terminal on which a picture can be drawn over the last one."""
+    """Whether stdout is a terminal that can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-# Secrets out of text that is stored or shown: tokens, passwords, keys, in every form in which logs print them.
+# Redaction of tokens, passwords and keys, in every form that logs print.
 
 
 HIDDEN = "***"
@@ -112,7 +112,7 @@ _ESCAPE = (
     r"|\x1b[ -/]{0,4}[0-~]?"
 )
 _ESCAPES = re.compile(_ESCAPE + r"|\x9b[0-9;?]{0,40}[@-~]")
-_ESCAPES_IN_BYTES = re.compile(_ESCAPE.encode())  # without the 8-bit CSI, which is a part of letters in UTF-8
+_ESCAPES_IN_BYTES = re.compile(_ESCAPE.encode())  # without 8-bit CSI, which occurs within UTF-8 letters
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 _KEY_BLOCK = re.compile(
@@ -132,7 +132,7 @@ _SPECIAL_TOKEN = (
     r"token|secret|passw(?:or)?d|passphrase|passwd|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
     r"|encryption[_-]?key|credentials?|authorization|auth[_-]?key|cookie|_pwd|license[_-]?key|_jwt"
 )
-# A tokenizer's special tokens are no secrets; neither are counts of tokens.
+# A tokenizer's special tokens and counts of tokens are no secrets.
 _NO_SECRET = "".join(
     rf"(?<!{kind_name}_)" for kind_name in ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "special")
 )
@@ -153,26 +153,26 @@ _NAMES_A_PLACE = re.compile(r"(?i)_(?:file|path|dir|folder|name|url)$")
 
 
 def names_secret(name: str) -> bool:
-    """Whether a variable of this name holds a secret as a rule: HF_TOKEN does, MAX_TOKENS and TOKEN_FILE do not."""
+    """Whether a variable of this name usually holds a secret: HF_TOKEN does, MAX_TOKENS and TOKEN_FILE do not."""
     return bool(_SECRET_NAME.search(name)) and not _NAMES_A_PLACE.search(name)
 
 
 def without_escapes(text: str) -> str:
-    """The text without what only a terminal reads: colours, titles, links, cursor movements."""
+    """The text without terminal escapes: colours, titles, links, cursor movements."""
     return _ESCAPES.sub("", text) if "\x1b" in text or "\x9b" in text else text
 
 
 def bytes_without_escapes(line: bytes) -> bytes:
-    """:func:`without_escapes` for bytes in UTF-8 or any other encoding that keeps ASCII."""
+    """:func:`without_escapes` for bytes in UTF-8 or any other ASCII-compatible encoding."""
     return _ESCAPES_IN_BYTES.sub(b"", line) if b"\x1b" in line else line
 
 
 def redact(text: str) -> str:
-    """The text without secrets, terminal escapes and control characters; lines stay lines.
+    """The text without secrets, terminal escapes and control characters; lines are kept.
 
-    Hidden are: logins in URLs; values assigned to names such as HF_TOKEN, WANDB_API_KEY or password (in shell, ``set
-    -x`` traces, JSON, Python, options); authorization headers; private keys; and tokens of known forms anywhere.
-    Of a secret of more than 2,000 characters a part may stay: the patterns' bounds keep hostile text from hanging.
+    Hides logins in URLs; values assigned to names such as HF_TOKEN, WANDB_API_KEY or password (in shell, ``set -x``
+    traces, JSON, Python, options); authorization headers; private keys; and tokens of known forms. Part of a secret of
+    more than 2,000 characters may remain, because the patterns are bounded against hostile text.
     """
     text = _CONTROLS.sub("", without_escapes(text))
     text = _KEY_BLOCK.sub(HIDDEN, text)
@@ -191,17 +191,17 @@ def _hide_value(match: re.Match[str]) -> str:
     return match[0] if scheme in ("bearer", "basic", "digest", "none", "null", "") else f"{name}{HIDDEN}"
 
 
-# How far a run is as a whole number, for tools that know no other steps: Optuna, MLflow, TensorBoard.
+# Progress as an integer step, for tools without fractional steps: Optuna, MLflow, TensorBoard.
 
 
 def steps_of_one(unit: str) -> int:
-    """Whole steps for one of what a log counts: a thousand for an epoch, of which evals lie parts apart; else 1.
+    """Integer steps per unit of progress: 1000 per epoch, because evals occur at fractions of an epoch; else 1.
 
-    One scale for all trials of a study, which are compared at equal steps. unit: samples, steps or epochs.
+    The same for all trials of a study, which are compared at equal steps. unit: samples, steps or epochs.
     """
     return 1000 if unit == "epochs" else 1
 
 
 def whole_step(progress: float, unit: str) -> int:
-    """The step at which these tools are told of what happened at ``progress``, counted in ``unit``."""
+    """The integer step for ``progress``, counted in ``unit``."""
     return round(progress * steps_of_one(unit))
