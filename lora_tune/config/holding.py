@@ -1,6 +1,6 @@
-"""A study whose space holds a configuration that was there before it: ranges grow and steps shrink to its values.
+"""A study whose space is extended to contain an existing configuration: ranges widen, steps shrink.
 
-What trials do not read stays where it is: the space keeps it, with one value.
+Parameters that trials do not read keep a single value.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from lora_tune.config.study import Study
 
 
 def holding(space: Space, tuned: Mapping[str, Value], unread: Collection[str] = ()) -> Space:
-    """The space with every number of ``tuned``, a point of its names, within its range and on its steps.
+    """The space, extended so that the point ``tuned`` is in it.
 
-    What lies outside a range widens it; what lies between two steps makes them the largest that reach it. Another
-    choice or layout is one more of them. unread: parameters that keep one value.
+    Ranges widen to its numbers; steps become the largest that reach them; choices and layouts gain its values. unread:
+    parameters that are reduced to one value.
     """
     parameters = {n: _holding(p, tuned[n]) if n in tuned else p for n, p in space.parameters.items()}
     for name, parameter in parameters.items():
@@ -42,7 +42,7 @@ def holding(space: Space, tuned: Mapping[str, Value], unread: Collection[str] = 
 
 
 def _alone(parameter: Parameter) -> Parameter:
-    """The same with its first or lowest value alone."""
+    """The parameter reduced to its first or lowest value."""
     if isinstance(parameter, FloatParameter | IntParameter):
         return parameter.model_copy(update={"high": parameter.low})
     if isinstance(parameter, CategoricalParameter):
@@ -67,25 +67,25 @@ def _holding(parameter: Parameter, value: Value) -> Parameter:
 
 
 class _Holding(Study):
-    """A study, with the same content and hash, whose space holds a point."""
+    """A study with the same content and hash, but an extended space."""
 
     _point: Mapping[str, Value] = PrivateAttr(default_factory=dict)
     _unread: Collection[str] = PrivateAttr(default=())
 
     @property
     def search_space(self) -> Space:
-        """The study's space, with the point in it."""
+        """The study's space, extended to contain the point."""
         return holding(super().search_space, self._point, self._unread)
 
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
-        """As of any study; the copy's space holds the point, too."""
+        """See Study.with_options; the copy's space contains the point, too."""
         return study_holding(super().with_options(options), self._point, self._unread)
 
 
 def study_holding(study: Study, tuned: Mapping[str, Value] | None, unread: Collection[str] = ()) -> Study:
-    """The same study, hash and all, with a space that holds the point ``tuned``; None: the study itself.
+    """The study, with the same hash, whose space contains the point ``tuned``; None: the study itself.
 
-    unread: parameters that keep one value there.
+    unread: parameters that are reduced to one value.
     """
     point = tuned or {}
     if holding(study.search_space, point, unread) == study.search_space:

@@ -1,8 +1,7 @@
-"""Parallel layouts: the degrees into which a trial's GPUs divide, and the batch that follows.
+"""Parallel layouts: how a trial's GPUs are divided, and the resulting batch size.
 
-The arithmetic is that of NVIDIA's MLPerf implementation, v4.0 to v5.1:
-``DP = GPUs / (TP * PP * CP)`` and ``GBS = MINIBS * DP``. That code floors, so a layout that does not
-divide would silently change the batch: only layouts that divide are offered.
+Arithmetic of NVIDIA's MLPerf implementation, v4.0 to v5.1: ``DP = GPUs / (TP * PP * CP)``, ``GBS = MINIBS * DP``. That
+code floors, so a layout that does not divide would silently change the batch; only dividing layouts are offered.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LAYOUT_VALUES = ("TP", "PP", "VP", "CP", "EP", "SP", "MBS", "MINIBS", "NODES")
-"""Variables that a layout sets, beside the derived GBS."""
+"""Variables that a layout sets, besides the derived GBS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Layout:
-    """One way to lay a model over the GPUs; degrees are plain counts.
+    """One parallel layout; degrees are plain counts.
 
-    minibs: samples per data-parallel rank and optimizer step. mbs: samples per forward pass.
-    vp: virtual pipeline stages per rank. ep: ranks over which the experts of a mixture-of-experts model are spread; it
-    takes no part in GBS. sp: sequence parallel (0 or 1). nodes: what the trial runs on, 0: as the site
-    says.
+    minibs: samples per data-parallel rank and optimizer step. mbs: samples per forward pass. vp: virtual pipeline
+    stages per rank. ep: ranks among which experts of a mixture-of-experts model are divided; does not affect GBS. sp:
+    sequence parallel (0 or 1). nodes: of the trial; 0: the site's.
     """
 
     tp: int
@@ -55,7 +53,7 @@ class Layout:
         return self.minibs * self.dp(gpus)
 
 
-@functools.lru_cache(maxsize=4096)  # a study names the same few hundred in every trial
+@functools.lru_cache(maxsize=4096)  # a study has a few hundred, used in every trial
 def parse_layout(text: str) -> Layout:
     """The inverse of ``str(layout)``. Raises ValueError for any other text."""
     pairs = re.findall(r"(tp|pp|vp|cp|sp|minibs|mbs|ep|nodes)(\d+)", text)
@@ -65,10 +63,10 @@ def parse_layout(text: str) -> Layout:
 
 
 def with_minibs(text: str, site_gpus: int, gpus_per_node: int = 0) -> str:
-    """A layout that states its global batch, such as "tp4 pp1 cp1 gbs8 mbs1", with the MINIBS that makes it.
+    """A layout text with a global batch, such as "tp4 pp1 cp1 gbs8 mbs1", with the equivalent MINIBS instead.
 
-    site_gpus, gpus_per_node: as for :meth:`LayoutAxes.enumerate`. Any other text, and a batch that the layout's ranks
-    do not divide, come back as they are.
+    site_gpus, gpus_per_node: as for :meth:`LayoutAxes.enumerate`. Other texts, and a batch that the data-parallel ranks
+    do not divide, are returned unchanged.
     """
     stated = re.search(r"\bgbs(\d+)\b", text)
     try:
@@ -84,20 +82,20 @@ def with_minibs(text: str, site_gpus: int, gpus_per_node: int = 0) -> str:
 
 
 def layout_of(parameters: Mapping[str, str | int | float | bool]) -> Layout:
-    """The layout within resolved parameters; degrees that are absent count as 1."""
+    """The layout within resolved parameters; missing degrees count as 1."""
     degree = {k: int(parameters.get(k.upper(), 1)) for k in ("tp", "pp", "vp", "cp", "ep", "mbs", "minibs")}
     return Layout(**degree, sp=int(parameters.get("SP", 0)))
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutTable:
-    """The layouts that exist, and how many candidates each rule removed."""
+    """The valid layouts, and the number of candidates that each rule removed."""
 
     layouts: tuple[Layout, ...]
     removed: dict[str, int]
 
     def why_empty(self) -> str:
-        """The rules that left nothing, as words."""
+        """The rules that removed all candidates, as text."""
         return "; ".join(f"{rule} (rules out {count})" for rule, count in self.removed.items()) or "an empty axis"
 
 
@@ -135,7 +133,7 @@ class LayoutAxes(BaseModel):
         return self
 
     def enumerate(self, site_gpus: int, gpus_per_node: int = 0) -> LayoutTable:
-        """Every layout of these axes on ``site_gpus`` GPUs, sorted; and the count that each rule removed.
+        """Every layout of these axes on ``site_gpus`` GPUs, sorted, and the number that each rule removed.
 
         With the axis ``nodes`` a layout has ``nodes * gpus_per_node`` GPUs instead (CPU nodes count as one each).
         """
@@ -161,7 +159,7 @@ class LayoutAxes(BaseModel):
         return LayoutTable(tuple(sorted(layouts)), dict(removed))
 
     def _broken_rule(self, layout: Layout, gpus: int) -> str | None:
-        """The first rule that a dividing layout breaks, as words."""
+        """The first rule that a dividing layout breaks, as text."""
         if self.kv_groups % layout.tp:
             return f"TP divides {self.kv_groups} (KV groups)"
         if self.all_to_all and self.kv_groups % (layout.tp * layout.cp):
@@ -185,7 +183,7 @@ class LayoutAxes(BaseModel):
         return None
 
     def values(self, layout: Layout) -> dict[str, str | int | float | bool]:
-        """The layout as variables. SP, VP and EP appear only where their axis varies or is not the default."""
+        """The layout as variables. SP, VP and EP are included only if their axis differs from the default."""
         values: dict[str, str | int | float | bool] = {
             "TP": layout.tp,
             "PP": layout.pp,
@@ -205,10 +203,10 @@ class LayoutAxes(BaseModel):
 
 
 def config_file_name(system: str, nodes: int, gpus: int, layout: Layout, suffix: str = "") -> str:
-    """The field's name of a config: ``config_<SYSTEM>_<NODES>x<GPUS>x<MINIBS>xtp<TP>pp<PP>cp<CP>[_suffix].sh``.
+    """Standard name of a config: ``config_<SYSTEM>_<NODES>x<GPUS>x<MINIBS>xtp<TP>pp<PP>cp<CP>[ep<EP>][_suffix].sh``.
 
-    With experts spread over several ranks ``ep<EP>`` follows the other degrees.
-    ``system`` and ``suffix`` are reduced to letters, digits, ``_`` and ``-``, since the name becomes DGXSYSTEM.
+    ``ep<EP>`` is included if EP > 1. Other characters than letters, digits, ``_`` and ``-`` in ``system`` and
+    ``suffix`` are replaced, because the name becomes DGXSYSTEM.
     """
     clean = re.sub(r"[^A-Za-z0-9_-]+", "-", system).strip("-_") or "SYSTEM"
     tail = "_" + re.sub(r"[^A-Za-z0-9_-]+", "-", suffix) if suffix else ""

@@ -1,4 +1,4 @@
-"""What a study's trials are compared by, as its file says it, and whether that fits together."""
+"""The objective section of a study file, and its checks."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ class ObjectiveSettings(Section):
 
     @property
     def within(self) -> tuple[tuple[float, str], ...]:
-        """The limits that are given, each with its unit."""
+        """The limits that are set, each with its unit."""
         limits = ((self.within_steps, "steps"), (self.within_samples, "samples"), (self.within_seconds, "s"))
         return tuple((limit, unit) for limit, unit in limits if limit is not None)
 
 
 LORA_TARGET = 0.925
-"""The target of MLPerf's LoRA benchmark, that of the workloads that run it; a script of one's own has to name one."""
+"""The target of MLPerf's LoRA benchmark; default for workloads that run it. Other scripts must state a target."""
 
 
 def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
-    """The section with the benchmark's own target where one is named and no target, and the score of a lone metric.
+    """The section with the benchmark's target if none is stated, and the score of a metric without target.
 
-    Raises ValueError for a benchmark that is not known, as pydantic wants it.
+    Raises ValueError, which pydantic expects, for an unknown benchmark.
     """
     filled = dict(objective)
     name = filled.get("benchmark") or (workload.get("benchmark") if isinstance(workload, dict) else None)
@@ -102,9 +102,9 @@ def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
 
 
 def _nothing_to_reach(score: str, workload: object) -> bool:
-    """Whether trials are compared by something else than a target, such as their speed, and run a script of one's own.
+    """Whether a script without a default goal is scored by something else than a target, such as throughput.
 
-    No other study's target is borrowed for that script to read.
+    Such a study gets no default target.
     """
     try:
         kind = WORKLOADS.load(str(workload.get("kind"))) if isinstance(workload, dict) else None
@@ -114,13 +114,13 @@ def _nothing_to_reach(score: str, workload: object) -> bool:
 
 
 def check_goal(text: str, path: Path) -> None:
-    """Raise StudyError for a script of one's own without a goal: no other study's target is borrowed for it."""
+    """Raise StudyError for a user's script without a goal, because no default target applies to it."""
     try:
         table = tomllib.loads(text.removeprefix("\ufeff"))
         workload, objective = table.get("workload", {}), table.get("objective", {})
         needs_goal = getattr(WORKLOADS.load(str(workload.get("kind"))), "needs_goal", False)
     except (tomllib.TOMLDecodeError, InputError, AttributeError):
-        return  # told by parse_study
+        return  # reported by parse_study
     if not needs_goal or objective.keys() & {"target", "metric", "benchmark"} or "benchmark" in workload:
         return
     if "score" in objective and not _wants_target(str(objective["score"])):
@@ -137,7 +137,7 @@ def check_goal(text: str, path: Path) -> None:
 
 
 def _wants_target(score: str) -> bool:
-    """Whether a score has a meaning for a target; a name that is not known is told elsewhere."""
+    """Whether a score uses a target; False for an unknown name, which is reported elsewhere."""
     try:
         return not getattr(OBJECTIVES.load(score), "has_budget", False)
     except InputError:
@@ -145,9 +145,9 @@ def _wants_target(score: str) -> bool:
 
 
 def ruleset_of(stated: str | None, workload: object, benchmark: str) -> str | None:
-    """The round whose rules apply to ``benchmark``: ``stated`` by the study, else the one that the scripts name.
+    """The round whose rules apply to ``benchmark``: ``stated`` in the study, else the one that its scripts set.
 
-    workload: the study's table, validated or not. None for the newest: neither names one, or there are no scripts.
+    workload: the study's table, validated or not. None (the newest) if neither states one, or there are no scripts.
     """
     if stated is not None:
         return stated
@@ -155,7 +155,7 @@ def ruleset_of(stated: str | None, workload: object, benchmark: str) -> str | No
         table = WorkloadTable.model_validate(workload)
         of_scripts = getattr(WORKLOADS.load(table.kind), "stated_ruleset", None)
     except (ValidationError, InputError):
-        return None  # told by parse_study
+        return None  # reported by parse_study
     return of_scripts(table, benchmark) if of_scripts else None
 
 

@@ -1,4 +1,4 @@
-"""What one entry of a study's ``[space]`` may be: its kinds, and what each of them allows."""
+"""Parameter types of a study's ``[space]``, formulas, and conditions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from lora_tune.config.layout import Layout, LayoutAxes, LayoutTable, parse_layout
 from lora_tune.config.problems import numbers_are_numbers
 
-# Plain arithmetic from a study file, evaluated without executing code.
+# Arithmetic formulas from a study file, evaluated without executing code.
 
 
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
@@ -36,11 +36,11 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
     "round": round,
     "sqrt": math.sqrt,
 }
-_LIMIT = 500  # characters: a formula is a line, and a parser's stack is finite
+_LIMIT = 500  # characters; bounds the parser's recursion
 
 
 class FormulaError(ValueError):
-    """A formula that cannot be read or computed; ``name`` is the parameter that it defines."""
+    """An invalid formula; ``name`` is the parameter that it defines."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(problem)
@@ -50,8 +50,8 @@ class FormulaError(ValueError):
 class Formula:
     """An arithmetic expression over named values.
 
-    Allowed: numbers, names, ``+ - * / // %``, parentheses, ``min max ceil floor round``. Anything else
-    raises FormulaError on construction. No power operator: a formula's cost stays bounded.
+    Allowed: numbers, names, ``+ - * / // %``, parentheses, ``min max ceil floor round sqrt``; anything else raises
+    FormulaError on construction. There is no power operator, so that the cost of a formula is bounded.
     """
 
     def __init__(self, text: str) -> None:
@@ -80,7 +80,7 @@ class Formula:
         raise FormulaError("", f"{self.text!r} holds something other than arithmetic")
 
     def value(self, name: str, values: Mapping[str, object]) -> int | float:
-        """The result over ``values``. Raises FormulaError (blaming ``name``) on a missing or non-numeric value."""
+        """The result for ``values``. Raises FormulaError (naming ``name``) for a missing or non-numeric value."""
         try:
             result = self._compute(self._tree, name, values)
         except (ZeroDivisionError, OverflowError, TypeError, ValueError) as error:
@@ -116,13 +116,13 @@ Value = str | int | float | bool
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    # Not of every field: pydantic tells the kinds apart by ``type`` before any validator.
+    # Not all fields: pydantic selects the union member by ``type`` before any validator.
     _numbers = field_validator("low", "high", "step", "log", mode="before", check_fields=False)(numbers_are_numbers)
 
 
 Role = Literal["speed", "convergence", "both", "switch", "precision"]
 SWITCHES: Mapping[Role, bool] = {"switch": False, "precision": True}
-"""The roles of switches, which are probed several at a time, and whether they change arithmetic."""
+"""Roles of switches, which are probed several at a time -> whether they change arithmetic."""
 
 
 class Conditional(_Frozen):
@@ -148,7 +148,7 @@ class Conditional(_Frozen):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, handler: Any) -> dict[str, Any]:
-        """Studies that have no conditions are the same, by their hash too, as before there were any."""
+        """Omit an empty ``when``, so that hashes equal those of releases without conditions."""
         serialized: dict[str, Any] = handler(self)
         if not serialized.get("when"):
             serialized.pop("when", None)
@@ -189,9 +189,9 @@ class FloatParameter(TunedParameter):
         return self
 
     def written(self, value: float) -> float:
-        """``value`` as a person would write it: three significant digits, more where the range is narrow.
+        """``value`` rounded to three significant digits, more if the range is narrow.
 
-        A step of the last digit is at most a hundredth of the range.
+        One unit of the last digit is at most a hundredth of the range.
         """
         if value == 0 or not math.isfinite(value):
             return value
@@ -238,13 +238,13 @@ class LayoutParameter(LayoutAxes):
     _one_more: Layout | None = PrivateAttr(None)
 
     def with_layout(self, layout: Layout) -> LayoutParameter:
-        """The same with one layout more, whatever the axes and their rules say: it is known to run."""
+        """A copy that also offers ``layout``, even if it breaks the axes' rules: it is known to run."""
         copy = self.model_copy()
         copy._one_more = layout
         return copy
 
     def enumerate(self, site_gpus: int, gpus_per_node: int = 0) -> LayoutTable:
-        """As of the axes, with the layout that is there besides them."""
+        """The layouts of the axes, plus the additional one."""
         table, more = super().enumerate(site_gpus, gpus_per_node), self._one_more
         return table if more is None else LayoutTable(tuple(sorted({*table.layouts, more})), table.removed)
 
@@ -283,14 +283,14 @@ class FixedParameter(Conditional):
 
 
 def choices_of(parameter: IntParameter | CategoricalParameter | FixedParameter) -> Sequence[Value]:
-    """All values that a parameter of separate values can have, the lowest or first first."""
+    """All values of a discrete parameter, lowest or first first."""
     if isinstance(parameter, IntParameter):
         return range(parameter.low, parameter.high + 1, parameter.step)
     return parameter.choices if isinstance(parameter, CategoricalParameter) else (parameter.value,)
 
 
 def middle_of(parameter: FloatParameter | IntParameter | CategoricalParameter) -> Value:
-    """The middle of a range, on the scale on which it is searched; the first of choices."""
+    """The middle of a range, on its search scale; the first of choices."""
     if isinstance(parameter, CategoricalParameter):
         return parameter.choices[0]
     low, high = parameter.low, parameter.high
@@ -316,7 +316,7 @@ def _check_range(low: float, high: float, log: bool) -> None:
 
 
 def _finite(value: float) -> bool:
-    """Whether it is a number that a float can hold, too."""
+    """Whether a number is finite and fits into a float."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -328,21 +328,21 @@ def as_parameter(value: Any) -> Any:
     return value if isinstance(value, dict) else {"type": "fixed", "value": value}
 
 
-# Parameters that exist only under a choice of another: ``when = { OPTIMIZER = ["adam", "lamb"] }``.
+# Conditional parameters: ``when = { OPTIMIZER = ["adam", "lamb"] }``.
 #
-# The trial is not given a parameter that does not exist for it, and its record does not hold one. Optuna's space is
-# flat: there an absent parameter is drawn like the others, and whatever was drawn means the same. So models look at
-# it in one place, its middle, and two configurations that differ only in what is absent are one.
+# A trial neither gets nor records an inactive parameter. Optuna's space is flat: it also draws inactive parameters,
+# whose values have no effect. Models therefore see them at the middle of their range, so that configurations which
+# differ only in inactive parameters are equal.
 
 
 _TUNED = FloatParameter | IntParameter | CategoricalParameter
 
 Allowed = Mapping[str, tuple[Value, ...]]
-"""The values of each parent under which a parameter exists: all of them must hold."""
+"""Values of each parent under which a parameter exists; all conditions must hold."""
 
 
 class ConditionError(ValueError):
-    """A condition that cannot be used; ``key`` is the parameter to blame."""
+    """An invalid condition; ``key`` is the parameter at fault."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(problem)
@@ -351,10 +351,11 @@ class ConditionError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Which parameters exist only under others' values.
+    """The conditions of a space's parameters.
 
-    of: what each needs, parents before their children. rest: where an absent one is looked at, of those that are
-    tuned. known: values that every trial has alike. layout: the space's layout parameter and its name, if any.
+    of: conditions of each conditional parameter, parents before their children. rest: the middle of each tuned
+    conditional parameter. known: values that all trials share. layout: name and parameter of the space's layout, if
+    any.
     """
 
     of: Mapping[str, Allowed] = field(default_factory=dict)
@@ -363,9 +364,9 @@ class Conditions:
     layout: tuple[str, LayoutParameter] | None = None
 
     def absent(self, values: Mapping[str, Any]) -> frozenset[str]:
-        """The parameters that do not exist at ``values``, tuned or resolved ones.
+        """The inactive parameters at ``values``, which may be tuned or resolved.
 
-        What ``values`` leave open may be anything, so that nothing is absent for it.
+        Missing values may be anything, so they make no parameter inactive.
         """
         if not self.of:
             return frozenset()
@@ -377,29 +378,29 @@ class Conditions:
         return frozenset(absent)
 
     def present(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """``values`` without what does not exist at them."""
+        """``values`` without inactive parameters."""
         gone = self.absent(values)
         return {name: value for name, value in values.items() if name not in gone}
 
     def rested(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``values`` with what does not exist at them in its middle: equal for configurations that are one."""
+        """``values`` with inactive parameters at their middle, so that equivalent configurations are equal."""
         gone = self.absent(values)
         return {**values, **{n: v for n, v in self.rest.items() if n in gone}} if gone else values
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A point of the flat space: as :meth:`rested`, and whatever else is conditional and not said in its middle.
+        """A point of the flat space: as :meth:`rested`, with missing conditional parameters at their middle.
 
-        Nothing stays nothing: a configuration that is no point of the space has no values.
+        Empty values stay empty: they mark a configuration outside the space.
         """
         return {**self.rest, **self.rested(values)} if values and self.of else dict(values)
 
     def agrees(self, values: Mapping[str, Any], point: Mapping[str, Value]) -> bool:
-        """Whether a configuration has all values of a point, but for those that do not exist at it."""
+        """Whether a configuration has all values of a point, except those inactive in it."""
         gone = self.absent(values)
         return all(values.get(name) == value if name in values else name in gone for name, value in point.items())
 
     def describe(self, name: str) -> str:
-        """Under which values a parameter exists, for people: "OPTIMIZER = 'adam' or 'lamb' and TP = 2"."""
+        """The conditions of a parameter, as text: "OPTIMIZER = 'adam' or 'lamb' and TP = 2"."""
         return " and ".join(f"{p} = {' or '.join(map(repr, allowed))}" for p, allowed in self.of[name].items())
 
     def _degrees(self, values: Mapping[str, Any]) -> Mapping[str, Value]:
@@ -409,7 +410,7 @@ class Conditions:
 
 
 def conditions_of(parameters: Mapping[str, Parameter]) -> Conditions:
-    """The conditions of a space. Those that need each other are left for :func:`check_conditions` to find."""
+    """The conditions of a space. Circular ones are left for :func:`check_conditions`."""
     of = {n: p.when for n, p in parameters.items() if isinstance(p, Conditional) and p.when}
     if not of:
         return Conditions()
@@ -423,7 +424,7 @@ def conditions_of(parameters: Mapping[str, Parameter]) -> Conditions:
 
 
 def _parents_first(of: Mapping[str, Allowed]) -> list[str]:
-    """Names in an order in which each parent stands before its children; those of a circle last."""
+    """Names with parents before children; those in a circle last."""
     order: list[str] = []
     waiting = list(of)
     while ready := [n for n in waiting if not any(p in waiting for p in of[n])]:
@@ -433,16 +434,16 @@ def _parents_first(of: Mapping[str, Allowed]) -> list[str]:
 
 
 def is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    """Whether ``value`` is among ``allowed``; true is not 1."""
-    if isinstance(allowed, range):  # which may be long
+    """Whether ``value`` is in ``allowed``; True is not 1."""
+    if isinstance(allowed, range):  # may be long
         return type(value) is int and value in allowed
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed)
 
 
 def check_conditions(parameters: Mapping[str, Parameter], layouts: Iterable[Mapping[str, Value]]) -> None:
-    """Raise ConditionError for conditions that name no parent, cannot hold, or need each other.
+    """Raise ConditionError for conditions with an invalid parent, that never hold, or that are circular.
 
-    layouts: the variables of every layout that the space offers.
+    layouts: the variables of every layout of the space.
     """
     conditions = conditions_of(parameters)
     offered: dict[str, list[Value]] = {}
@@ -479,7 +480,7 @@ def _check_parent(
 
 
 def _check_chain(name: str, of: Mapping[str, Allowed]) -> None:
-    """A parameter and all above it: no circle, and values of each parent that satisfy them all."""
+    """Check the conditions of a parameter and of its ancestors for circles and contradictions."""
     every: dict[str, tuple[Value, ...]] = {}
     path, todo = {name}, [name]
     while todo:
@@ -496,7 +497,7 @@ def _check_chain(name: str, of: Mapping[str, Allowed]) -> None:
 
 
 def needed(name: str, of: Mapping[str, Allowed]) -> dict[str, tuple[Value, ...]]:
-    """All that must hold for a parameter to exist, its parents' conditions included. The conditions were checked."""
+    """All conditions under which a parameter exists, including its ancestors', which must have been checked."""
     allowed: dict[str, tuple[Value, ...]] = {}
     for parent, values in of.get(name, {}).items():
         for other, more in (*needed(parent, of).items(), (parent, values)):

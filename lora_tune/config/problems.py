@@ -1,4 +1,4 @@
-"""What is wrong with a study file in plain words: the line or the key, what came, what is allowed."""
+"""Error messages for invalid study files: the line or key, the value, what is allowed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lora_tune.logs.run import as_number
 
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The key path and a one-line problem with its remedy, of the first of pydantic's findings on ``model``."""
-    # A misspelt key is often the cause of the missing one.
+    """Key path, and problem with remedy in one line, of the most relevant of pydantic's errors on ``model``."""
+    # A misspelt key often causes an error about a missing one.
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     parts = [str(p) for p in first["loc"] if p not in ("float", "int", "categorical", "layout", "derived", "fixed")]
     key = ".".join(parts)
@@ -58,17 +58,17 @@ _PLAIN_WORDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a table"),
 }
-"""Pydantic's type of a finding -> what is allowed."""
+"""Pydantic's error type -> what is allowed."""
 
 
 def _what_came(value: object) -> str:
-    """The refused value, where it is short enough for a line."""
+    """The refused value, if it is short enough."""
     shown = repr(value)
     return f", not {shown}" if isinstance(value, str | int | float) and len(shown) <= 80 else ""
 
 
 def _meant(parts: list[str], model: type[BaseModel]) -> str:
-    """What a missing key is for, as the model describes it."""
+    """The model's description of a missing key."""
     for part in parts[:-1]:
         inner = model.model_fields.get(part)
         if inner is None or not (isinstance(inner.annotation, type) and issubclass(inner.annotation, BaseModel)):
@@ -79,7 +79,7 @@ def _meant(parts: list[str], model: type[BaseModel]) -> str:
 
 
 def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
-    """The key that was meant, the nearest of its section or one of another, else all that the section allows."""
+    """The closest key of the section, or the section that has the key, else all keys of the section."""
     if parts[0] == "space" and parts[-1] in _PARAMETER_KEYS:
         return f"did you mean {_PARAMETER_KEYS[parts[-1]]}?"
     top = model
@@ -98,13 +98,13 @@ def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
 
 
 _PARAMETER_KEYS = {"min": "low", "max": "high", "lower": "low", "upper": "high", "values": "choices"}
-"""What others call the keys of a parameter -> their names here."""
+"""Other common names of parameter keys -> their names here."""
 
 _SECTIONS = ("objective", "budget", "search", "site")
 
 
 def line_shown(problem: str, text: str) -> str:
-    """The line that a TOML error names, with what most often is wrong in it."""
+    """The line of a TOML error, with the most likely cause."""
     match, lines = re.search(r"at line (\d+)", problem), text.splitlines()
     if match is None or not 0 < int(match[1]) <= len(lines):
         return ""
@@ -120,20 +120,20 @@ _TOML_REMEDIES = {
     "Cannot overwrite": "each name appears only once in its table",
     "Cannot declare": "each table appears only once",
 }
-"""What Python's parser of TOML says of a line -> what most often is wrong in it."""
+"""Text in Python's TOML errors -> the most likely cause."""
 
 
-# What the tables of a study file have in common.
+# Common to the tables of a study file.
 
 
 LONGEST = 18
-"""Digits of an integer that every database, and a float nearly, can hold."""
+"""Maximum digits of an integer, which all databases can store."""
 
 
 def numbers_are_numbers(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
-    """Refuse ``trials = "6"`` and ``trials = true``, which would pass for 6 and 1; a validator of fields, before.
+    """Field validator (before) that refuses ``trials = "6"`` and ``trials = true``, which pydantic would convert.
 
-    Raises ValueError, as pydantic wants it.
+    Raises ValueError, which pydantic expects.
     """
     if type(value) is int and abs(value) >= 10**LONGEST:
         raise ValueError(f"must be an integer of at most {LONGEST} digits")
@@ -157,7 +157,7 @@ class Section(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types among an annotation's alternatives, None left out; empty for anything else."""
+    """The plain types in an annotation's union, without None; empty for other annotations."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return set().union(*(_kinds(part) for part in typing.get_args(annotation)))
     if typing.get_origin(annotation) is typing.Literal:

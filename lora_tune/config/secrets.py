@@ -1,9 +1,8 @@
-"""Variables of jobs that are written nowhere: passed by environment, and named in a study by reference.
+"""Secret variables of jobs: passed through the environment, never written to disk, and referenced in a study.
 
-In ``environment`` of a site or a workload, ``HF_TOKEN = { env = "HF_TOKEN" }`` takes the value from the environment of
-whoever drives the sweep, ``{ file = "~/.hf_token" }`` from a file. A plain text under a name that looks like a secret
-counts as ``{ value = "...", secret = true }``: it is passed in the same way, and the copies of the study that a sweep
-keeps do not hold it.
+In ``environment`` of a site or workload, ``HF_TOKEN = { env = "HF_TOKEN" }`` reads the value from the driver's
+environment, ``{ file = "~/.hf_token" }`` from a file. A plain text under a name that looks like a secret counts as
+``{ value = "...", secret = true }``: it is passed in the same way, and omitted from the sweep's copies of the study.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class Secret(BaseModel):
 
     @property
     def stored_without_value(self) -> bool:
-        """Whether this is what a sweep's copy of a study holds in place of the value."""
+        """Whether this is the placeholder in a sweep's copy of a study."""
         return self.value is not None and self.value.get_secret_value() == HIDDEN
 
     def read(self, name: str) -> str:
-        """The value. Raises SetupError where its source does not have it; ``name``: of the variable that gets it."""
+        """The value. Raises SetupError if its source lacks it. name: the variable that gets it."""
         if self.env is not None:
             value = os.environ.get(self.env)
             if value is None:
@@ -79,9 +78,9 @@ class Variables(BaseModel):
 
 
 def with_secrets_apart(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A section, and sections in it, with the secrets of ``environment`` moved to ``secrets``.
+    """A section, with nested sections, whose secrets are moved from ``environment`` to ``secrets``.
 
-    ``{ value = "...", secret = false }`` says that a value under a suspicious name is none.
+    ``{ value = "...", secret = false }`` marks a value as no secret despite its name.
     """
     section = {key: with_secrets_apart(inner) if _has_variables(inner) else inner for key, inner in table.items()}
     environment = section.get("environment")
@@ -108,7 +107,7 @@ def _has_variables(value: Any) -> bool:
 
 
 def written_in(study: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Secret]]:
-    """Every secret of a dumped study whose value stands in the study itself, with the key under which it does."""
+    """Every secret of a dumped study whose value is in the study itself, with its key."""
     for key, value in study.items():
         path = f"{where}.{key}" if where else key
         if key == "secrets" and isinstance(value, dict):
@@ -121,9 +120,9 @@ def written_in(study: Mapping[str, Any], where: str = "") -> Iterator[tuple[str,
 
 
 def without_values(text: str, study: Mapping[str, Any], file: Path) -> str:
-    """A study's text with the values of its secrets hidden, for the copies that a sweep keeps.
+    """A study's text with secret values hidden, for the sweep's copies.
 
-    Raises StudyError for a value that the text spells in a way that is not found.
+    Raises StudyError for a value spelled in a way that is not found.
     """
     for key, secret in written_in(study):
         assert secret.value is not None

@@ -1,8 +1,8 @@
-"""The search space: what may vary, what follows from it, and which layouts exist.
+"""The search space: tuned parameters, derived values, and valid layouts.
 
-A study's ``[space]`` table maps the name of a variable that the trial reads to one of
-``float``, ``int``, ``categorical``, ``layout``, ``derived`` or ``fixed`` (a bare value is fixed).
-Optuna sees a flat set of distributions; the trial sees the resolved values.
+A study's ``[space]`` table maps each variable of the trial to a parameter of type ``float``, ``int``, ``categorical``,
+``layout``, ``derived`` or ``fixed`` (a bare value is fixed). Optuna sees a flat set of distributions; the trial gets
+the resolved values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SpaceError(ValueError):
-    """The space as a whole cannot be used; ``key`` is the parameter to blame."""
+    """The space as a whole is invalid; ``key`` is the parameter at fault."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(problem)
@@ -56,12 +56,12 @@ class Space:
 
     @property
     def conditions(self) -> Conditions:
-        """Which parameters exist only under a choice of another."""
+        """Conditions under which parameters exist."""
         return conditions_of(self.parameters)
 
     @property
     def fixed(self) -> dict[str, Value]:
-        """What every trial has alike, by name."""
+        """Values that all trials share, by name."""
         fixed = ((n, p) for n, p in self.parameters.items() if isinstance(p, FixedParameter))
         return {name: p.value for name, p in fixed if not p.when}
 
@@ -71,13 +71,13 @@ class Space:
         return max(1, self.nodes * self.gpus_per_node)
 
     def layouts(self, name: str) -> LayoutTable:
-        """The valid layouts of a layout parameter, with what was ruled out and by which rule."""
+        """The valid layouts of a layout parameter, with counts of excluded ones by rule."""
         parameter = self.parameters[name]
         assert isinstance(parameter, LayoutParameter)
         return parameter.enumerate(self.gpus, self.gpus_per_node)
 
     def node_count(self, values: Mapping[str, Value]) -> int:
-        """Nodes of a trial with these resolved values: its NODES where that is a parameter, else the site's."""
+        """Nodes of a trial with these resolved values: its NODES, else the site's."""
         return int(values.get("NODES", self.nodes))
 
     def gpu_count(self, values: Mapping[str, Value]) -> int:
@@ -102,7 +102,7 @@ class Space:
 
     @property
     def varies_nodes(self) -> bool:
-        """Whether trials differ in their number of nodes."""
+        """Whether the number of nodes varies between trials."""
         layouts = (p for p in self.parameters.values() if isinstance(p, LayoutParameter))
         return "NODES" in self.parameters or any(p.nodes for p in layouts)
 
@@ -113,9 +113,9 @@ class Space:
         return {x.gbs(self.gpu_count(p.values(x))) for p, x in layouts}
 
     def each_layout(self) -> list[dict[str, Value]]:
-        """Resolved values for every layout, all else at its lower end, what exists only at times included.
+        """Resolved values for every layout (one entry without any), other parameters at their lower ends.
 
-        One entry without a layout.
+        Includes conditional parameters.
         """
         name = next((n for n, p in self.parameters.items() if isinstance(p, LayoutParameter)), None)
         if name is None:
@@ -124,15 +124,15 @@ class Space:
         return [self._resolve({**corner, name: str(x)}, frozenset()) for x in self.layouts(name).layouts]
 
     def lowest(self) -> dict[str, Value]:
-        """Resolved values with everything at its lower end, what exists only at times included."""
+        """Resolved values with every parameter at its lower end, including conditional ones."""
         return self._resolve(self.corner(), frozenset())
 
     def each_end(self, ends: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
-        """Resolved values with each tuned variable at each of its ``ends`` in turn, all else at its lower end."""
+        """Resolved values with each tuned variable at each of its ``ends`` in turn, the others at their lower ends."""
         return [self._resolved_where_it_can({**self.corner(), n: end}) for n, both in ends.items() for end in both]
 
     def _resolved_where_it_can(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
-        """All values that ``tuned`` means; without those that do not apply where one of these cannot be computed."""
+        """Resolved values; without the inactive ones if one of these cannot be computed."""
         try:
             return self._resolve(tuned, frozenset())
         except FormulaError as error:
@@ -141,7 +141,7 @@ class Space:
             return self._resolve(tuned, absent)
 
     def following(self, tuned: Collection[str]) -> frozenset[str]:
-        """The derived values that change with one of the ``tuned`` variables, by their formulas."""
+        """The derived values that depend on ``tuned`` variables through their formulas."""
         formulas = {n: Formula(p.formula).names for n, p in self.parameters.items() if isinstance(p, DerivedParameter)}
         following: frozenset[str] = frozenset()
         while (
@@ -151,7 +151,7 @@ class Space:
         return following
 
     def corner(self) -> dict[str, Value]:
-        """The tuned values at their lower ends: some point of the space, for checks and previews."""
+        """The tuned values at their lower ends: a valid point for checks and previews."""
         values: dict[str, Value] = {}
         for name, parameter in self.parameters.items():
             if isinstance(parameter, FloatParameter | IntParameter):
@@ -180,20 +180,19 @@ class Space:
         return distributions
 
     def roles(self) -> dict[str, Role]:
-        """What parameters decide, by name, where the study says it."""
+        """Stated roles of parameters, by name."""
         return {n: p.role for n, p in self.parameters.items() if isinstance(p, TunedParameter) and p.role is not None}
 
     def switches(self) -> dict[str, bool]:
-        """The parameters that are switches, by name, and whether they change arithmetic."""
+        """Switch parameters by name; True if they change arithmetic."""
         return {name: SWITCHES[role] for name, role in self.roles().items() if role in SWITCHES}
 
     def resolve(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
-        """Tuned values in, every value that the trial reads out: layout expanded, fixed and derived added.
+        """All values that the trial reads, from tuned ones: layout expanded, fixed and derived values added.
 
-        What does not exist at these values (:mod:`lora_tune.config.parameters`) is left out.
-        Real numbers come out as a person would write them (``FloatParameter.written``): the trial runs with those.
-        The result of a space with a layout also holds ``GBS`` (global batch size, samples per step).
-        Raises FormulaError when a derived value cannot be computed.
+        Inactive parameters (:mod:`lora_tune.config.parameters`) are omitted. Floats are rounded by
+        ``FloatParameter.written`` and the trial uses the rounded values. With a layout, the result also has ``GBS``
+        (global batch size, samples per step). Raises FormulaError if a derived value cannot be computed.
         """
         return self._resolve(tuned, self.conditions.absent(tuned))
 
@@ -222,9 +221,9 @@ class Space:
         return _derive(formulas, values, context)
 
     def tuned(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """The inverse of :meth:`resolve`: the tuned values within resolved ones, e.g. of an exported config.
+        """The inverse of :meth:`resolve`: tuned values from resolved ones, e.g. of an exported config.
 
-        Raises SpaceError when a value is missing.
+        Raises SpaceError if a value is missing.
         """
         tuned: dict[str, Value] = {}
         absent = self.conditions.absent(values)
@@ -252,16 +251,16 @@ def _derive(
         if not ready:
             raise FormulaError(min(waiting), f"the formulas of {', '.join(sorted(waiting))} need each other")
         for name in ready:
-            # To the last bit: MLPerf's checker compares some rates exactly, and 12 digits of them fail.
+            # Not rounded: MLPerf's checker compares some rates exactly, which 12 digits fail.
             values[name] = waiting.pop(name).value(name, {**context, **values})
     return values
 
 
-# Whether trials can be made of a search space at all: names, layouts, node counts, conditions and formulas.
+# Validity of a space: names, layouts, node counts, conditions and formulas.
 
 
 def check_space(space: Space) -> None:
-    """Raise SpaceError when no trial could be made of this space."""
+    """Raise SpaceError if no trial is possible in this space."""
     for name, parameter in space.parameters.items():
         if not name.isidentifier() or not name.isascii():
             raise SpaceError(name, f"{name!r} is not a variable name; use letters, digits and _")
@@ -282,7 +281,7 @@ def check_space(space: Space) -> None:
 
 
 def _check_conditions(space: Space) -> None:
-    """That each may hold, and that no formula needs what is absent where its own result is not."""
+    """Check that each condition can hold, and that no active formula uses an inactive parameter."""
     layouts = ([p.values(x) for x in space.layouts(n).layouts]
                for n, p in space.parameters.items() if isinstance(p, LayoutParameter))  # fmt: skip
     try:
@@ -302,7 +301,7 @@ def _check_conditions(space: Space) -> None:
 
 
 def _check_nodes(parameter: Parameter | None) -> None:
-    """NODES is what the job asks the cluster for: whole numbers from 1, known before any formula."""
+    """Check that NODES, which the job requests, is a positive integer and no formula."""
     offered: tuple[Value, ...]
     if parameter is None:
         return
@@ -322,7 +321,7 @@ def _check_nodes(parameter: Parameter | None) -> None:
 
 
 def range_text(distribution: BaseDistribution) -> str:
-    """What a distribution can propose, for people."""
+    """The range or choices of a distribution, as text."""
     if choices := getattr(distribution, "choices", None):
         return f"one of {', '.join(map(repr, choices))}"
     low, high = getattr(distribution, "low", -math.inf), getattr(distribution, "high", math.inf)
@@ -336,6 +335,6 @@ def within(distribution: BaseDistribution, value: Value) -> bool:
 
     try:
         create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
-    except (ValueError, OverflowError):  # the second: an integer that no float holds
+    except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
         return False
     return True

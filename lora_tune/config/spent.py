@@ -1,4 +1,4 @@
-"""What trials spend, in the words of a study: node-hours, or the machine time of a script of one's own. Pure."""
+"""The unit of a study's cost: node-hours, or machine time for scripts on one machine. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lora_tune.config.study import Study
 
 
 def counts_node_hours(study: Study) -> bool:
-    """Whether people count node-hours: not on one machine of their own, without a budget or a price of them."""
+    """Whether cost is in node-hours: not on a single machine, unless a budget, price or score uses them."""
     budget, settings = study.budget, study.objective
     was_requested = budget.node_hours is not None or budget.price_per_node_hour is not None
     return (
@@ -19,12 +19,12 @@ def counts_node_hours(study: Study) -> bool:
 
 
 def spent_name(study: Study) -> str:
-    """What trials spend, for people: ``node-hours``, or ``machine time``."""
+    """The name of the cost: ``node-hours`` or ``machine time``."""
     return "node-hours" if counts_node_hours(study) else "machine time"
 
 
 def spent_text(study: Study, node_hours: float, hours: Callable[[float], str] = "{:.3g}".format) -> str:
-    """How much of it. hours: how node-hours are written."""
+    """The amount, as text. hours: formats node-hours."""
     return hours(node_hours) if counts_node_hours(study) else duration(node_hours * 3600)
 
 

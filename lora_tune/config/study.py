@@ -1,4 +1,4 @@
-"""A study: one TOML file, validated whole, frozen and hashed."""
+"""The study: one TOML file, validated, immutable and hashed."""
 
 from __future__ import annotations
 
@@ -54,14 +54,15 @@ class Study(Section):
     @model_validator(mode="before")
     @classmethod
     def _goal_filled_in(cls, table: Any) -> Any:
-        """The benchmark's own target where the study names one and no target; the score that a lone metric means."""
+        """Fill in the benchmark's target if the study names only the benchmark, and the score of a metric without
+        target."""
         if not isinstance(table, dict) or not isinstance(table.get("objective", {}), dict):
             return table
         return {**table, "objective": filled_in(table.get("objective", {}), table.get("workload"))}
 
     @model_validator(mode="after")
     def _batches_of_enqueued_layouts(self) -> Study:
-        """The enqueued points with MINIBS in layouts that state their batch instead: it follows from the site."""
+        """Replace the batch in enqueued layouts by MINIBS, which follows from the site's GPUs."""
         space = self.search_space
         names = {n for n, p in self.space.items() if isinstance(p, LayoutParameter)}
         points = tuple(
@@ -72,9 +73,9 @@ class Study(Section):
 
     @property
     def benchmark(self) -> Benchmark | None:
-        """The MLPerf benchmark whose rules and score apply, under :meth:`ruleset`; None where it is of none.
+        """The MLPerf benchmark whose rules and score apply, under :meth:`ruleset`; None if there is none.
 
-        Raises InputError for a ruleset that does not have it.
+        Raises InputError if the ruleset does not include it.
         """
         from lora_tune.mlperf.benchmark import LORA, find_benchmark
 
@@ -89,70 +90,70 @@ class Study(Section):
 
     @property
     def rising(self) -> bool:
-        """Whether more is better; evals are then kept as what they lack of :attr:`ceiling`."""
+        """Whether larger is better; evals are then stored as their distance to :attr:`ceiling`."""
         return self.objective.direction == "maximize"
 
     @property
     def ceiling(self) -> float:
-        """What rising evals are counted down from: 1 for a share that has a target, as an accuracy; else 0."""
+        """Subtrahend of stored rising evals: 1 if the target is between 0 and 1, as an accuracy; else 0."""
         target = self.objective.target
         return 1.0 if target is not None and 0 < target < 1 else 0.0
 
     @property
     def target(self) -> float:
-        """What evals, as they are kept, end a run at or below; -inf where no target does."""
+        """The stored eval value at or below which a run has reached the target; -inf without a target."""
         if self.objective.target is None:
             return -math.inf
         return self.ceiling - self.objective.target if self.rising else self.objective.target
 
     @property
     def stops_at_target(self) -> bool:
-        """Whether a trial that trains on beyond the target is asked to end."""
+        """Whether a trial that trains beyond the target is stopped."""
         setting = self.workload.stop_at_target
         return getattr(WORKLOADS.load(self.workload.kind), "stops_at_target", True) if setting is None else setting
 
     @property
     def probes(self) -> bool:
-        """Whether short runs that measure a layout's speed may be proposed: of a number of trials each takes one."""
+        """Whether the search may propose short runs that measure a layout's speed; each counts as a trial."""
         ends = getattr(WORKLOADS.load(self.workload.kind), "ends_probes", False)
         return ends and self.budget.trials is None if self.search.probes is None else self.search.probes
 
     @property
     def measure(self) -> str:
-        """What evals are, for people."""
+        """The name of the eval metric, for display."""
         return self.objective.metric or ("eval accuracy" if self.rising else "eval loss")
 
     @property
     def goal(self) -> str:
-        """What a run is to reach, for people, as the study says it."""
+        """The metric with its target, for display."""
         return self.measure if self.objective.target is None else f"{self.measure} {self.objective.target:g}"
 
     def shown(self, loss: float) -> float:
-        """An eval, as it is kept, as the log printed it."""
+        """A stored eval value as the log printed it."""
         return round(self.ceiling - loss, 12) if self.rising else loss
 
     def eval_text(self, point: Eval) -> str:
-        """An eval for people: "eval loss 0.4832 at 640 samples"."""
+        """An eval as text: "eval loss 0.4832 at 640 samples"."""
         return f"{self.measure} {number(self.shown(point.loss))} at {self.counted(point.samples)}"
 
     def counted(self, samples: float) -> str:
-        """How far a run is, for people: "640 samples", "1 step"."""
+        """A run's progress as text: "640 samples", "1 step"."""
         return counted(samples, self.progress_unit)
 
     @property
     def log_kind(self) -> str:
-        """The form of its trials' logs, a name of ``base.kinds.LOG_READERS``."""
+        """The log format of its trials, a name in ``base.registry.LOG_READERS``."""
         return self._log()[0]
 
     @property
     def progress_unit(self) -> str:
-        """What the log counts in, as far as its settings tell: samples, steps or epochs."""
+        """The unit of progress in the log: samples, steps or epochs; samples if its settings do not say."""
         kind, settings = self._log()
         counts = getattr(LOG_READERS.load(kind), "counts", None)
         return str(counts(settings)) if counts else "samples"
 
     def samples_a_step(self, parameters: Mapping[str, Value]) -> float | None:
-        """Samples of one optimizer step as the log counts them; None where neither log nor trial says it."""
+        """Samples of one optimizer step in the log's unit; None if neither log settings nor trial state them."""
         kind, settings = self._log()
         known = getattr(LOG_READERS.load(kind), "settings", None) or {}
         batch = settings.get("global_batch_size", 1.0) if "global_batch_size" in known else "GBS"
@@ -172,13 +173,13 @@ class Study(Section):
 
     @property
     def audit_share(self) -> float:
-        """The share of condemned trials that go on to their end (``pruning.audit``, or its default)."""
+        """The share of condemned trials that continue to their end (``pruning.audit``, or its default)."""
         if self.pruning.audit is not None:
             return self.pruning.audit
         return DEFAULT_AUDIT if self._affordable_trials() >= CHEAP_TRIALS else 0.0
 
     def _affordable_trials(self) -> float:
-        """Trials that the budget allows at least, each taken to use its whole time limit."""
+        """Minimum number of trials within the budget, each assumed to use its whole time limit."""
         budget, minutes = self.budget, self.budget.trial_minutes
         limits = [float(budget.trials)] if budget.trials is not None else []
         if budget.node_hours is not None:
@@ -189,12 +190,12 @@ class Study(Section):
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits of SHA-256 over the validated content; comments and order of tables do not count."""
+        """Twelve hex digits of SHA-256 over the validated content, independent of comments and order of tables."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def job_name(self, trial: int, attempt: int) -> str:
-        """The name of an attempt's job, unique among the jobs of this study."""
+        """The name of an attempt's job, unique in this study."""
         return f"{self.name}-{trial:04d}-{attempt}"
 
     def trial_seed(self, number: int) -> int:
@@ -202,9 +203,9 @@ class Study(Section):
         return self.search.seed * 1000 + number + 1
 
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
-        """A copy with command-line options laid over sections, validated again.
+        """A copy with command-line options overriding its sections, validated again.
 
-        ``options`` is ``{"budget": {"trials": 4}, ...}``; None values are left out. Raises InputError.
+        options: such as ``{"budget": {"trials": 4}}``; None values are ignored. Raises InputError.
         """
         data = self.model_dump(mode="python")
         for section, values in options.items():
@@ -217,11 +218,11 @@ class Study(Section):
 
 
 SHIPPED = Path(__file__).parents[1] / "studies"
-"""The studies that come with the package; in a checkout, the folder ``studies`` itself."""
+"""The shipped studies; in a checkout, the folder ``studies`` itself."""
 
 
 def study_place(name: str, folder: Path = Path("studies")) -> Path:
-    """Where the file of ``--study NAME`` is or would be: a path that ends in .toml, in ``folder``, or a shipped one."""
+    """The path of ``--study NAME``, which may not exist: a .toml path, else in ``folder``, else a shipped study."""
     if name.endswith(".toml"):
         return Path(name)
     own, shipped = folder / f"{name}.toml", SHIPPED / f"{name}.toml"
@@ -229,7 +230,8 @@ def study_place(name: str, folder: Path = Path("studies")) -> Path:
 
 
 def known_studies(folder: Path = Path("studies"), inside: str = "") -> list[str]:
-    """The names that ``--study`` takes here; of those in a folder of studies that is named ``inside``, as "mlperf/"."""
+    """The study names in ``folder`` and among the shipped ones; ``inside``: only those in this subfolder
+    ("mlperf/")."""
     return sorted({inside + path.stem for place in (folder, SHIPPED) for path in (place / inside).glob("*.toml")})
 
 
@@ -237,7 +239,7 @@ _OTHER_FILES = (".yaml", ".yml", ".json", ".py", ".sh")
 
 
 def find_study(name: str, folder: Path = Path("studies")) -> Path:
-    """The file of ``--study NAME``, see :func:`study_place`. Raises StudyError where there is none."""
+    """The file of ``--study NAME``, see :func:`study_place`. Raises StudyError if it does not exist."""
     path = study_place(name, folder)
     if path.is_file():
         return path
@@ -255,7 +257,7 @@ def find_study(name: str, folder: Path = Path("studies")) -> Path:
 
 
 def load_study(path: Path) -> Study:
-    """Read, validate and freeze a study file. Raises StudyError naming the file, the key and the remedy."""
+    """Read and validate a study file. Raises StudyError with the file, the key and the remedy."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -267,10 +269,11 @@ def load_study(path: Path) -> Study:
 
 
 def parse_study(text: str, path: Path) -> Study:
-    """The study in ``text``; ``path`` names it in errors, gives its default name and the place of site profiles."""
+    """The study in ``text``; ``path`` names it in errors, and gives its default name and the folder of site
+    profiles."""
     try:
-        table = tomllib.loads(text.removeprefix("\ufeff"))  # editors of Windows put a byte order mark before a text
-    except ValueError as error:  # an integer of too many digits raises no other
+        table = tomllib.loads(text.removeprefix("\ufeff"))  # Windows editors add a byte order mark
+    except ValueError as error:  # an integer with too many digits raises a plain ValueError
         raise StudyError(path, "", f"is not valid TOML: {error}{line_shown(str(error), text)}") from error
     table.setdefault("name", path.stem)
     if isinstance(table.get("site"), dict):
@@ -285,7 +288,7 @@ def parse_study(text: str, path: Path) -> Study:
 
 
 def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The site table laid over the profile file that it names, if any (a path relative to the study file)."""
+    """The site table merged over the profile file that it names, if any (a path relative to the study file)."""
     profile = site.get("profile")
     if profile is None:
         return site
@@ -305,7 +308,7 @@ def _with_profile(site: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def study_changes(before: Study, after: Study) -> list[str]:
-    """What differs, one line a key: ``space.LR.high: 0.01 -> 0.02``. Empty when nothing that counts differs."""
+    """Differences, one line per key: ``space.LR.high: 0.01 -> 0.02``."""
     old, new = _flat("", before.model_dump(mode="json")), _flat("", after.model_dump(mode="json"))
     return [
         f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
@@ -321,21 +324,21 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
     return {path: leaf for key, v in inner for path, leaf in _flat(key, v).items()}
 
 
-# The copy of a study that a sweep keeps: its text without the values of secrets, and how these come back.
+# The copy of a study that a sweep keeps omits secret values; these are read again from the study file.
 
 
 def secrets_written_in(study: Study) -> list[str]:
-    """The keys of secrets whose values stand in the study's text."""
+    """The keys of secrets whose values are in the study's text."""
     return [key for key, _ in written_in(study.model_dump(mode="python"))]
 
 
 def text_to_keep(text: str, study: Study, file: Path) -> str:
-    """A study's text as a sweep keeps it: without the values of secrets. Raises StudyError, see without_values."""
+    """A study's text for the sweep's copy, without secret values. Raises StudyError, see without_values."""
     return without_values(text, study.model_dump(mode="python"), file)
 
 
 def with_secrets_of(study: Study, file: Path) -> Study:
-    """A study of a kept text with the secrets that its own file has, where that is there."""
+    """A study from a kept text, with secret values from its file if that exists."""
     data = study.model_dump(mode="python")
     if not file.is_file() or not any(secret.stored_without_value for _, secret in written_in(data)):
         return study
@@ -354,7 +357,7 @@ def _fill(kept: dict[str, Any], whole: dict[str, Any]) -> None:
             _fill(value, other)
 
 
-# The MLPerf benchmark of a study, and whether its sections fit one another.
+# The MLPerf benchmark of a study, and checks across sections.
 
 
 def named_benchmark(study: Study) -> str | None:
@@ -364,7 +367,7 @@ def named_benchmark(study: Study) -> str | None:
 
 
 def goal_of(study: Study) -> str:
-    """The MLPerf benchmark whose target trials are to reach; "" where the study states a goal of its own, or none."""
+    """The MLPerf benchmark whose target trials should reach; "" if the study has its own goal or none."""
     from lora_tune.mlperf.benchmark import LORA
 
     if not getattr(OBJECTIVES.load(study.objective.score), "has_target", True):
@@ -376,7 +379,7 @@ def goal_of(study: Study) -> str:
 
 
 def _check_whole(study: Study, path: Path) -> None:
-    """The checks that need more than one section."""
+    """Checks that involve more than one section."""
     space = study.search_space
     try:
         check_space(space)
@@ -387,7 +390,7 @@ def _check_whole(study: Study, path: Path) -> None:
         raise StudyError(path, "budget", "no end: give at least one of trials, node_hours and wall_hours")
     try:
         violations = closed_violations(study)
-    except FormulaError as error:  # at an end of what is tuned; the space's own check computes one point
+    except FormulaError as error:  # for other tuned values than the one point that check_space() computes
         raise StudyError(path, f"space.{error.name}", str(error)) from error
     for violation in violations:
         if violation.fatal:
@@ -399,7 +402,7 @@ def _check_whole(study: Study, path: Path) -> None:
 
 
 def _check_search(study: Study, path: Path) -> None:
-    """What the search needs of the other sections."""
+    """Check the search settings against the other sections."""
     space, budget = study.search_space, study.budget
     sampler = SAMPLERS.load(study.search.sampler)
     if budget.stop_below is not None and not getattr(sampler, "knows_gain", False):
@@ -436,7 +439,7 @@ def _check_search(study: Study, path: Path) -> None:
 
 
 def _check_stated_rate(study: Study, path: Path) -> None:
-    """That a stated rate of full fine-tuning has an effect: on a rate that is tuned, where nothing better is known."""
+    """Check that search.full_fine_tuning_lr has an effect: a rate is tuned, and no published results exist."""
     problem = ""
     if study.search.full_fine_tuning_lr is None:
         return
@@ -451,7 +454,7 @@ def _check_stated_rate(study: Study, path: Path) -> None:
 
 
 def closed_violations(study: Study) -> list[Violation]:
-    """What the study breaks of MLPerf's closed division, where it says that it keeps it; warnings among them."""
+    """Violations of MLPerf's closed division, including warnings; empty in the open division."""
     benchmark = study.benchmark
     if study.division == "open" or benchmark is None:
         return []
@@ -463,7 +466,7 @@ def closed_violations(study: Study) -> list[Violation]:
 
 
 def _ends(distribution: BaseDistribution) -> tuple[Value, ...]:
-    """The lowest and the highest value that a distribution proposes, or its choices."""
+    """The lowest and highest value of a distribution, or its choices."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -473,7 +476,7 @@ def _ends(distribution: BaseDistribution) -> tuple[Value, ...]:
 
 
 def _check_objective(study: Study, path: Path) -> None:
-    """Whether the parts of the objective fit one another."""
+    """Check that the parts of the objective fit together."""
     settings = study.objective
     kinds = [OBJECTIVES.load(name) for name in (settings.score, settings.second) if name is not None]
     if settings.target is not None and getattr(kinds[0], "has_budget", False):

@@ -1,4 +1,4 @@
-"""The JSON schema of a study file: pydantic's of the study, with what the file may leave out or write shorter."""
+"""The JSON schema of a study file: pydantic's, plus the file's defaults and short forms."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SCALARS = [{"type": kind} for kind in ("string", "number", "boolean")]
 def study_schema() -> dict[str, Any]:
     """The schema, draft 2020-12.
 
-    The name comes from the file's; a bare value under ``[space]`` is a fixed parameter. Kinds that can be added by
-    anybody are examples, which editors offer, and no closed list.
+    The name defaults to the file's; a bare value under ``[space]`` is a fixed parameter. Kinds that plug-ins may extend
+    are listed as examples, which editors offer, and not as an enumeration.
     """
     schema = Study.model_json_schema()
     schema["$schema"], schema["title"] = DIALECT, "A study of lora_tune"

@@ -1,4 +1,4 @@
-"""The tables of a study file that are a few keys each: what runs, how it is searched, pruned and paid for."""
+"""The small tables of a study file: workload, search, pruning, budget, site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_tune.config.problems import Section, numbers_are_numbers
 from lora_tune.config.secrets import Variables, with_secrets_apart
 
 REPLACED = {"portfolio": "auto"}
-"""Samplers that are gone, and what they are read as: studies and records of earlier releases name them."""
+"""Removed samplers -> their replacements, for studies and records of earlier releases."""
 
 
 def _sampler_of_today(name: str) -> str:
@@ -24,7 +24,7 @@ def _sampler_of_today(name: str) -> str:
 
 
 def replaced_in(text: str) -> str:
-    """What a study file names that is gone, and what it is read as; "" where it names nothing of the kind."""
+    """A warning if a study file names a removed sampler; "" if not."""
     search = tomllib.loads(text).get("search", {})
     name = search.get("sampler")
     if name not in REPLACED:
@@ -108,10 +108,10 @@ class Pruning(Section):
 
 
 DEFAULT_AUDIT = 0.05
-"""Share of condemned trials that go on where trials are cheap."""
+"""Default share of condemned trials that continue to their end, if trials are cheap."""
 
 CHEAP_TRIALS = 50
-"""Trials within the budget from which on one of them is cheap."""
+"""Number of trials in the budget from which on trials are cheap."""
 
 
 class Budget(Section):
@@ -133,7 +133,7 @@ class Budget(Section):
     price_per_node_hour: float | None = Field(None, ge=0, description="money shown beside node-hours")
 
 
-# Where trials run: what differs between clusters, and nothing of what is tuned.
+# The site: differences between clusters, nothing that is tuned.
 
 
 class Site(Variables):
@@ -209,21 +209,21 @@ class Site(Variables):
     )  # fmt: skip
     @classmethod
     def _one_line(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        """These become lines of a batch file, where a line end begins a command."""
+        """Refuse line breaks: these become lines of a batch file, where a new line starts a command."""
         for text in (value,) if isinstance(value, str) else value or ():
             if not text.isprintable():
                 raise ValueError(f"{text!r} holds line ends or control characters; write it on one line")
         return value
 
     def step_variables(self) -> dict[str, str]:
-        """What ``srun`` reads: the site's differences reach every step of a script that knows nothing of them."""
+        """Environment variables of ``srun``, which apply to every step without changes to the script."""
         variables = {"SLURM_GRES": self.gres, "SLURM_MPI_TYPE": self.mpi, "SLURM_CPU_BIND": self.cpu_bind}
         return {name: value for name, value in variables.items() if value}
 
     def sbatch_arguments(self, nodes: int) -> tuple[str, ...]:
-        """What ``sbatch`` needs on this cluster, as options for somebody who types the line for ``nodes`` nodes.
+        """Options of ``sbatch`` on this cluster, for a command line with ``nodes`` nodes.
 
-        Of a longer node list the first ones are named: sbatch would demand all of them.
+        Only the first ``nodes`` of a node list are named, because sbatch would require all of them.
         """
         named = ",".join(itertools.islice(hostnames(self.nodelist or ""), nodes)) or None
         options = {

@@ -102,7 +102,7 @@ class TrialTables:
             connection.execute(sa.insert(table), rows)
 
     def attributes(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """The attributes of these trials, by number: those of people and of programs."""
+        """User and system attributes of these trials, by number."""
         known: dict[int, dict[str, Any]] = {}
         with self._store._reading() as connection:
             ids = self._known(connection, numbers)
