@@ -5,14 +5,14 @@
     |   +-- StudyError               a study file, named with the key that is wrong
     +-- SetupError   exit 3   the machine: a tool, file, folder, database or cluster is missing
     |   +-- SweepBusyError           another driver owns this sweep, or its folder
-    |   +-- ForeignFolderError       the folder holds another sweep than the database says
+    |   +-- ForeignFolderError       the folder belongs to another sweep than the database says
     |   +-- LauncherError            a job could not be submitted, read or cancelled
     |   |   +-- RefusedError         the scheduler answered, and takes no such job
     |   |   +-- LimitError           the scheduler takes no more jobs of this user while others of them are there
-    |   +-- StoreError               the database is unreadable, of another version, or away
+    |   +-- StoreError               the database is unreadable, of another version, or does not answer
     |       +-- DatabaseChangedError   it is not the one that was written to before
     |       +-- NoSweepError             there is no such database yet, or no sweep was ever in it
-    |       +-- KeyTakenError          somebody else has written a row with the same key
+    |       +-- KeyTakenError          another process has inserted a row with the same key
     +-- NothingReachedError exit 4   the sweep ended and no trial reached the target
 
 A message is one line: what came, what is allowed, what to do. A programmer's mistake is an

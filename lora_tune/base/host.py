@@ -45,8 +45,7 @@ def ancestor_pids() -> set[int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start of process ``pid`` in clock ticks since boot (proc(5), field 22); None if it does not exist or is a
-    zombie."""
+    """Start of process ``pid`` in clock ticks since boot (proc(5), field 22); None if missing or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""All file names under ``sweeps/``."""
+"""The only module that knows file names under ``sweeps/``."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def token_in(head: bytes) -> str:
 
 
 def without_head(chunk: bytes) -> bytes:
-    """Bytes of a log without the line of log_head()."""
+    """Bytes of a log without the line of log_head(), which its program did not print."""
     return _HEAD.sub(b"", chunk)
 
 

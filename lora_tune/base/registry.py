@@ -82,7 +82,7 @@ class Registry:
         Raises
         ------
         InputError
-            If the result lacks a required method.
+            If the factory is not callable, or its result lacks a required method.
         """
         if not callable(factory):
             raise InputError(f"{self.kind} {name!r} is {factory!r:.60}; name a class or a function that makes one")
@@ -107,7 +107,7 @@ class Registry:
         return ""
 
     def _installed(self) -> metadata.EntryPoints:
-        from importlib import metadata  # slow to import, and not needed for --help
+        from importlib import metadata  # takes as long to import as all of this package that --help needs
 
         return metadata.entry_points(group=self.group)
 
@@ -152,7 +152,7 @@ class Registry:
 
 
 def _reason(error: BaseException) -> str:
-    """The error with its type."""
+    """The error with its type; the text of a SyntaxError includes file and line."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -173,7 +173,7 @@ LAUNCHERS = Registry(
 
 
 def on_this_machine(launcher: str) -> bool:
-    """Whether a launcher's jobs run only on this machine, so that files missing here are missing. Raises InputError."""
+    """Whether a launcher's jobs run only on this machine, so files missing here are missing there. Raises InputError."""
     return bool(getattr(LAUNCHERS.load(launcher), "one_machine", False))
 
 

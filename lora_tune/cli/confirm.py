@@ -183,9 +183,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
     """Run the race under its lease, then write the results; returns the exit code."""
     study, review = options.study, options.review
     plan = _plan(options)
-    preflight_warnings(
-        plan.workload, study, options.paths
-    )  # what is surely missing is said before anything is recorded
+    preflight_warnings(plan.workload, study, options.paths)  # reports what is missing before anything is recorded
     options.paths.root.mkdir(parents=True, exist_ok=True)
     if verbose:
         click.echo(introduction(options.review.study, options.field, options.settings))

@@ -176,7 +176,7 @@ def _config(facts: ScriptFacts, keys: Mapping[str, str]) -> str:
 
 
 def _places(options: Sequence[Option]) -> list[tuple[Option, str]]:
-    """Paths below the trial's folder for each path option set in the command, else for the first path option.
+    """Paths below the trial's folder for each path option that has a value, else for the first path option.
 
     Options with the same path keep a common one; a file name keeps its suffix.
     """
@@ -385,7 +385,7 @@ def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option]
     """The script's options with their current values, and the config file that it reads ("" for none).
 
     ask: whether the command may be run to dump its parser or print its help text. Config keys and environment variables
-    are used only for meanings that no option has.
+    are used only for meanings that no option has. A program that reads a file instead of options runs without --help.
     """
     typed, script = from_command(command), script_text(command, Path())
     listed, parsed = (from_help(""), False)

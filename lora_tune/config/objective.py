@@ -85,7 +85,7 @@ LORA_TARGET = 0.925
 
 
 def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
-    """The section with the benchmark's target if none is stated, and the score of a metric without target.
+    """The section with the named benchmark's target if none is stated, and the score of a metric without target.
 
     Raises ValueError, which pydantic expects, for an unknown benchmark.
     """

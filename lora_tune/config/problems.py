@@ -79,7 +79,7 @@ def _meant(parts: list[str], model: type[BaseModel]) -> str:
 
 
 def _allowed_near(parts: list[str], model: type[BaseModel]) -> str:
-    """The closest key of the section, or the section that has the key, else all keys of the section."""
+    """The section that has the key, else the closest key of its section, else all of these."""
     if parts[0] == "space" and parts[-1] in _PARAMETER_KEYS:
         return f"did you mean {_PARAMETER_KEYS[parts[-1]]}?"
     top = model
@@ -127,7 +127,7 @@ _TOML_REMEDIES = {
 
 
 LONGEST = 18
-"""Maximum digits of an integer, which all databases can store."""
+"""Maximum digits of an integer; all databases can store it, and a float nearly."""
 
 
 def numbers_are_numbers(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:

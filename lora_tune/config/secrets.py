@@ -1,4 +1,4 @@
-"""Secret variables of jobs: passed through the environment, never written to disk, and referenced in a study.
+"""Secret variables of jobs: passed through the environment, never recorded, and referenced in a study.
 
 In ``environment`` of a site or workload, ``HF_TOKEN = { env = "HF_TOKEN" }`` reads the value from the driver's
 environment, ``{ file = "~/.hf_token" }`` from a file. A plain text under a name that looks like a secret counts as

@@ -54,8 +54,7 @@ class Study(Section):
     @model_validator(mode="before")
     @classmethod
     def _goal_filled_in(cls, table: Any) -> Any:
-        """Fill in the benchmark's target if the study names only the benchmark, and the score of a metric without
-        target."""
+        """Fill in the target of a named benchmark, and the score of a metric without target."""
         if not isinstance(table, dict) or not isinstance(table.get("objective", {}), dict):
             return table
         return {**table, "objective": filled_in(table.get("objective", {}), table.get("workload"))}
@@ -95,7 +94,7 @@ class Study(Section):
 
     @property
     def ceiling(self) -> float:
-        """Subtrahend of stored rising evals: 1 if the target is between 0 and 1, as an accuracy; else 0."""
+        """Rising evals are stored as this minus their value: 1 if the target is between 0 and 1, else 0."""
         target = self.objective.target
         return 1.0 if target is not None and 0 < target < 1 else 0.0
 
@@ -147,7 +146,7 @@ class Study(Section):
 
     @property
     def progress_unit(self) -> str:
-        """The unit of progress in the log: samples, steps or epochs; samples if its settings do not say."""
+        """The unit of progress in the log: samples, steps or epochs; samples if the format has no setting for it."""
         kind, settings = self._log()
         counts = getattr(LOG_READERS.load(kind), "counts", None)
         return str(counts(settings)) if counts else "samples"

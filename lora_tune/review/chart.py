@@ -271,7 +271,7 @@ def _title(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a text for XML; control characters are removed."""
+    """Escape a text for XML; control characters become spaces."""
     return html.escape(visible(text))
 
 
