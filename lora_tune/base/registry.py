@@ -23,16 +23,9 @@ if TYPE_CHECKING:
 class Registry:
     """Looks kinds up by name, and imports them on use.
 
-    Parameters
-    ----------
-    group : str
-        Entry point group of installed packages' kinds, such as ``lora_tune.launchers``.
-    kind : str
-        Name of a kind in messages, such as "launcher".
-    shipped : mapping of str to str
-        This package's own kinds: name to ``module:attribute``.
-    needs : tuple of str
-        Required methods of the objects that a kind makes.
+    group: entry point group of installed packages' kinds, such as ``lora_tune.launchers``. kind: name of a kind in
+    messages, such as "launcher". shipped: this package's own kinds, name to ``module:attribute``. needs: required
+    methods of the objects that a kind makes.
     """
 
     def __init__(self, group: str, kind: str, shipped: Mapping[str, str], needs: tuple[str, ...] = ()) -> None:
@@ -51,17 +44,10 @@ class Registry:
         raise ValueError(self._unknown(name))
 
     def load(self, name: str) -> Any:
-        """The object with this name.
+        """The object with this name, or in ``path/to/file.py:attribute`` relative to the working directory.
 
-        Parameters
-        ----------
-        name : str
-            A known name, or ``path/to/file.py:attribute``, relative to the working directory.
-
-        Raises
-        ------
-        InputError
-            If the name is unknown (the message proposes the nearest), its module fails, or lacks the attribute.
+        Raises InputError if the name is unknown (the message proposes the nearest), its module fails, or lacks the
+        attribute.
         """
         if name in self._shipped:
             module, _, attribute = self._shipped[name].partition(":")
@@ -79,10 +65,7 @@ class Registry:
     def make(self, name: str, factory: Any, *arguments: Any, **settings: Any) -> Any:
         """What ``factory`` of the kind ``name`` returns.
 
-        Raises
-        ------
-        InputError
-            If the factory is not callable, or its result lacks a required method.
+        Raises InputError if the factory is not callable, or its result lacks a required method.
         """
         if not callable(factory):
             raise InputError(f"{self.kind} {name!r} is {factory!r:.60}; name a class or a function that makes one")
@@ -173,7 +156,7 @@ LAUNCHERS = Registry(
 
 
 def on_this_machine(launcher: str) -> bool:
-    """Whether a launcher's jobs run only on this machine, so files missing here are missing there. Raises InputError."""
+    """Whether a launcher's jobs run only on this machine, so files must exist here. Raises InputError."""
     return bool(getattr(LAUNCHERS.load(launcher), "one_machine", False))
 
 

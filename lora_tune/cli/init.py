@@ -59,22 +59,10 @@ NOTHING = "EDIT: nothing in {source} looks like an eval; write the names of your
 class ScriptFacts:
     """What is known about a script.
 
-    Parameters
-    ----------
-    command : tuple of str
-        Its current command line; empty if only a log is known.
-    options : sequence of Option
-        Its options.
-    log : LogGuess or None
-        The guessed log format; None without a log, or if the log contains nothing like a loss.
-    source : str
-        The log's name, for comments.
-    writes_files : bool
-        Whether the script writes its metrics to files instead of printing them.
-    config : str
-        The config file that the command names; "" for none.
-    gpus : int
-        GPUs of this machine that trials may use.
+    command: its current command line; empty if only a log is known. options: its options. log: the guessed log format;
+    None without a log, or if the log contains nothing like a loss. source: the log's name, for comments. writes_files:
+    whether the script writes its metrics to files instead of printing them. config: the config file that the command
+    names; "" for none. gpus: GPUs of this machine that trials may use.
     """
 
     command: tuple[str, ...]

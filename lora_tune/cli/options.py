@@ -77,18 +77,10 @@ def called(command: str) -> str:
 
 
 def command_line(command: str, study: str, *more: str) -> str:
-    """The command line that runs ``command`` on the current command's sweep.
+    """The command line that runs ``command`` on the current command's sweep, with ``more`` arguments.
 
-    A database URL with a password is omitted: it came from an environment variable, which is still set.
-
-    Parameters
-    ----------
-    command : str
-        Such as "status".
-    study : str
-        The study's name, used if the current command has no --study.
-    *more : str
-        Further arguments.
+    study: the study's name, used if the current command has no --study. A database URL with a password is omitted: it
+    came from an environment variable, which is still set.
     """
     context = click.get_current_context(silent=True)
     options = {} if context is None else context.params
@@ -114,20 +106,8 @@ def typed(*names: str) -> list[str]:
 def absolute_command_line(command: str, *more: str, study: str, folder: Path, storage: str | None = None) -> str:
     """Like command_line(), but independent of the working directory, for pages that are read later.
 
-    The study's name is enough, because the records contain the study.
-
-    Parameters
-    ----------
-    command : str
-        Such as "export".
-    *more : str
-        Further arguments.
-    study : str
-        The study's name.
-    folder : Path
-        The sweep's folder.
-    storage : str, optional
-        The database URL; default: that of the current command.
+    study: its name, which is enough, because the records contain the study. folder: the sweep's. storage: the database
+    URL; default: that of the current command.
     """
     context = click.get_current_context(silent=True)
     url = storage or ({} if context is None else context.params).get("storage")

@@ -68,23 +68,9 @@ def current_user() -> str:
 
 
 def parse(study: Study, sweep: StudyRecords, options: Mapping[str, Any], now: float) -> Iterator[Request]:
-    """The requests of one command line.
+    """The requests of one command line. Raises InputError for requests that the driver would refuse.
 
-    Parameters
-    ----------
-    study : Study
-        With the budget as changed by earlier requests.
-    sweep : StudyRecords
-        Its records.
-    options : mapping
-        The options of ``steer`` by name.
-    now : float
-        Epoch seconds.
-
-    Raises
-    ------
-    InputError
-        For requests that the driver would refuse.
+    study: with the budget as changed by earlier requests. options: those of ``steer``, by name. now: epoch seconds.
     """
     who = current_user()
 

@@ -56,24 +56,9 @@ class Registered:
 class Request:
     """One request of a user to a sweep.
 
-    Parameters
-    ----------
-    number : int
-        Its index among the requests of its sweep.
-    kind : str
-        A name of ``controller.steering.KINDS``.
-    what : mapping
-        Arguments of that kind.
-    who : str
-        The user, as user@host.
-    asked_at : float
-        Epoch seconds.
-    answered_at : float or None
-        Epoch seconds of the driver's answer; None while there is none.
-    accepted : bool
-        Whether the driver did it.
-    answer : str
-        What it did, or why it did not.
+    number: its index among the sweep's requests. kind: a name of ``controller.steering.KINDS``. what: arguments of that
+    kind. who: the user, as user@host. asked_at: epoch seconds. answered_at: likewise; None while unanswered.
+    accepted: whether the driver did it. answer: what it did, or why it did not.
     """
 
     number: int = -1
