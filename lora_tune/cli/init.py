@@ -220,6 +220,9 @@ def _log(facts: ScriptFacts, proposals: Sequence[ProposedParameter]) -> str:
         lines.append("# it is found by its number, which is another where evals have more or fewer of them")
     if not log.is_eval:
         lines.append("# EDIT: this looks like a training loss; an eval's would be the better judge, if one is printed")
+    if log.by_trend:
+        better = "it rises there, so that more is better" if log.rising else "it falls there, so that less is better"
+        lines.append(f"# EDIT: {log.metric} says no measure; {better} by [objective] direction")
     if log.other_sets:
         lines.append(f"# EDIT: not read: {', '.join(log.other_sets)}; name that one instead where it is what counts")
         if log.settings["kind"] == "hf_trainer":

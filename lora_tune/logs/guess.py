@@ -19,11 +19,13 @@ from lora_tune.logs.readers import of_counted_batch
 from lora_tune.logs.run import RunLog, as_count, as_number
 from lora_tune.logs.tokens import (
     EVAL_SCORE,
+    MEAN,
     ORDER,
     Token,
     Tokens,
     batch_of,
     in_use,
+    of_an_eval,
     of_test_set,
     other_sets,
     terms_of,
@@ -42,9 +44,6 @@ _TRIED = 12
 _REPEATS = 3
 """Lines to each different eval, from which on a line of progress shows each again; a plateau has fewer."""
 
-_MEAN = re.compile(r"\d\s{1,8}\(\s{0,8}[\d.]+\s{0,8}\)")
-"""The mean so far behind a batch's own value."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGuess:
@@ -62,6 +61,8 @@ class LogGuess:
         False where only something like a training loss was found.
     rising : bool
         Whether more of the measure is better.
+    by_trend : bool
+        Whether that is known by the log alone: the name says no measure, and a loss beside it is called one.
     last_batch : bool
         Whether an eval prints its batches alone, of which the last one counts.
     names_batch : bool
@@ -77,6 +78,7 @@ class LogGuess:
     unit: str = "step"
     is_eval: bool = True
     rising: bool = False
+    by_trend: bool = False
     last_batch: bool = False
     names_batch: bool = False
     other_sets: tuple[str, ...] = ()
@@ -150,7 +152,9 @@ Series = Sequence[_Point]
 def _candidates(lines: Sequence[str]) -> Iterator[LogGuess]:
     """Each measure, the likeliest first, with each count of how far the run is that goes on as it does."""
     named, counters = _series(lines)
-    judged = any(p[0].token.score > EVAL_SCORE and not (_of_test(n) or p[0].token.heading) for n, p in named.items())
+    judged = any(
+        p[0].token.score > EVAL_SCORE and not (of_test_set(n.split()) or p[0].token.heading) for n, p in named.items()
+    )
     ranked = sorted(named, key=lambda name: _rank(name, named, judged=judged))[:_TRIED]
     for name in ranked:
         points, batches = _of_batches(named[name])
@@ -195,16 +199,13 @@ def _keys(record: Mapping[str, Any]) -> Iterator[Token]:
             yield Token(terms_of(key), str(value), unit_of(terms_of(key)), key)
 
 
-def _of_test(name: str) -> bool:
-    return of_test_set(name.split())
-
-
 def _rank(name: str, named: Mapping[str, Series], *, judged: bool) -> tuple[Any, ...]:
-    """The likeliest eval series first: a test set's last where others are judged by, a mean before one value, and a
-    whole before its parts."""
+    """The likeliest eval series first: a test set's last where others are judged by, a mean before one value, a whole
+    before its parts, and what says its set itself before what takes it from another word of the line."""
     score, terms = max(point.token.score for point in named[name]), {*name.split()}
     part = any({*other.split()} < terms and named[other][0].token.score == score for other in named)
-    return (judged and _of_test(name), -score - ("avg" in terms), part, -len(named[name]))
+    borrowed = not of_an_eval(named[name][0].token.raw)
+    return (judged and of_test_set(terms), -score - ("avg" in terms), part, borrowed, -len(named[name]))
 
 
 def _of_batches(points: Series) -> tuple[Series, str]:
@@ -318,6 +319,8 @@ def _described(
     train = max(trains, key=lambda n: len(named[n]), default="")
     place = next((t for p in points for t in p.tokens if (t.unit, t.name) == (counter.unit, counter.name)), None)
     others = other_sets(name, ranked)
+    by_trend = token.bare and any("loss" in t.terms for t in points[0].tokens)
+    rising = (as_number(points[-1].token.number) or 0) > (as_number(token.number) or 0) if by_trend else not token.falls
     example = points[-1 if counter.progress[0] != counter.progress[-1] and place is None else 0].line.strip()
     settings: dict[str, Any]
     if re.search(r"\{[^{}]*'eval_\w*':[^{}]*'epoch':", points[0].line) and token.raw.startswith("eval_"):
@@ -332,7 +335,7 @@ def _described(
         unit = counter.unit
         settings = {
             "kind": "named",
-            "loss": token.raw if terms_of(token.raw) == token.terms else name,
+            "loss": token.spelling,
             unit: counter.name,
         }
         settings |= {"train_loss": train} if train else {}
@@ -347,8 +350,8 @@ def _described(
     ):
         settings["from_zero"] = True
     return LogGuess(
-        settings=settings, example=example, unit=unit, is_eval=is_eval, rising=not token.falls, other_sets=others,
-        last_batch=batches not in ("", "none") and not _MEAN.search(points[0].line),
+        settings=settings, example=example, unit=unit, is_eval=is_eval, rising=rising, by_trend=by_trend,
+        other_sets=others, last_batch=batches not in ("", "none") and not MEAN.search(points[0].line),
         names_batch=batches not in ("", "none", "last"),
     )  # fmt: skip
 

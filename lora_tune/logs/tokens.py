@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lora_tune.logs.run import as_number
@@ -17,14 +17,14 @@ NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d_]|,\d)(?:\.\d++)?+|\d++(?:\.\d*+
 _L = r"[^\W\d_]"
 _PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
     rf"(?<!\w)(?P<name>{_L}[\w./@^-]*+(?: {_L}[\w./@^-]*+){{0,3}}(?: ?[(\[]{_L}[\w -]{{0,24}}+[)\]](?=\s?[:=]))?)"
-    r"(?P<between>[\"']?\s{0,40}+(?:[:=|：#]|is|=>)?\s{0,24}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
+    r"(?P<between>[\"']?\s{0,40}+(?:[:=|│┃：#]|is|=>)?\s{0,24}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
     rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?:(?P<of>/ ?\d++)|\s?(?:dB|nats?|bits?|pts?|pp|px|mm|cm|m?eV)(?!\w))?"
     r"(?![\w/]|\s?%\|)"
 )
 _SECOND = re.compile(rf"\s?[:=：]\s{{0,12}}(?P<number>{NUMBER})(?![\w/:])")
 """What stands behind the number of a name: ``val_loss 1: 0.81``."""
-_MEAN = re.compile(rf"\s{{1,8}}\(\s{{0,8}}(?P<number>{NUMBER})\s{{0,8}}\)")
-"""The mean so far behind a batch's own value: ``Loss 2.1 (2.3)``."""
+MEAN = re.compile(rf"\s{{1,8}}\(\s{{0,8}}(?!\+)(?P<number>{NUMBER})\s{{0,8}}\)")
+"""The mean so far behind a batch's own value: ``Loss 2.1 (2.3)``. One of another sign is a change."""
 _COUNT = re.compile(
     r"(?<![\w./])(?P<number>\d++)(?: (?P<name>samples|sequences|steps|iterations|updates|epochs)|epoch)\b"
 )
@@ -43,9 +43,10 @@ _NAMELESS = (  # "[12] ", "[12/90] " and "12: ", where nothing else counts; torc
     re.compile(r"^\s*\[(?P<number>\d++)/\d+\]\s"),
     re.compile(r"^\s{0,8}(?P<number>\d++):(?=\s)"),
     re.compile(r"^.*(?<!\d)\d+\|(?P<number>\d++)\|(?=[A-Za-z])"),
+    re.compile(r"^\s*(?P<number>\d++)\s*$"),  # alone on its line
 )
-_LONE_NUMBER = re.compile(r"\s*(?P<number>\d++)\s*")
-"""A line of a number alone, by which some scripts count."""
+_OF_AN_EPOCH = re.compile(r"\d\]\s?\[\s{0,8}\d+/\d+\]")
+"""``Epoch: [0][ 10/196]``: a batch of training."""
 _BATCH = re.compile(r"\[[^\[\]]*?(?<!\d)(?P<at>\d++)/(?P<of>\d++)\]")
 
 _UNITS = {
@@ -82,7 +83,7 @@ EVAL_SCORE = 8
 """A measure whose name scores more says by itself that it is an eval's."""
 _BARE = 9
 """Score of ``val 2.31``: below every measure of an eval that has a name, above every measure of training."""
-_BEST = frozenset(("best", "lowest", "min", "previous", "target"))
+_BEST = frozenset(("best", "lowest", "highest", "min", "max", "minimum", "maximum", "previous", "target"))
 _SPREADS = frozenset(("std", "stderr", "var"))
 _CHANGES = frozenset(("improved", "improvement", "decreased", "increased", "reduced", "dropped", "delta", "change"))
 """A number behind these is how far a measure moved, unless ``to`` stands there."""
@@ -102,7 +103,7 @@ _ENGLISH = tuple((re.compile(pattern), f" {term} ") for term, pattern in {
     "accuracy": r"genauigkeit|exactitude?|acur[aá]cia|准确率",
     "error": r"\bfehler",
     "epoch": r"\bepoche|\b[eé]po(?:que|ca)|轮次",
-    "step": r"\bschritte?\b|\b[eé]tape|\bpasos?\b|步数",
+    "step": r"\bschritte?\b|\b[eé]tape|\bpasos?\b|步数|^up\.$",
     "avg": r"\bmittlerer?\b|\bdurchschnitt\w*|\b(?:mean|average|overall)\b",
     "xent": r"cross[-_ ]?entropy",
 }.items())  # fmt: skip
@@ -169,8 +170,8 @@ class Token:
 
     Parameters
     ----------
-    words : tuple of str
-        Of the name, with those that say of which set it is in front.
+    terms : tuple of str
+        The words of the name, with those that say of which set it is in front.
     number : str
         As printed; a share of several is a fraction.
     unit : str
@@ -201,9 +202,14 @@ class Token:
         return self.raw if terms_of(self.raw) == self.terms else self.name
 
     @property
+    def bare(self) -> bool:
+        """Whether it names a set and no measure: ``val 2.31``."""
+        return len(self.terms) == 1 and self.terms[0] in EVAL_NAMES
+
+    @property
     def score(self) -> int:
         """How much the name looks like an eval's: 0 for what is no measure of quality."""
-        if len(self.terms) == 1 and self.terms[0] in EVAL_NAMES:
+        if self.bare:
             return _BARE if "." in self.number else 0
         return 0 if self.unit else name_score(self.terms)
 
@@ -227,7 +233,6 @@ _AVERAGE = re.compile(r"(?i)[\[(](?:avg|average|mean|overall)[\])]")
 _BELOW, _HEADING_LENGTH, _RULES = 6, 80, ":=*#~-─━"
 _SECTION = re.compile(r"\|\s+(?P<name>\w+)/\s+\|")
 
-_EDGE = re.compile(r"[|│┃]")
 _CELL_NAME = re.compile(r"[^\W\d_][\w./ ()%@-]*|#")
 _BAR = re.compile(r":?\s+\d+%(?:\||\s*━).*")
 """A progress bar behind a row."""
@@ -237,7 +242,7 @@ _TUPLE = re.compile(r"\s*\((?P<names>[A-Za-z]\w*(?:, ?[A-Za-z]\w*)+)\) = \((?P<v
 
 def _framed(line: str) -> list[str]:
     """The cells of a row of a Markdown table or of one that is drawn with lines; none where it has no frame."""
-    cells = _EDGE.split(line.strip())
+    cells = re.split(r"[|│┃]", line.strip())
     return cells[1:-1] if len(cells) > 3 and not cells[0] and not cells[-1] else []
 
 
@@ -291,14 +296,15 @@ class Tokens:
             return [], None
         tokens = [*self._pairs(line), *_positions(line)]
         if not any(token.unit for token in tokens):
-            tokens += _nameless(line)
+            tokens = _numbered(tokens) or tokens + _nameless(line)
         return tokens, _heading(line, tokens)
 
     def _pairs(self, line: str) -> Iterator[Token]:
         if not _matters(line):
             return
-        before, known = line, set[tuple[str, ...]]()
-        for match in _PAIR.finditer(line):
+        before, known, matches = line, set[tuple[str, ...]](), [*_PAIR.finditer(line)]
+        own = {terms_of(match["name"]) for match in matches if ". " not in match["name"]}
+        for match in matches:
             ended = max(
                 (m.end() + 2 for m in _SPLIT.finditer(match["name"]) if match["name"].startswith(". ", m.end())),
                 default=0,
@@ -310,15 +316,16 @@ class Tokens:
                 if number[:1].isdigit() and not _is_misread(line, match, terms):
                     yield Token(terms, number, unit, raw)
                 continue
-            if name_score(terms) and number.isdigit() and (second := _SECOND.match(line, end)):
+            if name_score(terms) and number.isdigit() and not match["of"] and (second := _SECOND.match(line, end)):
                 terms, number = (*terms, number), second["number"]
             elif _is_misread(line, match, terms):
                 continue
-            if mean := _MEAN.match(line, end):
+            if (mean := MEAN.match(line, end)) and (mean["number"][0] == "-") == (number[0] == "-"):
                 number = mean["number"]
             elif match["of"] and not unit:
                 number = _share(number, match["of"][1:])
-            terms, heading = self._of_set(line, before, begin, terms)
+            of_set, heading = self._of_set(line, before, begin, terms)
+            terms = terms if of_set in own else of_set  # "Val steps: 2 loss: 1.9 val_loss: 0.8"
             if terms in known:
                 continue
             known.add(terms)
@@ -338,7 +345,7 @@ class Tokens:
         if splits:
             prefix = max((terms_of(s) for s in splits if s.startswith(splits[-1])), key=len)
             return ((*prefix, *parts) if {*prefix} & EVAL_NAMES else parts), False
-        if self._below < _BELOW and self._heading and (name_score(parts) or _OF_EVALS.keys() & {*parts}):
+        if self.state[0] and not _OF_AN_EPOCH.search(line) and (name_score(parts) or _OF_EVALS.keys() & {*parts}):
             return (self._heading, *parts), True
         return parts, False
 
@@ -409,8 +416,9 @@ def _is_misread(line: str, match: re.Match[str], parts: tuple[str, ...]) -> bool
     at, number = match.start("number"), match["number"]
     if re.compile(r"\d++,\d").match(line, at) and ("," not in number or not (unit_of(parts) or "." in number)):
         return True
+    is_bare = len(parts) == 1 and parts[0] in EVAL_NAMES and match["between"].strip() != ""  # "Valid: 70.1%"
     return re.compile(r"\s?%").match(line, match.end()) is not None and not (
-        name_score(parts) or _OF_EVALS.keys() & {*parts}
+        name_score(parts) or _OF_EVALS.keys() & {*parts} or is_bare
     )
 
 
@@ -425,10 +433,8 @@ def _idle(name: str) -> int:
     return 0
 
 
-_FOREIGN = (
-    *("verlust", "genauigkeit", "schritt", "perte", "rdida", "perda", "fehler", "acur", "exactit", "poca", "poque"),
-    *("损失", "准确率", "轮次", "步数", "tape", "paso"),
-)
+_FOREIGN = ("verlust", "genauigkeit", "schritt", "perte", "rdida", "perda", "fehler", "acur", "exactit", "poca",
+            "poque", "损失", "准确率", "轮次", "步数", "tape", "paso")  # fmt: skip
 _LONG = tuple(
     term
     for term in sorted({*_MEASURES, *_OF_EVALS, *EVAL_NAMES, *_PROGRESS, "entropy", "mean", "epret", *_FOREIGN})
@@ -449,12 +455,10 @@ def _heading(line: str, tokens: Sequence[Token]) -> str | None:
         term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
     elif _is_heading(line, tokens):
         term = next((m[0].lower() for m in _SPLIT.finditer(line)), "")
-    elif any(m[1].lower() in _TRAIN_NAMES for m in _SPLIT.finditer(line)):
-        term = ""
-    elif not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens):
-        return None
     else:
-        term = ""
+        term, trains = "", _OF_AN_EPOCH.search(line) or any(m[1].lower() in _TRAIN_NAMES for m in _SPLIT.finditer(line))
+        if not trains and (not any(t.unit and not t.nameless for t in tokens) or any(t.score for t in tokens)):
+            return None
     known = {*terms_of(term)} | {term}
     return "" if not term or known & _TRAIN_NAMES else "test" if "test" in known else "val"
 
@@ -472,17 +476,21 @@ def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
 
 def _positions(line: str) -> Iterator[Token]:
     """Progress that no name with a number states: ``after 1024 samples``, ``Epoch [1/4]``."""
-    for match in _COUNT.finditer(line):
-        yield _token(terms_of(match["name"] or "epoch"), match["number"])
-    for form in _OPENED:
+    for form in (_COUNT, *_OPENED):
         for match in form.finditer(line):
-            yield _token(terms_of(match["name"]) or ("epoch",), match["number"])
+            yield _token(terms_of(match["name"] or "") or ("epoch",), match["number"])
 
 
 def _nameless(line: str) -> list[Token]:
     matches = [match for form in _NAMELESS for match in form.finditer(line)]
-    matches += [match for match in (_LONE_NUMBER.fullmatch(line),) if match]
     return [Token(("count",), match["number"], "step", nameless=True) for match in matches[:1]]
+
+
+def _numbered(tokens: Sequence[Token]) -> list[Token]:
+    """``Validation loss 100: 0.81``, where nothing else counts: the name's number does. Nothing for other lines."""
+    if len(tokens) != 1 or tokens[0].terms == terms_of(tokens[0].raw) or not (at := tokens[0].terms[-1]).isdigit():
+        return []
+    return [replace(tokens[0], terms=tokens[0].terms[:-1]), Token(("count",), at, "step", nameless=True)]
 
 
 def batch_of(line: str) -> tuple[int, int] | None:

@@ -51,6 +51,11 @@ def test_how_far_a_loss_moved_is_no_loss(line: str) -> None:
     assert losses(line) == []
 
 
+@pytest.mark.parametrize("word", ["Highest", "Maximum", "Minimum", "Max"])
+def test_an_extreme_of_earlier_evals_is_no_eval(word: str) -> None:
+    assert losses(f"{word} validation loss: 0.9")[0].score < 8
+
+
 def test_what_a_loss_improved_to_is_one() -> None:
     assert [loss.number for loss in losses("step 1: val_loss improved to 0.9")] == ["0.9"]
 
@@ -72,6 +77,21 @@ def test_evals_of_several_sets_are_named_and_one_is_read(form: str, other: str) 
 
 def test_a_whole_beside_its_parts_is_no_other_set() -> None:
     assert read(printed("step {step} val_loss {value} val_box_loss {other}")).other_sets == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "word", "direction"), [((0.6, 0.7), "rises", "maximize"), ((0.7, 0.6), "falls", "")]
+)
+def test_a_set_without_a_measure_beside_a_loss_is_judged_by_its_trend_and_marked(
+    values: tuple[float, float], word: str, direction: str
+) -> None:
+    """PyTorch Geometric's examples print accuracies so, and errors."""
+    lines = (f"Epoch: 00{n}, Loss: 0.4, Train: 0.9, Val: {value}, Test: 0.5\n" for n, value in enumerate(values, 1))
+    guessed = read("".join(lines).encode())
+    assert [(e.samples, e.loss) for e in guessed.run.evals] == [*enumerate(values, 1)]
+    text = study_text(ScriptFacts(command=(), log=guessed))
+    assert f"# EDIT: Val says no measure; it {word} there" in text
+    assert ('direction = "maximize"' in text) == bool(direction)
 
 
 PRETRAINED = (

@@ -127,6 +127,35 @@ LAYOUTS = {
     "Lightning's boxes": (each("Epoch {n}: 100%|███| 8/8 [00:01<00:00,  7.7it/s, v_num=3]\n───────────────────────\n"
                                "     Validate metric           DataLoader 0\n───────────────────────\n        val_acc"
                                "              0.7\n        val_loss            {v}\n"), LOSSES),
+    "Poutyne's steps of each set": (each("Epoch: {n}/3 Train steps: 10 Val steps: 2 1.25s loss: {w} acc: 90.1 val_loss:"
+                                         " {v} val_acc: 92.1\n"), LOSSES),
+    "GluonTS": (each("INFO:gluonts.trainer:Epoch[{n}] Evaluation metric 'epoch_loss'={w}\n"
+                     "INFO:gluonts.trainer:Epoch[{n}] Evaluation metric 'validation_epoch_loss'={v}\n"), LOSSES),
+    "OpenCLIP": (each("10:00:00 | INFO | Eval Epoch: {n} [256 / 2000]\tClip Loss: 2.000000\t\n"
+                      "10:00:01 | INFO | Eval Epoch: {n} image_to_text_R@1: 0.1\tclip_val_loss: {v}\tepoch: {n}.0\n"),
+                 LOSSES),
+    "Coqui's change behind the mean": (each(
+        " > EPOCH: {n}/3\n   --> STEP: 0/10 -- GLOBAL_STEP: {n}0\n     | > loss: {w}  (1.9)\n\n  --> EVAL PERFORMANCE\n"
+        "     | > avg_loader_time: 0.01 (+0.00)\n     | > avg_loss: {v} (-0.10)\n"), BY_TEN),
+    "Marian": (each("[10:00:00] Ep. 1 : Up. {n}00 : Sen. 10,100 : Cost {w} * 10,000 after 30,000\n"
+                    "[10:00:01] [valid] Ep. 1 : Up. {n}00 : cross-entropy : {v} : new best\n"
+                    "[10:00:01] [valid] Ep. 1 : Up. {n}00 : bleu : 10.1 : new best\n"), BY_HUNDRED),
+    "Tacotron 2's number in the name": (each(
+        "Train loss {n}00 {w} Grad Norm 1.200000 3.30s/it\nValidation loss {n}00:  {v}  \n"
+        "Saving model and optimizer state at iteration {n}00 to out\n"), BY_HUNDRED),
+    "a panel of rich": (each(
+        "╭─────────┬──────────╮\n│ Metric  │ Value    │\n├─────────┼──────────┤\n│ epoch   │ {n}        │\n"
+        "│ train/loss │ {w}    │\n│ val/loss │ {v}    │\n╰─────────┴──────────╯\n"), LOSSES),
+    "PyTorch's ImageNet example, training on behind an eval": (each(
+        "".join(f"Epoch: [{{n}}][{at:3d}/30]\tTime  0.1 ( 0.1)\tLoss {{w}}e+00 ({{w}}e+00)\n" for at in (0, 10, 20))
+        + "Test: [ 1/11]\tTime  0.1 ( 0.1)\tLoss 9.1e+00 (9.1e+00)\nTest: [11/11]\tTime  0.1 ( 0.1)\tLoss 9.1e+00 ({v}e"
+        "+00)\n *   Acc@1 60.250 Acc@5 90.100\n"), LOSSES),
+    "an abbreviation with its point": (each(
+        "Epoch: 0{n} | Epoch Time: 0m 10s\n\tTrain Loss: {w:.3f} | Train Acc: 60.00%\n\t Val. Loss: {v:.3f} |  Val. Acc"
+        ": 61.00%\n") + "Test Loss: 0.334 | Test Acc: 85.28%\n", LOSSES),
+    "sets alone, in percent": (each(
+        "Run: 01, Epoch: 0{n}, Loss: {w:.4f}, Train: 30.12%, Valid: {n}0.25%, Test: 27.03%\n")
+        + "Highest Valid: 30.25\n  Final Test: 27\n", [(1, 10.25), (2, 20.25), (3, 30.25)]),
 }  # fmt: skip
 
 

@@ -52,6 +52,8 @@ def printed(line: Line, count: int = 4) -> str:
         (lambda i: f"Episode {i * 10}\tLast reward: 12.00\tAverage reward: {9.5 + i:.2f}", 10, True),
         (lambda i: f"Episode: {i}, Total Reward: {10 + i}, Epsilon: 0.9", 1, True),
         (lambda i: f"step {i * 1000} | actor_loss -1.2 | eval_return {100 + i * 20}.5", 1000, True),
+        (lambda i: f"step {i * 250} | loss: 0.9\nStep {i * 250} | Validation bpb: {0.9 - 0.1 * i:.4f}\n"
+         "Minimum validation bpb: 0.1", 250, False),
         (lambda i: f"[batch={i * 20}/100]:\n\t Train loss/train/total: {3 / i:.4f}\n[Eval batch=2/2] Eval on eval data:"
          f"\n\t Eval metrics/eval/CrossEntropy: {3.1 - 0.1 * i:.4f}", 20, False),
         (lambda i: f"[epoch={i}][batch=8/8]:\n\t Train loss/train/total: {3 / i:.4f}\n[Eval batch=2/2] Eval on eval:"
