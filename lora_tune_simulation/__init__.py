@@ -2,7 +2,7 @@
 
 A surface is any callable ``function(parameters: Mapping, seed: int) -> Iterable[tuple[float, str]]`` that yields
 (virtual seconds since the job's processes started, log line) until the job ends. An optional attribute
-``expected_score(parameters) -> float`` is the truth by which recommendations are judged.
+``expected_score(parameters) -> float`` is the ground truth for judging recommendations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lora_tune.base.errors import InputError
 
 
 class SurfaceFunction(Protocol):
-    """What a study's ``surface`` key names."""
+    """The callable that a study's ``surface`` key names."""
 
     def __call__(self, parameters: Mapping[str, object], seed: int) -> Iterable[tuple[float, str]]:
         """The job's log lines with the virtual second at which each appears, in order."""
@@ -36,9 +36,9 @@ SHIPPED = {
 
 
 def load(name: str, folder: Path = Path()) -> SurfaceFunction:
-    """The surface behind ``"path/or/module.py:function"`` (path relative to ``folder``) or a shipped name.
+    """The surface of ``"path/or/module.py:function"`` (path relative to ``folder``) or a shipped name.
 
-    Raises InputError when the file or the function is not there, or is not callable.
+    Raises InputError if the file or the function does not exist, or is not callable.
     """
     home = folder
     if name in SHIPPED:

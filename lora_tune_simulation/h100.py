@@ -11,7 +11,7 @@ from lora_tune_simulation.machine import Machine
 from lora_tune_simulation.simulated_run import SimulatedRun, SiteSwitches, SwitchedRun
 
 USABLE_GB = 78.0
-"""Memory of an 80 GB card that CUDA contexts and NCCL leave (assumption)."""
+"""Memory of an 80 GB card after CUDA contexts and NCCL (assumption)."""
 
 function = SimulatedRun(machine=Machine(family="hopper", accelerator="H100", gpus=8, nodes=1, memory_gb=USABLE_GB))
 with_switches = SwitchedRun(run=function, switches=SiteSwitches(number=0))

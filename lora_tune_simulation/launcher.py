@@ -1,7 +1,7 @@
-"""A cluster on a virtual clock: jobs are surfaces, time passes when the driver sleeps, logs are real files.
+"""A cluster on a virtual clock: jobs are surfaces, time advances when the driver sleeps, logs are real files.
 
-A job's course is fixed by its parameters, its seed and its name: a launcher made again from the records in the jobs'
-folders goes on where the old one was. Nodes are handed out first come, first served.
+A job's outcome follows from its parameters, its seed and its name, so a new launcher continues from the records in the
+jobs' folders. Nodes are allocated first come, first served.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind
 from lora_tune.workloads.base import Job
 from lora_tune_simulation import SurfaceFunction, load
 
-# What a simulated job will do: its record on disk, and its course, fixed by its parameters, its seed and its name.
+# Simulated jobs: their records on disk, and their outcome, a function of parameters, seed and name.
 
 
 PARAMETERS = "parameters.json"
-"""The file of a job that says what to simulate (``workloads.surface``)."""
+"""The file of a job that states what to simulate (``workloads.surface``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """nodes: how many there are. queue_minutes: mean wait beside waiting for nodes (exponential).
+    """nodes: number of nodes. queue_minutes: mean extra wait in the queue (exponential).
 
-    node_failures: of one node, preemptions: of a job, in 1,000 hours of running.
+    node_failures: per node, preemptions: per job, in 1,000 hours of running.
     """
 
     nodes: int
@@ -63,7 +63,7 @@ class JobRecord:
 
 
 def record_of(content: Mapping[str, Any] | None) -> JobRecord | None:
-    """What a job's record says, None where it says nothing that can be read: then nobody knows of the job."""
+    """A job's record; None if it is unreadable, so that the job counts as unknown."""
     if content is None:
         return None
     try:
@@ -78,7 +78,7 @@ def record_of(content: Mapping[str, Any] | None) -> JobRecord | None:
 
 @dataclass(slots=True)
 class JobPlan:
-    """What a started job will do: its lines still to be written, when and how it ends."""
+    """The future of a started job: its remaining lines, when and how it ends."""
 
     lines: list[tuple[float, str]]
     wakes: deque[float]
@@ -96,7 +96,7 @@ def job_plan(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> JobP
     if job.minutes:
         ends.append((job.started_at + 60 * job.minutes, JobState.TIME_LIMIT))
     rng = luck(job.name)
-    rng.exponential()  # the draw of the queue
+    rng.exponential()  # skip the draw of the queue
     for rate, state in (
         (cluster.node_failures * job.requested, JobState.NODE_FAILED),
         (cluster.preemptions, JobState.PREEMPTED),
@@ -113,20 +113,20 @@ def job_plan(job: JobRecord, surface: SurfaceFunction, cluster: Cluster) -> JobP
 
 
 def luck(name: str) -> np.random.Generator:
-    """The draws of a job, always the same for its name."""
+    """The random generator of a job, seeded by its name."""
     return np.random.default_rng(crc32(name.encode()))
 
 
 RECORD = "simulated.json"
-"""What is remembered of a job, in its folder."""
+"""Record file in a job's folder."""
 LONGEST_SLEEP = 300.0
-"""Virtual seconds that may pass unlooked at: shorter than any limit on silence."""
+"""Longest virtual sleep in seconds, shorter than any silence limit."""
 
 
 def of_study(study: Study, jobs: int) -> SimulatedLauncher:
-    """The simulated cluster of a study whose workload is a surface, with room for ``jobs`` trials unless it says.
+    """The simulated cluster of a study with a surface workload, by default with room for ``jobs`` trials.
 
-    Raises InputError, naming the key.
+    Raises InputError with the key.
     """
     table = study.workload.model_extra or {}
     if study.workload.kind != "surface" or "surface" not in table:
@@ -141,10 +141,10 @@ def of_study(study: Study, jobs: int) -> SimulatedLauncher:
 
 
 class SimulatedLauncher(Launcher):
-    """Implements the launcher port, and the driver's clock with :meth:`now` and :meth:`sleep`."""
+    """Implements the launcher port, and the driver's clock by :meth:`now` and :meth:`sleep`."""
 
     def __init__(self, surface: SurfaceFunction, cluster: Cluster, start: float | None = None) -> None:
-        """``start``: virtual epoch seconds at which time begins; now by default."""
+        """``start``: initial virtual epoch seconds; the present by default."""
         self._surface, self._cluster = surface, cluster
         self._now = time.time() if start is None else start
         self._jobs: dict[str, JobRecord] = {}
@@ -161,11 +161,11 @@ class SimulatedLauncher(Launcher):
         return self._now
 
     def monotonic_now(self) -> float:
-        """The same: nobody sets a virtual clock."""
+        """As :meth:`now`, because a virtual clock never jumps."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass: to the next event of any job, at least ``seconds`` and at most five minutes."""
+        """Advance to the next event of any job, at least ``seconds`` and at most five minutes."""
         ahead = [self._next_event(self._courses[name]) for name in self._live]
         ahead += [j.eligible_at for j in self._waiting() if j.eligible_at > self._now]
         event = min(ahead, default=math.inf)
@@ -181,7 +181,7 @@ class SimulatedLauncher(Launcher):
         return sorted((j for j in jobs if j.cancelled_at is None), key=lambda j: (j.eligible_at, j.name))
 
     def _pass_until(self, then: float) -> None:
-        """Time goes on to ``then``, jobs ending and starting in order on the way."""
+        """Advance to ``then``, ending and starting jobs in order on the way."""
         while True:
             ends = [self._courses[name].ends_at for name in self._live]
             waits = [j.eligible_at for j in self._waiting() if j.eligible_at > self._now]
@@ -215,7 +215,7 @@ class SimulatedLauncher(Launcher):
     # -- jobs --------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> str:
-        """Queue the job; its id is its name. A name that is known already is not queued again."""
+        """Queue the job; its id is its name. A known name is not queued again."""
         folder = Path(job.folder)
         if job.name in self._jobs or self._restored(job.name, folder):
             return job.name
@@ -244,7 +244,7 @@ class SimulatedLauncher(Launcher):
         return job.name
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """The status of each job at this virtual moment; logs are written up to it."""
+        """The status of each job now; writes logs up to this moment."""
         statuses = {}
         for ticket in tickets:
             if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
@@ -255,7 +255,7 @@ class SimulatedLauncher(Launcher):
         return statuses
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """End the job now, however it is asked; one that is over stays as it is."""
+        """End the job now, with or without ``force``; no effect if it has ended."""
         if ticket.name not in self._jobs and not self._restored(ticket.name, ticket.folder):
             return
         job, plan = self._jobs[ticket.name], self._courses.get(ticket.name)
@@ -284,7 +284,7 @@ class SimulatedLauncher(Launcher):
         )  # fmt: skip
 
     def _write_lines(self, name: str) -> None:
-        """Append the lines that are due to the job's log."""
+        """Append due lines to the job's log."""
         plan, job = self._courses.get(name), self._jobs[name]
         if plan is None:
             return
@@ -304,7 +304,7 @@ class SimulatedLauncher(Launcher):
         (Path(job.folder) / RECORD).write_text(json.dumps(asdict(job)), encoding="utf-8")
 
     def _restored(self, name: str, folder: Path) -> bool:
-        """Take up a job that an earlier launcher started; time goes on from its latest moment."""
+        """Restore a job of an earlier launcher, and advance the clock to its latest event."""
         job = record_of(read_json(folder / RECORD).content)
         if job is None:
             return False
@@ -325,4 +325,4 @@ class SimulatedLauncher(Launcher):
 
 
 KIND = LauncherKind(make=of_study, keeps_time=True)
-"""``site.launcher = "simulated"``."""
+"""Launcher kind of ``site.launcher = "simulated"``."""

@@ -1,11 +1,11 @@
 """Tables of real LoRA trials as surfaces: ``surface = "lora_tiny"`` or ``"lora_small"`` in a study.
 
 Measured, on one GPU by ``python -m lora_tune_recipes.many_adapters`` with ``benchmarks/gpu/grid_tiny.json`` and
-``grid_small.json``: every eval loss. ``python -m benchmarks.tables`` made the shipped files from what it wrote and
+``grid_small.json``: every eval loss. ``python -m benchmarks.tables`` makes the shipped files from its output and
 prints how the targets were chosen.
 
-Assumption: everything on the clock, and memory. A job runs as if the 8x H100 of ``machine`` trained Llama-2-70B, slowed
-down so that the samples of the best measured point take as long as there (25 minutes), and evals the same share of it.
+Assumed: time and memory. A job runs as if the 8x H100 of ``machine`` trained Llama-2-70B, slowed down so that the
+samples of the best measured point take as long as there (25 minutes), and evals the same share of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lora_tune_simulation.machine import Machine
 from lora_tune_simulation.tabular import TABLES, Table, TabularSurface, read_table
 
 PUBLIC_SAMPLES, PUBLIC_INTERVAL = 3100, 384
-"""Samples of a good run of Llama-2-70B at GBS 8 in the public results, and between its evals."""
+"""Samples of a good run of Llama-2-70B at GBS 8 in the public results, and its eval interval."""
 
 
 def shipped(name: str, target: float) -> TabularSurface:

@@ -1,14 +1,14 @@
-"""Speed and memory of a parallel layout on H100, H200 and GB200 systems: data, then assumption.
+"""Speed and memory of a parallel layout on H100, H200 and GB200 systems: data, then assumptions.
 
 Data (``figures.json``): samples/s per GPU and seconds per eval round by TP and CP, as log-linear regressions over the
-public submissions. Layouts seen there: TP4, TP4 CP2 and TP4 PP2 on H100; TP1 CP2, TP2 and TP4 on H200; TP1 with CP 1, 2
-and 8 on Blackwell.
+public submissions. Layouts in the data: TP4, TP4 CP2 and TP4 PP2 on H100; TP1 CP2, TP2 and TP4 on H200; TP1 with CP 1,
+2 and 8 on Blackwell.
 
-Assumption: the same per-doubling cost for degrees not seen; PP costs 5% a doubling beside its bubble
-(PP - 1) / microbatches; TP beyond 4 another 6%; MBS 2 and more gain 1%; each layout departs from the regression by
+Assumptions: the same cost per doubling for other degrees; PP costs 5% per doubling plus its bubble
+(PP - 1) / microbatches; TP beyond 4 another 6%; MBS of 2 and more gains 1%; each layout deviates from the regression by
 a fixed 2% (its own kernels).
-Memory: 70 GB of FP8 weights over TP x PP, activations of 99 GB x MBS over TP x CP^0.8, 8 GB besides, from three B200
-readings (168.8 GB at TP1 CP1, 134 at CP2, 82 at CP8, met within 8 GB); close to the limit OOM is a matter of luck.
+Memory: 70 GB of FP8 weights over TP x PP, activations of 99 GB x MBS over TP x CP^0.8, plus 8 GB, fitted within 8 GB to
+three B200 readings (168.8 GB at TP1 CP1, 134 at CP2, 82 at CP8); close to the limit out of memory is random.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-# How many samples a LoRA run of Llama-2-70B needs, and the eval losses on the way: data, then assumption.
+# Samples to target of a Llama-2-70B LoRA run, and its eval losses on the way: data, then assumptions.
 #
 # Data (``figures.json``, 102 public submissions and 850 runs): ln(mean samples) by GBS, LR and steps within LR 3.5e-4
 # to 6e-4, GBS 8 to 128 and 600 to 2,048 steps; the slope of the median loss curve; the scatter of single evals.
 #
-# Assumption, everywhere else; nothing public says it:
+# Assumptions elsewhere, without public data:
 # - learning rate: below and above the published range ln(samples) bends upwards quadratically, and never falls faster
-# than in proportion to 1/LR; far above it runs diverge, with a probability that warm-up lowers;
-# - schedule: a cosine that ends before 1.5 times the samples needed trains too short to make use of its tail;
+#   than in proportion to 1/LR; far above it runs diverge, with a probability that warm-up lowers;
+# - schedule: a cosine shorter than 1.5 times the samples needed decays too early;
 # - warm-up: half of its samples are lost, and the bend at high rates softens by up to a third;
-# - the curve above its published part (before half of the samples needed) decays exponentially from the untuned model.
+# - the curve before its published part (before half of the samples needed) decays exponentially from the untuned model.
 
 FIGURES = json.loads((Path(__file__).parent / "figures.json").read_text(encoding="utf-8"))
 _CONVERGENCE = FIGURES["convergence"]
@@ -55,7 +55,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What decides convergence: peak learning rate, global batch size, cosine steps, warm-up steps."""
+    """Settings that determine convergence: peak learning rate, global batch size, cosine steps, warm-up steps."""
 
     learning_rate: float
     gbs: int
@@ -70,10 +70,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteEffect:
-    """How one site departs from the average of the public submissions, in the regression's own terms.
+    """Deviation of one site from the average of the public submissions, in terms of the regression.
 
     level, gbs, steps: added to the constant and to the coefficients of g and ln(steps/1024).
-    learning_rate: shift of ln(LR) at which everything happens.
+    learning_rate: shift of ln(LR).
     """
 
     level: float = 0.0
@@ -87,7 +87,7 @@ AVERAGE = SiteEffect()
 
 
 def ln_samples(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:
-    """ln of the samples after which the median curve crosses the target, were the schedule never to end."""
+    """ln of the samples at which the median curve crosses the target, if the schedule never ended."""
     b0, b_g, b_gg, b_l, b_lg, b_s = (float(b) for b in _CONVERGENCE["coefficients"])
     g = math.log(recipe.gbs / 8)
     low, high = (math.log(x / 4e-4) for x in _CONVERGENCE["learning_rate_range"])
@@ -101,7 +101,7 @@ def ln_samples(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:
     if rate < low:
         y += _bend(slope, low - rate)
     y += (b_s + site.steps) * math.log(recipe.steps / 1024)
-    # The regression speaks of mean stops; the median curve crosses earlier, by the quantisation of the evals.
+    # The regression is of mean stops; the median curve crosses earlier, because runs stop only at evals.
     y += math.log1p(-float(_NOISE["mean_stop_minus_median_crossing_samples"]) / math.exp(b0))
     needed = math.exp(y)
     if (short := math.log(SHORTEST_SCHEDULE * needed / recipe.total_samples)) > 0:
@@ -117,7 +117,7 @@ def _bend(slope: float, distance: float) -> float:
 
 
 def divergence_probability(recipe: Recipe, site: SiteEffect = AVERAGE) -> float:
-    """Chance that a run blows up (assumption, see the module's text)."""
+    """Probability that a run diverges (assumption, see the comment above)."""
     warm = min(recipe.warmup_steps / recipe.steps, 0.1) / 0.1
     middle = math.log(DIVERGES_AT) + site.learning_rate + 0.35 * math.log(recipe.gbs / 8) + 0.5 * warm
     return 1 / (1 + math.exp(min(60.0, (middle - math.log(recipe.learning_rate)) / 0.12)))
@@ -130,7 +130,7 @@ def slope(gbs: int) -> float:
 
 
 KEPT_RUNS = 512
-"""Seeds of a curve whose luck is kept: what more take is not worth its memory."""
+"""Most seeds whose noise is cached; more would take too much memory."""
 
 
 def median_losses(samples: Array, crossing: float, gbs: int) -> Array:
@@ -147,7 +147,7 @@ def noisy_losses(median: Array, rng: np.random.Generator, runs: int) -> Array:
 
 
 def expected_losses(median: Array, runs: int) -> Array:
-    """The same with the luck of which a surface's truth is made, which is no other for any other configuration."""
+    """As :func:`noisy_losses`, with the fixed noise of the ground truth, the same for every configuration."""
     noise = _kept_noise if runs <= KEPT_RUNS else _fixed_noise
     offset, white, spike = noise(runs, len(median))
     return np.asarray(median + offset + white + spike)
@@ -171,12 +171,12 @@ def _noise(rng: np.random.Generator, runs: int, evals: int) -> tuple[Array, Arra
 EVAL_SEQUENCES = 173
 """Validation sequences of the GovReport split."""
 MEMORY_SPREAD_GB = 1.2
-"""Scale of the logistic by which OOM sets in (assumption)."""
+"""Scale of the logistic probability of running out of memory (assumption)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """A layout as the trial reads it."""
+    """A layout from a trial's parameters."""
 
     tp: int
     pp: int
@@ -186,16 +186,16 @@ class Degrees:
 
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> Degrees:
-        """From TP, PP, CP, MINIBS and MBS; absent ones are 1."""
+        """From TP, PP, CP, MINIBS and MBS; 1 if absent."""
         return cls(**{k: int(str(parameters.get(k.upper(), 1))) for k in ("tp", "pp", "cp", "minibs", "mbs")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """GPUs of one kind and how fast they are.
+    """GPUs of one kind and their speed.
 
-    family, accelerator: which regression. memory_gb: usable memory of one GPU. speed, eval_speed, memory_offset_gb:
-    how this site departs from the public average. quirks: which draw of the layouts' own departures.
+    family, accelerator: select the regression. memory_gb: usable memory of one GPU. speed, eval_speed,
+    memory_offset_gb: deviation of this site from the public average. quirks: seed of the layouts' own deviations.
     """
 
     family: str
@@ -231,12 +231,12 @@ class Machine:
         return self.gpus * math.exp(ln) * self.speed
 
     def cold_seconds(self) -> float:
-        """What the first block takes longer than a warm one, by nodes."""
+        """Extra time of the first block over a warm one, by nodes."""
         table = FIGURES[self.family]["cold_seconds_by_nodes"]
         return float(np.interp(self.nodes, [int(n) for n in table], list(table.values())))
 
     def seconds_per_eval(self, layout: Degrees) -> float:
-        """One pass over the validation sequences: rounds of one sequence per data-parallel rank."""
+        """One pass over the validation sequences, in rounds of one sequence per data-parallel rank."""
         fit: dict[str, float] = FIGURES[self.family]["ln_seconds_per_eval_round"]
         dp = self.gpus // (layout.tp * layout.pp * layout.cp)
         ln = (
@@ -255,15 +255,15 @@ class Machine:
         return weights + activations + 8 + self.memory_offset_gb
 
     def oom_probability(self, layout: Degrees) -> float:
-        """Chance that a run dies for memory."""
+        """Probability that a run runs out of memory."""
         over = (self.memory(layout) - self.memory_gb) / MEMORY_SPREAD_GB
         return 1 / (1 + math.exp(min(60.0, -over)))
 
     def elsewhere(self, number: int, speed: float, evals: float, memory: float, init: float) -> Machine:
         """This machine at site ``number``, from four standard normal draws.
 
-        Speed (sd 4%) and eval speed (5%) vary as between public submissions; that memory differs by 1.5 GB, start-up
-        by 30% and that layouts have other kernels is assumption.
+        Speed (sd 4%) and eval speed (5%) vary as between public submissions; deviations of memory (1.5 GB), start-up
+        (30%) and of the layouts' kernels are assumptions.
         """
         return replace(
             self,
@@ -275,6 +275,6 @@ class Machine:
         )
 
     def _quirk(self, effect: str, layout: Degrees) -> float:
-        # Kernels depend on the degrees, not on how many micro-batches follow one another.
+        # Kernels depend on the degrees, not on the number of micro-batches.
         key = f"{self.quirks} {effect} {layout.tp} {layout.pp} {layout.cp} {layout.mbs}"
         return float(np.random.default_rng(zlib.crc32(key.encode())).normal())

@@ -1,4 +1,4 @@
-"""A surface made of a machine and a convergence model: one simulated MLPerf LoRA run, as values or as MLLOG text."""
+"""A surface from a machine and a convergence model: one simulated MLPerf LoRA run, as values or as MLLOG text."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ FloatArray = npt.NDArray[np.float64]
 EPOCH_MS = 1_700_000_000_000
 """Virtual second 0 in the logs, epoch milliseconds."""
 TEARDOWN_SECONDS = 20.0
-"""From a death of memory to the job's end (assumption)."""
+"""Seconds from running out of memory to the job's end (assumption)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Luck:
-    """What chance does to one job on a machine: seconds of start-up, samples/s, seconds per eval.
+    """The random part of one job: start-up seconds, samples/s, seconds per eval.
 
-    dies_after: share of the run after which it dies of memory, None when it lives.
+    dies_after: share of the run after which it runs out of memory, None if it does not.
     """
 
     init_seconds: float
@@ -50,13 +50,13 @@ class Luck:
 
 
 def draw(machine: Machine, layout: Degrees, rng: np.random.Generator) -> Luck:
-    """One job's luck: start-up as published, speeds within 0.14% and 0.5% (public runs), memory by the layout."""
+    """Random start-up as published, speeds within 0.14% and 0.5% (public runs), out of memory by the layout."""
     init = machine.init_median * math.exp(rng.normal(0, 0.5 * FIGURES["initialisation"]["sigma_ln"]))
     speed = machine.samples_per_second(layout) * math.exp(rng.normal(0, 0.0014))
     eval_seconds = machine.seconds_per_eval(layout) * math.exp(rng.normal(0, 0.005))
     p = machine.oom_probability(layout)
     dies = rng.random() < p
-    # Certain deaths come at once; of the lucky layouts' half, when a fragmented allocator meets its peak.
+    # A layout without room fails at once; a borderline one half of the time, else when a fragmented allocator peaks.
     at_once = rng.random() < max(0.5, p)
     after = 0.0 if at_once else float(rng.random())
     return Luck(
@@ -66,9 +66,9 @@ def draw(machine: Machine, layout: Degrees, rng: np.random.Generator) -> Luck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndisturbedRun:
-    """What a run would do on a machine that never fails. samples, losses: its evals up to the end of training.
+    """A run on a machine that never fails. samples, losses: its evals up to the end of training.
 
-    total: samples at which training ends. step: samples per optimizer step. blow_up: samples from which on losses are
+    total: samples at the end of training. step: samples per optimizer step. blow_up: samples after which losses are
     NaN, infinite if never.
     """
 
@@ -83,7 +83,7 @@ class UndisturbedRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """One simulated run. Seconds count from the start of the job; ``evals`` are (samples, loss, second) at eval end,
-    ``train`` the same of train losses."""
+    ``train`` the same for train losses."""
 
     init_seconds: float
     samples_per_second: float
@@ -97,7 +97,7 @@ class RunOutcome:
 
 
 def timed(undisturbed: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.random.Generator) -> RunOutcome:
-    """The course on a machine's clock; ``cold_seconds``: what the first block takes longer."""
+    """The run on a machine's clock; ``cold_seconds``: extra time of the first block."""
     losses = np.where(undisturbed.samples > undisturbed.blow_up, math.nan, undisturbed.losses)
     reached = np.flatnonzero(losses <= undisturbed.target)
     stop = float(undisturbed.samples[reached[0]]) if len(reached) else float(undisturbed.total)
@@ -131,7 +131,7 @@ def timed(undisturbed: UndisturbedRun, luck: Luck, cold_seconds: float, rng: np.
 def _train_losses(
     undisturbed: UndisturbedRun, edges: FloatArray, begins: FloatArray, ends: FloatArray, rng: np.random.Generator
 ) -> tuple[tuple[float, float, float], ...]:
-    """A train loss every ten steps, as v4.x and v5.0 print them."""
+    """A train loss every ten steps, as in logs of v4.x and v5.0."""
     points = np.arange(10 * undisturbed.step, edges[-1] + 1, 10 * undisturbed.step)
     block = np.clip(np.searchsorted(edges, points, side="left") - 1, 0, len(ends) - 1)
     share = (points - edges[block]) / np.maximum(edges[block + 1] - edges[block], 1e-9)
@@ -146,7 +146,7 @@ Line = Callable[..., tuple[float, str]]
 
 
 def log_lines(outcome: RunOutcome, header: Mapping[str, object]) -> Iterator[tuple[float, str]]:
-    """The outcome as a job log in MLLOG form, in time order, with the second at which each line appears.
+    """The outcome as a job log in MLLOG format: (second, line) in time order.
 
     header: keys and values printed at the start, such as ``global_batch_size`` and ``seed``.
     """
@@ -200,17 +200,17 @@ def _blocks(outcome: RunOutcome, line: Line) -> Iterator[tuple[float, str]]:
 
 Score = Literal["time_to_target", "mlperf_score"]
 DRAWS = 512
-"""Simulated runs behind an expected score."""
+"""Simulated runs for an expected score."""
 
 
 def rcp_samples(gbs: int) -> float:
-    """Mean samples of the reference convergence point at ``gbs``; 0 where there is none."""
+    """Mean samples of the reference convergence point at ``gbs``; 0 if there is none."""
     point = find_benchmark(LORA).reference(gbs)
     return point.mean if point else 0.0
 
 
 def eval_samples(parameters: Mapping[str, object], gbs: int, total: int) -> Array:
-    """Samples at which a run evaluates: the closed division's schedule unless VAL_CHECK_INTERVAL, SKIP_EVALS differ."""
+    """Samples of a run's evals: the closed division's schedule unless VAL_CHECK_INTERVAL or SKIP_EVALS is set."""
     rule = find_benchmark(LORA).eval_schedule(gbs)
     assert rule is not None, "llama2_70b_lora has an eval grid"
     every = math.ceil(int(str(parameters.get("VAL_CHECK_INTERVAL") or rule.interval_samples)) / gbs) * gbs
@@ -221,10 +221,10 @@ def eval_samples(parameters: Mapping[str, object], gbs: int, total: int) -> Arra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """A surface: call it with parameters and a seed for the log; ``expected_score`` is its truth.
+    """A surface: call it with parameters and a seed for the log; ``expected_score`` is the ground truth.
 
     Parameters read: LR, MAX_STEPS, WARMUP_STEPS, TP, PP, CP, MINIBS, MBS; VAL_CHECK_INTERVAL and SKIP_EVALS if present.
-    score: what ``expected_score`` means, in seconds. site: this site's convergence.
+    score: kind of ``expected_score``, in seconds. site: this site's convergence.
     """
 
     machine: Machine
@@ -246,10 +246,10 @@ class SimulatedRun:
         return log_lines(self.outcome(parameters, seed), header)
 
     def variant(self, number: int) -> SimulatedRun:
-        """Another site of the same kind; 0 is the public average itself.
+        """Another site of the same kind; 0 is the public average.
 
-        The level varies (sd 2.8%) as it does between public submissions; that the best learning rate moves (sd 15% in
-        ln) is assumption. For the machine see ``Machine.elsewhere``.
+        The level varies (sd 2.8%) as between public submissions; the shift of the best learning rate (sd 15% in ln) is
+        an assumption. For the machine see ``Machine.elsewhere``.
         """
         if number == 0:
             return self
@@ -262,7 +262,7 @@ class SimulatedRun:
         )
 
     def recipe(self, parameters: Mapping[str, object]) -> Recipe:
-        """What of ``parameters`` decides convergence."""
+        """The part of ``parameters`` that determines convergence."""
         return Recipe(
             learning_rate=float(str(parameters["LR"])),
             gbs=self.machine.gbs(Degrees.of(parameters)),
@@ -271,7 +271,7 @@ class SimulatedRun:
         )
 
     def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
-        """One run, with this seed's luck."""
+        """One run, with the randomness of this seed."""
         rng = np.random.default_rng([seed, 7])
         layout, recipe = Degrees.of(parameters), self.recipe(parameters)
         luck = draw(self.machine, layout, rng)
@@ -290,10 +290,10 @@ class SimulatedRun:
         return timed(undisturbed, luck, self.machine.cold_seconds(), rng)
 
     def expected_score(self, parameters: Mapping[str, object], draws: int = DRAWS) -> float:
-        """The truth: seconds until a run succeeds when failed ones are run again, means over ``draws`` seeds.
+        """Ground truth: expected seconds until a run succeeds, when failed ones are repeated; ``draws`` seeds.
 
-        With ``mlperf_score`` the mean is multiplied by max(1, RCP mean / mean samples). Infinite when nearly every
-        run fails. The same parameters always give the same number.
+        With ``mlperf_score`` the mean is multiplied by max(1, RCP mean / mean samples). Infinite if nearly every run
+        fails. Deterministic.
         """
         layout, recipe = Degrees.of(parameters), self.recipe(parameters)
         at = eval_samples(parameters, recipe.gbs, recipe.total_samples)
@@ -312,7 +312,7 @@ class SimulatedRun:
         speed, eval_seconds = self.machine.samples_per_second(layout), self.machine.seconds_per_eval(layout)
         samples = float(at[first].mean())
         seconds = self.machine.cold_seconds() + float((at[first] / speed + eval_seconds * (first + 1)).mean())
-        # A death of memory costs a quarter of a run (half of them come at once), the other failures a whole one.
+        # Running out of memory costs a quarter of a run (half of the time it is at once), other failures a whole one.
         whole = recipe.total_samples / speed + eval_seconds * len(at)
         expected = (
             seconds + ((1 - lives) * 0.25 * seconds + lives * (1 - float(finishes.mean()) * tame) * whole) / chance
@@ -322,11 +322,11 @@ class SimulatedRun:
         return expected
 
 
-# Switches of a simulated site: what each setting of them makes of speed, evals, samples to the target and survival.
+# Switches of a simulated site: the effect of each level on speed, evals, samples to target and survival.
 #
-# All is assumption, but for the sizes: public sites with equal layouts differ by up to 13%, each switch here by 0 to
-# 6%. Of a site's draws some interact in pairs, one level does not run, and one switch of the arithmetic is fast and
-# costs samples. What a trial does not set is as in the published configuration, which is neither.
+# All are assumptions, except for the sizes: public sites with equal layouts differ by up to 13%, each switch here by 0
+# to 6%. At each site some levels interact in pairs, one level crashes, and one arithmetic switch is fast but costs
+# samples. An unset switch has its published value, which neither crashes nor costs samples.
 
 LEVELS: Mapping[str, tuple[object, ...]] = {
     "VBOOST_VALUE": (1, 0),
@@ -348,40 +348,40 @@ LEVELS: Mapping[str, tuple[object, ...]] = {
 }
 """The switches and their values, the published configuration's first."""
 ARITHMETIC = ("FP8_DPA", "NVTE_FP8_DPA_BWD", "FP8_ACT", "FP8_AMAX_ALGO", "FP8_AMAX_HISTORY")
-"""Those that change arithmetic."""
+"""Switches that change the arithmetic."""
 OF_EVALS = ("VAL_MBS",)
-"""Those that change the seconds of evals alone, eight times as much: evals are an eighth of a run."""
+"""Switches that change only eval time, by eight times as much, because evals are an eighth of a run."""
 
 LARGEST = 0.06
-"""The largest effect of a level on ln(seconds of a run); drawn evenly from 0 on, either way as often."""
+"""Largest effect of a level on ln(seconds of a run), drawn uniformly with either sign."""
 PAIRS, INTERACTION_SD = 5, 0.012
-"""How many pairs of levels do more or less together than each alone, and by how much."""
+"""Number of interacting pairs of levels, and the sd of their interaction."""
 COSTS_SAMPLES = (0.05, 0.15)
-"""What the one dear arithmetic adds to ln(samples); it saves 2 to 6% of the seconds."""
+"""Range added to ln(samples) by the one costly arithmetic level, which saves 2 to 6% of the seconds."""
 HARMLESS_SD = 0.008
-"""The same of the other arithmetics, around nothing."""
+"""Sd of the effect of the other arithmetic levels on ln(samples)."""
 STARTS_IN = 40.0
-"""Seconds after which a level that does not run has died."""
+"""Seconds until a crashing level has failed."""
 REFUSAL = "AssertionError: this configuration is not supported by the installed version of Transformer Engine"
 
 Level = tuple[str, str]
-"""A switch and one of its values, as text."""
+"""(switch, one of its values as text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSwitches:
-    """What the switches of one site do, drawn by its number."""
+    """The effects of one site's switches, drawn from its number."""
 
     number: int
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Every value beside the published ones."""
+        """Every value other than the published ones."""
         return tuple((name, str(value)) for name, values in LEVELS.items() for value in values[1:])
 
     @cached_property
     def _drawn(self) -> tuple[dict[Level, float], dict[tuple[Level, Level], float], dict[Level, float], Level]:
-        """ln(seconds) of levels and of pairs of them, ln(samples) of levels, and the level that does not run."""
+        """ln(seconds) of levels and of pairs of them, ln(samples) of levels, and the level that crashes."""
         rng = np.random.default_rng([self.number, 32])
         effects = {at: float(rng.uniform(0, LARGEST) * rng.choice([-1, 1])) for at in self.levels}
         arithmetic = [at for at in self.levels if at[0] in ARITHMETIC]
@@ -396,16 +396,16 @@ class SiteSwitches:
         return effects, {couples[i]: float(rng.normal(0, INTERACTION_SD)) for i in chosen}, samples, dead
 
     def changed(self, parameters: Mapping[str, object]) -> frozenset[Level]:
-        """The levels that a trial sets otherwise than published."""
+        """The levels of a trial that differ from the published ones."""
         stated = ((name, parameters.get(name, values[0]), values[0]) for name, values in LEVELS.items())
         return frozenset((name, str(value)) for name, value, usual in stated if str(value) != str(usual))
 
     def runs(self, levels: frozenset[Level]) -> bool:
-        """Whether a trial with these levels gets as far as training."""
+        """Whether a trial with these levels reaches training."""
         return self._drawn[3] not in levels
 
     def applied(self, run: SimulatedRun, levels: frozenset[Level]) -> SimulatedRun:
-        """The site with these levels."""
+        """The run with the effects of these levels."""
         effects, pairs, samples, _ = self._drawn
         of_both = [seconds for at in levels if at[0] not in OF_EVALS for seconds in [effects.get(at, 0.0)]]
         interaction = sum(seconds for (a, b), seconds in pairs.items() if a in levels and b in levels)
@@ -438,11 +438,11 @@ class SwitchedRun:
         yield STARTS_IN, REFUSAL
 
     def variant(self, number: int) -> SwitchedRun:
-        """Another site: its machine, its convergence, and its switches."""
+        """Another site, with its own machine, convergence and switches."""
         return replace(self, run=self.run.variant(number), switches=SiteSwitches(number=number))
 
     def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
-        """One run, with this seed's luck."""
+        """One run, with the randomness of this seed."""
         levels = self.switches.changed(parameters)
         run_outcome = self.switches.applied(self.run, levels).outcome(parameters, seed)
         if self.switches.runs(levels):
@@ -450,17 +450,17 @@ class SwitchedRun:
         return replace(run_outcome, evals=(), train=(), end="oom", end_seconds=STARTS_IN)
 
     def expected_score(self, parameters: Mapping[str, object], draws: int = DRAWS) -> float:
-        """The truth, as of :meth:`SimulatedRun.expected_score`; infinite where it does not run."""
+        """As :meth:`SimulatedRun.expected_score`; infinite if the run crashes."""
         levels = self.switches.changed(parameters)
         if not self.switches.runs(levels):
             return math.inf
         return self.switches.applied(self.run, levels).expected_score(parameters, draws)
 
 
-# Simulated trials: nothing runs, a surface says what the log would be. For ``launcher = "simulated"``.
+# Simulated trials, for ``launcher = "simulated"``: the surface generates the log.
 
 PARAMETERS = "parameters.json"
-"""File of a job that holds its parameters and seed, for the launcher."""
+"""File of a job with its parameters and seed, which the launcher reads."""
 
 
 class SurfaceSettings(BaseModel):
@@ -486,7 +486,7 @@ class SurfaceWorkload(Workload):
         self._settings = settings
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """A job whose only file says what is simulated."""
+        """A job whose only file states the parameters and the seed."""
         record = {"parameters": dict(self.written(proposal)), "seed": proposal.seed}
         site = self._study.site
         return Job(
@@ -501,9 +501,9 @@ class SurfaceWorkload(Workload):
         )
 
     def written(self, proposal: Proposal) -> Record:
-        """What is simulated. A probe ends after two blocks, each with its eval.
+        """The simulated parameters. A probe ends after two blocks, each with its eval.
 
-        A block is as long as in MLPerf's probes, where VAL_CHECK_INTERVAL does not say how long.
+        Without VAL_CHECK_INTERVAL a block is as long as in MLPerf's probes.
         """
         parameters = dict(proposal.parameters)
         if proposal.probe:
@@ -517,11 +517,11 @@ class SurfaceWorkload(Workload):
         return self._study.search_space.node_count(proposal.parameters)
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """Surfaces print MLLOG."""
+        """A reader of MLLOG, which surfaces print."""
         return MllogReader()
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The configuration as exports, with a comment that it was only simulated."""
+        """The configuration as exports, with a comment that it was simulated."""
         site = self._study.site
         layout = layout_of(proposal.parameters)
         name = config_file_name(site.system, self._nodes(proposal), max(1, site.gpus_per_node), layout)

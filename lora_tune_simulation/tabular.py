@@ -1,16 +1,16 @@
-"""A surface from a table of real trials: measured curves of every point of a grid, on a machine's speeds.
+"""A surface from a table of real trials: measured curves at every point of a grid, at the speed of a simulated machine.
 
-The table is what ``python -m lora_tune_recipes.many_adapters`` writes, an .npz with one row a trial, a full grid:
+The table is an .npz of ``python -m lora_tune_recipes.many_adapters``, with one row per trial of a full grid:
 
-    <KNOB>     [trials] for each knob of the grid, SEED among them, with at least two seeds; text is not read
+    <KNOB>     [trials] for each knob of the grid, SEED among them, with at least two seeds; text is ignored
     batch      [trials] sequences per optimizer step
-    samples    [trials, evals] training samples at each evaluation, filled up with NaN
-    eval_loss  [trials, evals]; NaN where training diverged, and behind its end
+    samples    [trials, evals] training samples at each evaluation, padded with NaN
+    eval_loss  [trials, evals]; NaN where training diverged, and after its end
 
 Between grid points curves are interpolated: linearly in the logarithm for knobs whose values are positive and span
 more than a factor of four, else linearly; batch and MAX_STEPS take the nearest value. Outside the grid the edge counts.
-A run's seed picks one of the measured seeds. Measured: every loss. Assumption: seconds and memory, which come from
-``machine``: as if Llama-2-70B were trained on it in this many samples.
+A run's seed picks one of the measured seeds. Measured: every loss. Assumed: seconds and memory, by ``machine``, as if
+Llama-2-70B were trained on as many samples.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ TABLES = Path(__file__).parent / "tables"
 """Folder of the shipped tables."""
 SAME = 1e-9
 BATCH = ("MINIBS", "MBS")
-"""Knobs that the column ``batch`` says already."""
+"""Knobs that the column ``batch`` replaces."""
 NEAREST = ("GBS", "MAX_STEPS")
-"""Axes that decide where a run evaluates and ends: curves of different lengths do not mix."""
+"""Axes without interpolation, as they determine where a run evaluates and ends: curves of unequal lengths do not mix."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Table:
         return float(np.nanmin(self.samples[..., 0]))
 
     def stops(self, target: float) -> Array:
-        """Samples at the first eval at or under ``target`` [*axes, seeds]; infinite where there is none."""
+        """Samples at the first eval at or under ``target`` [*axes, seeds]; infinite if there is none."""
         reached = np.where(self.losses <= target, self.samples, np.inf)
         return np.asarray(reached.min(axis=-1))
 
 
 def read_table(path: Path) -> Table:
-    """The table in an .npz file. Raises InputError when it is not a full grid of at least two seeds."""
+    """The table in an .npz file. Raises InputError unless it is a full grid of at least two seeds."""
     try:
         with np.load(path, allow_pickle=False) as file:
             data = {name: file[name] for name in file.files}
@@ -96,10 +96,10 @@ def _is_knob(column: npt.NDArray[Any], name: str, rows: int) -> bool:
 class TabularSurface:
     """A surface over ``table``: call it with parameters and a seed for the log.
 
-    Parameters read: the table's axes, TP, PP, CP, MINIBS, MBS; VAL_CHECK_INTERVAL if present: evaluations are then as
-    many samples apart, or the next larger distance that was measured.
-    machine: gives seconds by layout; a layout's batch must be one of the table's. target: the loss to reach.
-    aliases: parameter name -> the table's knob where they differ.
+    Parameters read: the table's axes, TP, PP, CP, MINIBS, MBS; and VAL_CHECK_INTERVAL if present, as the interval
+    between evaluations, rounded up to a measured one.
+    machine: seconds by layout; a layout's batch must be one of the table's. target: eval loss.
+    aliases: parameter name -> the table's knob if they differ.
     """
 
     table: Table
@@ -119,14 +119,14 @@ class TabularSurface:
         return log_lines(self.outcome(parameters, seed), header)
 
     def variant(self, number: int) -> TabularSurface:
-        """Another site: its machine differs (``Machine.elsewhere``), the measured losses stay. 0 is this surface."""
+        """Another site: another machine (``Machine.elsewhere``), the same measured losses. 0 is this surface."""
         if number == 0:
             return self
         draws = np.random.default_rng([number, 21]).normal(size=4).tolist()
         return replace(self, machine=self.machine.elsewhere(number, *draws))
 
     def curves(self, parameters: Mapping[str, object]) -> tuple[Array, Array]:
-        """Samples (evals) and losses (seeds, evals) at ``parameters``, interpolated; cut where the run ends."""
+        """Samples [evals] and losses [seeds, evals] at ``parameters``, interpolated; cut at the end of the run."""
         named = {self.aliases.get(name, name): value for name, value in parameters.items()}
         named["GBS"] = self.machine.gbs(Degrees.of(parameters))
         corners: list[list[tuple[int, float]]] = []
@@ -147,7 +147,7 @@ class TabularSurface:
         return samples[evaluated], losses[:, evaluated]
 
     def outcome(self, parameters: Mapping[str, object], seed: int) -> RunOutcome:
-        """One run: a measured seed's curve, this seed's luck with memory and start-up."""
+        """One run: a measured seed's curve, with memory and start-up drawn from this seed."""
         rng = np.random.default_rng([seed, 8])
         layout = Degrees.of(parameters)
         luck = draw(self.machine, layout, rng)
@@ -166,12 +166,12 @@ class TabularSurface:
         return timed(undisturbed, luck, self.machine.cold_seconds(), rng)
 
     def _total(self, parameters: Mapping[str, object]) -> float:
-        """Samples after which training ends; infinite when MAX_STEPS does not say."""
+        """Samples at the end of training; infinite without MAX_STEPS."""
         steps = parameters.get("MAX_STEPS")
         return math.inf if steps is None else float(str(steps)) * self.machine.gbs(Degrees.of(parameters))
 
     def expected_score(self, parameters: Mapping[str, object]) -> float:
-        """Mean seconds to the target over the measured seeds, failed runs repeated; infinite when none reaches it."""
+        """Mean seconds to the target over the measured seeds, failed runs repeated; infinite if none reaches it."""
         layout = Degrees.of(parameters)
         samples, losses = self.curves(parameters)
         lives = 1 - self.machine.oom_probability(layout)
@@ -189,7 +189,7 @@ class TabularSurface:
 
 
 def _evaluated(samples: Array, interval: float) -> npt.NDArray[np.int64]:
-    """Which of the measured evals a run with ``interval`` samples between evals has: the last one in any case."""
+    """Indices of the measured evals that a run with ``interval`` samples between evals has; always the last one."""
     passed = np.floor((samples + SAME) / interval) if interval > 0 else np.arange(1.0, len(samples) + 1)
     new = np.diff(passed, prepend=0.0) > 0
     new[-1:] = True
