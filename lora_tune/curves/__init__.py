@@ -1,6 +1,6 @@
-"""Eval curves: where a run crosses the target, what it costs per sample, and when to give it up.
+"""Eval curves: where a run crosses the target, its cost per sample, and when to stop it.
 
-Pure functions of evals; nothing here raises on bad data. See docs/statistics.md for the formulas and their calibration.
+Pure functions of evals that never raise on bad data. See docs/statistics.md for the formulas and their calibration.
 """
 
 from lora_tune.curves.family import Crossing, Family, estimate, learn_family, log_linear

@@ -1,12 +1,12 @@
 """Evidence that one sample of runs has the smaller mean, valid at every look: a sequential t-test by e-values.
 
 Model: runs of one arm scatter about its mean as a normal distribution, with the same unknown spread for both arms. A
-difference is measured in spreads (an effect). The likelihood ratio of Student's statistic under an effect d against
-none is a martingale while there is none (Lai 1976, "On confidence sequences", section 4; for its use as an e-value
-Grünwald, de Heide and Koolen 2024, "Safe testing", section 4), so that its chance of ever exceeding 1/a is at most a
-(Ville's inequality). A mixture over effects is one, too. Who decides which arm runs next may do so by comparing runs.
+difference is measured in spreads (an effect). Without a difference, the likelihood ratio of Student's statistic under
+an effect d against none is a martingale (Lai 1976, "On confidence sequences", section 4; as an e-value Grünwald, de
+Heide and Koolen 2024, "Safe testing", section 4), so the probability that it ever exceeds 1/a is at most a (Ville's
+inequality). So is a mixture over effects. The choice of the next arm may depend on earlier comparisons.
 
-Pure: numbers in, numbers out.
+Pure functions of numbers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 EFFECTS = {0.5: 1 / 8, 1.0: 1 / 4, 2.0: 1 / 2, 4.0: 1 / 8}
-"""The effects that are mixed, in spreads between seeds, with their weights: most of it where a change is worth having
-and still takes more than one run to see."""
+"""Effects of the mixture, in spreads between seeds -> weights: most for effects that are useful and still need more
+than one run to detect."""
 
 FEWEST_FREEDOM = 2
-"""Degrees of freedom of the spread below which two samples say nothing."""
+"""Fewest degrees of freedom of the spread for a comparison of two samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwoSamples:
-    """What two samples say of the difference of their means. difference: of the second to the first, positive where
-    the first is smaller. spread: of single runs, pooled. pairs: effective size, ``1 / (1/n + 1/m)``."""
+    """Comparison of the means of two samples. difference: second minus first, positive if the first is smaller.
+    spread: of single runs, pooled. pairs: effective size, ``1 / (1/n + 1/m)``."""
 
     difference: float
     spread: float
@@ -41,14 +41,14 @@ class TwoSamples:
 
     @property
     def statistic(self) -> float:
-        """Student's t; infinite where runs do not scatter at all."""
+        """Student's t; infinite if runs do not scatter at all."""
         if self.spread == 0:
             return math.copysign(math.inf, self.difference) if self.difference else 0.0
         return self.difference * math.sqrt(self.pairs) / self.spread
 
 
 def two_samples(arm: Sequence[float], baseline: Sequence[float]) -> TwoSamples | None:
-    """The two compared; None while they have too few runs."""
+    """The comparison of two samples; None for too few runs."""
     freedom = len(arm) + len(baseline) - 2
     if not arm or not baseline or freedom < FEWEST_FREEDOM:
         return None
@@ -63,7 +63,7 @@ def two_samples(arm: Sequence[float], baseline: Sequence[float]) -> TwoSamples |
 
 
 def log_evidence(statistic: float, pairs: float, freedom: int) -> float:
-    """ln of the e-value for "the first is smaller", of Student's statistic with so many degrees of freedom."""
+    """ln of the e-value for "the first is smaller", from Student's statistic with ``freedom`` degrees of freedom."""
     return _mixture(statistic, pairs, freedom, sides=(1,))
 
 
@@ -71,7 +71,7 @@ def log_evidence(statistic: float, pairs: float, freedom: int) -> float:
 def critical(level: float, pairs: float, freedom: int) -> float:
     """The statistic beyond which, on either side, the mean of both one-sided e-values exceeds ``1 / level``.
 
-    Infinite where none does: so few runs decide nothing at this level.
+    Infinite if none does, because so few runs cannot decide at this level.
     """
     needed = -math.log(level)
 
@@ -90,7 +90,7 @@ def critical(level: float, pairs: float, freedom: int) -> float:
 
 
 def interval(compared: TwoSamples, level: float) -> tuple[float, float]:
-    """Where the difference lies, with ``1 - level`` confidence at all looks together; infinite with few runs."""
+    """Confidence interval of the difference at ``1 - level``, valid at all looks together; infinite for few runs."""
     half = critical(level, compared.pairs, compared.freedom)
     width = half * compared.spread / math.sqrt(compared.pairs) if math.isfinite(half) else math.inf
     return compared.difference - width, compared.difference + width
@@ -102,7 +102,7 @@ NODES = 96
 """Points of the quadrature over the spread: against SciPy's noncentral density, errors are below 1e-6."""
 
 WIDTH = 7.0
-"""How far the quadrature goes beyond its integrands' modes, in their standard deviations at most."""
+"""Half-width of the quadrature around its integrands' modes, in their standard deviations at most."""
 
 
 def _mixture(statistic: float, pairs: float, freedom: int, sides: Sequence[int]) -> float:

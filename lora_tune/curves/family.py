@@ -1,4 +1,4 @@
-"""Families of eval curves: a fixed shape that every run of one workload and batch size follows, up to an offset."""
+"""Families of eval curves: a fixed shape that all runs of one workload and batch size share, up to an offset."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SPIKE = 2.5
 """An eval more than this many noise sd above the fit is a spike and is left out; spikes only go up."""
 
 FAR_BELOW = 4.0
-"""Last evals more than this many noise sd below the fit are no noise, but a curve that has left the family: of 1,298
-good public runs none stops that far below."""
+"""Last evals more than this many noise sd below the fit mean that the curve left the family: of 1,298 good public runs
+none stops that far below."""
 
 STEEP = 3.0
-"""Standard errors by which a run may fall more steeply than its family: of good public runs 2% fall so steeply."""
+"""Standard errors by which a run's slope must exceed its family's to count as steeper; 2% of good public runs do."""
 
 TREND_CLIP = 6.0
-"""Noise sd beyond which one eval counts no more for a trend: a spike at either end is none."""
+"""Residuals are clipped at this many noise sd for the trend, so that a spike at either end does not make one."""
 
 LARGEST_EXPONENT = 700.0
-"""Beyond this exp() leaves the range of a double; a forecast that far away means never (or at once)."""
+"""Beyond this exp() overflows a double; a forecast that far away means never (or at once)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,14 @@ class Family:
     """The median curve of a workload: loss over ln(samples), piecewise linear and falling.
 
     log_samples, loss: knots; ``log_samples`` rises, ``loss`` falls. Two knots are a log-linear curve. The outer
-    segments go on beyond the knots, but evals before the first knot are not used while there are later ones.
+        segments extend beyond the knots, but evals before the first knot are ignored if there are later ones.
     noise: at each knot, the sd of one eval about its own run's curve, in loss; constant beyond the knots.
     seed: sd of the offset between runs of one configuration, in loss.
-    wander: sd of a run's future offset about the one its evals so far show, beyond their noise, in loss.
+    wander: sd of a run's future offset about the offset of its evals so far, beyond their noise, in loss.
     spread: sd of the offset between good runs of different configurations, in loss.
     drift: sd that a forecast gains per unit of ln(samples) beyond the last eval, in loss.
-    name: where it comes from, for sentences.
-    huber_above: tuning constant of Huber's psi for evals above the fit; less than ``HUBER`` where noise is skewed
-        upwards.
+    name: source of the family, for sentences.
+    huber_above: tuning constant of Huber's psi for evals above the fit; below ``HUBER`` if noise is skewed upwards.
     """
 
     log_samples: tuple[float, ...]
@@ -69,13 +68,13 @@ class Family:
         return np.interp(np.log(samples), self.log_samples, self.noise)
 
     def samples_at(self, loss: float) -> float:
-        """Where the median curve passes ``loss``; the inverse of :meth:`loss_at`."""
+        """Samples at which the median curve passes ``loss``; the inverse of :meth:`loss_at`."""
         falling = tuple(-v for v in self.loss)
         exponent = float(_line(np.array([-loss]), falling, self.log_samples)[0])
         return float(np.exp(np.clip(exponent, -LARGEST_EXPONENT, LARGEST_EXPONENT)))
 
     def valid(self, usable: Points) -> Points:
-        """The evals from the first knot on; all of them when none is that late."""
+        """The evals from the first knot on; all of them if none is that late."""
         late = usable.samples >= 0.999 * np.exp(self.log_samples[0])
         return Points(usable.samples[late], usable.loss[late]) if late.any() else usable
 
@@ -83,10 +82,10 @@ class Family:
 class Offset(NamedTuple):
     """A run's distance from its family's curve: ``value`` and its sd from eval noise, both in loss.
 
-    follows: False when the run's last two evals lie far below the fitted curve: a curve that falls
-    discontinuously (FP4 with a healing step), to which the family does not apply.
-    leaves: the last eval alone lies that far below, of at least three: a stop right after such a fall.
-    steeper: the run falls more steeply than the family by ``STEEP``, so its shape may be another.
+    follows: False if the run's last two evals are far below the fitted curve: a curve that falls discontinuously (FP4
+        with a healing step), to which the family does not apply.
+    leaves: of at least three evals, the last one is that far below: a stop right after such a fall.
+    steeper: the run's slope exceeds the family's by ``STEEP``, so its shape may differ.
     """
 
     value: float
@@ -100,7 +99,7 @@ def fit_offset(usable: Points, family: Family) -> Offset:
     """Huber's M-estimate of a run's offset from ``family``, evals weighted by 1/noise^2, spikes left out.
 
     Iterative reweighting from the lower median, at most 12 rounds. ``usable`` holds at least one point.
-    When more than a third would be left out as spikes, none is: then the family's noise does not fit the run.
+    If more than a third are spikes, none is left out, because the family's noise does not fit the run.
     """
     usable = family.valid(usable)
     residuals = usable.loss - family.loss_at(usable.samples)
@@ -118,7 +117,7 @@ def fit_offset(usable: Points, family: Family) -> Offset:
 
 
 def _trend(x: Array, scaled: Array) -> float:
-    """The slope of residuals in units of their noise over ``x``, by least squares, over its standard error."""
+    """t statistic of the least-squares slope over ``x`` of residuals in units of their noise."""
     spread = x - x.mean()
     return float(spread @ np.clip(scaled, -TREND_CLIP, TREND_CLIP) / np.sqrt(spread @ spread))
 
@@ -159,25 +158,24 @@ def _line(x: Array, knots: tuple[float, ...], values: tuple[float, ...]) -> Arra
     return np.asarray(heights[at - 1] + share * (heights[at] - heights[at - 1]), dtype=np.float64)
 
 
-# Families without published curves: learned from a study's own runs, or from one run's own tail.
+# Families without published curves: learned from a study's own runs, or from the tail of one run.
 
 
 FEWEST_RUNS = 3
-"""Falling runs before a shape is learned from them."""
+"""Fewest falling runs to learn a shape from."""
 
 MOST_KNOTS = 12
 
 LEAST_NOISE = 0.01
-"""Eval noise is taken as at least this share of the curve's fall, so that few smooth runs make no razor of it."""
+"""Lower bound of the eval noise, as a share of the curve's fall, for few smooth runs."""
 
 
 def learn_family(runs: Sequence[RunLog | Sequence[Eval]], target: float) -> Family | None:
-    """The shape that a study's own runs share, from their evals up to the target.
+    """The shape that a study's own runs share, from their evals up to the target; None for fewer than three falling ones.
 
     Runs are aligned by their offsets over their last halves under a common slope (median of per-run Theil-Sen slopes
-    in loss over ln(samples)); the knots are medians of the aligned evals. Between configurations and between seeds
-    is not told apart, so ``seed`` and ``wander`` are the whole spread of the offsets: intervals err on the wide side.
-    None while fewer than three runs show a falling curve.
+    in loss over ln(samples)); the knots are medians of the aligned evals. Configurations and seeds are not
+    distinguished, so ``seed`` and ``wander`` are the whole spread of the offsets: intervals err on the wide side.
     """
     curves = [before_target(evals_of(run), target) for run in runs]
     slopes = [theil_sen(pair_slopes(last_half(curve))) for curve in curves]
@@ -204,10 +202,10 @@ def learn_family(runs: Sequence[RunLog | Sequence[Eval]], target: float) -> Fami
 
 
 def free_family(usable: Points) -> Family | None:
-    """The log-linear curve of one run's own last half (at least five evals), as a family of its own.
+    """The log-linear curve of one run's last half (at least five evals), as a family.
 
-    Slope by Theil-Sen; its standard error makes the drift. Seeds are taken to spread by ``SEED_SD``.
-    None with fewer than three evals or a curve that does not fall.
+    Slope by Theil-Sen; its standard error is the drift. The spread of seeds is assumed to be ``SEED_SD``.
+    None for fewer than three evals or a curve that does not fall.
     """
     tail = last_half(usable, fewest=5)
     slopes = pair_slopes(tail)
@@ -241,7 +239,7 @@ def last_half(usable: Points, fewest: int = 4) -> Points:
 
 
 def pair_slopes(curve: Points) -> Array:
-    """Slopes in loss over ln(samples) of all pairs of points, at most of the last 64; none of fewer than three."""
+    """Slopes in loss over ln(samples) of all pairs of the last 64 points; empty for fewer than three points."""
     x, y = np.log(curve.samples[-64:]), curve.loss[-64:]
     if len(x) < 3:
         return np.empty(0)
@@ -252,12 +250,12 @@ def pair_slopes(curve: Points) -> Array:
 
 
 def theil_sen(slopes: Array) -> float:
-    """The median slope (Theil 1950, Sen 1968); 0 without any."""
+    """The median slope (Theil 1950, Sen 1968); 0 if there is none."""
     return float(np.median(slopes)) if len(slopes) else 0.0
 
 
 def robust_sd(values: Array) -> float:
-    """1.4826 times the median absolute deviation; the plain sd when that is 0; 0 for fewer than two values."""
+    """1.4826 times the median absolute deviation; the plain sd if that is 0; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     robust = 1.4826 * float(np.median(np.abs(values - np.median(values))))
@@ -267,9 +265,9 @@ def robust_sd(values: Array) -> float:
 def _knots(x: Array, y: Array, slope: float, late: float) -> tuple[list[float], list[float], list[float]]:
     """Medians of aligned evals in bins of ln(samples), made falling, and the noise in each bin.
 
-    Bins are the eval schedule itself while it has at most ``MOST_KNOTS`` points, quantiles of it otherwise. One knot
-    is added beyond the last along the common slope, so that extrapolation does not hang on two noisy medians. A bin's
-    robust sd counts where it is above ``late``, the noise of all late evals: few readings make it unsteady.
+    Bins are the eval schedule itself up to ``MOST_KNOTS`` points, else quantiles of it. One knot is added beyond the
+    last along the common slope, so that extrapolation does not depend on two noisy medians. A bin's noise is at least
+    ``late``, the noise of all late evals, because few readings give an unsteady sd.
     """
     places = np.unique(np.round(x, 3))
     if len(places) > MOST_KNOTS:
@@ -285,26 +283,26 @@ def _knots(x: Array, y: Array, slope: float, late: float) -> tuple[list[float], 
     return knots.tolist(), falling.tolist(), [*noise, noise[-1]]
 
 
-# Where a run's eval curve crosses the target: the estimate, its interval, and the raw stop beside it.
+# Where a run's eval curve crosses the target: the estimate, its interval, and the raw stop.
 
 
 Z90 = 1.6448536269514722
 """Half-width of a central 90% interval in standard deviations."""
 
 LATEST_CROSSING = 0.75
-"""Eval intervals after the raw stop that a believed crossing may lie at most: of 1,298 good public runs 0.4% do."""
+"""Latest plausible crossing, in eval intervals after the raw stop; exceeded by 0.4% of 1,298 good public runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Samples to target of the configuration that a run tried, as far as this one run tells.
+    """Samples to target of a run's configuration, estimated from this run alone.
 
-    samples: the estimate; infinite when the curve does not fall towards the target, or nothing was read yet.
+    samples: the estimate; infinite if the curve does not fall towards the target, or there is no eval yet.
     low, high: 90% interval for the configuration's mean (seed spread and eval noise of this run included).
-    stop_samples, stop_seconds: the raw stop, i.e. the first eval at or under the target; None when not reached.
+    stop_samples, stop_seconds: the raw stop, i.e. the first eval at or under the target; None if not reached.
     censored: the target was not reached; ``samples`` is then a forecast.
     method: how the estimate was made, for reports.
-    by_stop: no curve is believed, and ``samples`` is the raw stop less half an eval interval.
+    by_stop: no curve is trusted, and ``samples`` is the raw stop less half an eval interval.
     """
 
     samples: float
@@ -326,12 +324,12 @@ def estimate(
 ) -> Crossing:
     """Estimate where ``run`` crosses ``target`` (eval loss, lower is better).
 
-    With a ``family`` the run's offset from the family's curve is estimated by Huber's M-estimator over all evals up
-    to the stop, and the shifted curve is crossed with the target. Without one a free robust line in loss over
-    ln(samples) through the run's own last half takes its place. A run that reached the target and whose curve is in
-    doubt counts by its raw stop less half an eval interval: one that leaves the family or the line at its end or falls
-    more steeply, whose crossing would lie well after its stop, or that changed precision at ``healing`` samples.
-    Takes anything (NaN, infinite, repeated, decreasing, thousands of evals, none) and never raises.
+    With a ``family`` the run's offset from the family's curve is Huber's M-estimate over all evals up to the stop, and
+    the shifted curve is crossed with the target. Without one, a robust line in loss over ln(samples) is fitted to the
+    run's last half. A run that reached the target counts by its raw stop less half an eval interval if its curve is
+    doubtful: it leaves the family or the line at its end, falls more steeply, would cross well after its stop, or the
+    run changed precision at ``healing`` samples.
+    Accepts any evals (NaN, infinite, repeated, decreasing, thousands, none) and never raises.
     """
     evals = evals_of(run)
     stop = first_reached(evals, target)
@@ -363,9 +361,9 @@ class CrossingEstimate(NamedTuple):
 def _of_reached(
     usable: Points, target: float, stop: float, family: Family | None, step: float
 ) -> CrossingEstimate | None:
-    """The crossing of a run that reached the target, by its curve; None where the curve cannot be its own.
+    """The crossing of a run that reached the target, by its curve; None if the curve cannot be trusted.
 
-    Where it may not be, the raw stop with an interval that holds both: a lucky early stop looks the same.
+    If that is uncertain, the raw stop with an interval that holds both, because a lucky early stop looks the same.
     """
     own = None if family else free_family(usable)
     if (shape := family or own) is None:
@@ -401,9 +399,9 @@ def _raw(stop: float, step: float) -> CrossingEstimate:
 
 
 def _cross(usable: Points, target: float, family: Family, offset: Offset, *, own: bool = False) -> CrossingEstimate:
-    """The family's curve, shifted to the run, at the target.
+    """The crossing of the family's curve, shifted to the run, with the target.
 
-    The interval adds the spread of seeds, the noise of the evals and, for a forecast, the drift of curves.
+    The interval includes the spread of seeds, the noise of the evals and, for a forecast, the drift of curves.
     """
     method = family.name if own else f"fixed shape, Huber offset ({family.name})"
     samples = family.samples_at(target - offset.value)

@@ -1,4 +1,4 @@
-"""Where an unfinished run will stop: the chance of each coming eval, from its evals so far."""
+"""Forecast of an unfinished run's stop: the probability of each coming eval, from its evals so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAIL_DEGREES = 5
 
 NODES = 41
 FURTHEST = 512
-"""Evals looked ahead; a stop beyond them counts as never."""
+"""Most evals in a forecast; a stop beyond them counts as never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Forecast:
         return self.chance[at - 1] if at else 0.0
 
     def quantile(self, probability: float) -> float:
-        """The first eval by which the run has stopped with ``probability``; infinite when beyond all of them."""
+        """The first eval by which the run has stopped with ``probability``; infinite if beyond all of them."""
         at = int(np.searchsorted(self.chance, probability))
         return self.stops[at] if at < len(self.stops) else math.inf
 
@@ -55,14 +55,14 @@ def forecast(
     quantum: float | None = None,
     healing: float = 0.0,
 ) -> Forecast:
-    """Forecast the first eval of ``run`` at or under ``target``, evals going on every ``quantum`` samples.
+    """Forecast the first eval of ``run`` at or under ``target``, with evals every ``quantum`` samples.
 
-    Of a run that changes precision at ``healing`` samples only the evals after it count, and no family of others.
+    For a run that changes precision at ``healing`` samples only the evals after it count, and ``family`` is ignored.
 
     The run's offset from the family (or from its own free fit) is uncertain by its noise, by ``family.wander`` and by
     drift, jointly Student-distributed; each coming eval adds its own normal noise. Integrated over the offset:
     ``P(not stopped by j) = E_b[ prod_{i<=j} Phi((f_i + b_i - target) / noise_i) ]``.
-    An empty forecast (chance 0 everywhere) means that the evals show no fall to extend.
+    An empty forecast (probability 0 everywhere) means that the evals show no falling curve.
     """
     evals = evals_of(run)
     stop = first_reached(evals, target)
@@ -94,7 +94,7 @@ def forecast(
 def expected_stop(crossing: float, family: Family, schedule: Schedule) -> float:
     """The mean raw stop, in samples, of a run whose noise-free curve crosses the target at ``crossing``.
 
-    Between two evals the crossing is seen late, by half an interval on average; noise sometimes shows it early. Both
+    A crossing between two evals is detected late, by half an interval on average; noise sometimes makes it early. Both
     follow from ``P(not stopped by j) = prod_{i<=j} Phi((f_i + b - target) / noise_i)``. Infinite beyond ``FURTHEST``.
     """
     if not (0 < crossing < math.inf) or not schedule.interval_samples > 0:
@@ -108,7 +108,7 @@ def expected_stop(crossing: float, family: Family, schedule: Schedule) -> float:
 
 
 def _student_nodes() -> Array:
-    """Equally likely values of Student's t: the middles of ``NODES`` slices of equal probability."""
+    """Equally likely values of Student's t: the medians of ``NODES`` slices of equal probability."""
     from scipy.special import stdtrit
 
     return np.asarray(stdtrit(TAIL_DEGREES, (np.arange(NODES) + 0.5) / NODES), dtype=np.float64)
@@ -121,5 +121,5 @@ def _phi(z: Array) -> Array:
 
 
 def chance_text(chance: float) -> str:
-    """A forecast's probability for people: two digits, and no more certainty than such a model has."""
+    """A probability with two digits, for people; no more precision than the model has."""
     return f"{100 * chance:.2g}%" if chance >= 1e-4 else "under 0.01%"

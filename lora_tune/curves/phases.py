@@ -1,8 +1,8 @@
 """Runs in two phases: trained in a low precision first and in a higher one ("healing") from some sample on.
 
-The eval loss falls discontinuously within an eval or two of the change, and training is slower from it on, so what
-was seen before the change says little about the samples and seconds after it. Every statistic here that takes
-``healing`` (samples at the change; 0: one phase) counts the evals of the second phase alone.
+The eval loss falls discontinuously within an eval or two of the change, and training is slower afterwards, so the first
+phase says little about the samples and seconds of the second. Every statistic that takes ``healing`` (samples at the
+change; 0: one phase) uses the evals of the second phase alone.
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ from lora_tune.curves.points import Array, evals_of, points
 from lora_tune.logs.run import Eval, RunLog
 
 STEEPER = 3.0
-"""The fall per ln(samples) at the change, in units of the median fall before it; seeds of one-phase runs stay below."""
+"""Fall per ln(samples) at the change, in units of the median fall before it; runs with one phase stay below."""
 
 SLOWER = 1.15
-"""Seconds per sample, evals included, in the first stretch after the change, relative to those before it."""
+"""Seconds per sample, evals included, in the first interval after the change, relative to those before it."""
 
 FEWEST_BEFORE = 2
-"""Stretches between evals before a change, without which no fall is out of the ordinary."""
+"""Fewest intervals between evals before a change, needed to tell an unusual fall."""
 
 FEWEST_AGREEING = 3
-"""Runs whose curves fall at one place, before that place is believed without a change of pace."""
+"""Runs whose curves must fall at the same place, if their pace does not change there."""
 
 MOST_AGREE = 2 / 3
-"""Share of the runs that came so far in which the fall must be."""
+"""Share of the runs that reached the place in which the fall must occur."""
 
 
 def second_phase(evals: Sequence[Eval], healing: float) -> Sequence[Eval]:
-    """The evals of the phase that the run ends in: those after ``healing`` samples; all of them where it is 0."""
+    """The evals after ``healing`` samples; all of them if it is 0."""
     return [e for e in evals if e.samples > healing] if healing > 0 else evals
 
 
 def recognised(runs: Sequence[RunLog | Sequence[Eval]]) -> float:
-    """Samples after which runs alike fall discontinuously; 0 where they do not.
+    """Samples after which similar runs fall discontinuously; 0 if they do not.
 
-    A run's curve falls so where its loss falls ``STEEPER`` times as fast as before, from below all that it had shown.
-    One run is enough where its pace drops in the same stretch, else ``FEWEST_AGREEING`` must fall at the same place.
-    The samples returned are those of the last eval before the fall, so evals later than that belong to the second
-    phase.
+    A curve falls so if its loss falls ``STEEPER`` times as fast as before, to below everything before. One run is
+    enough if its pace drops in the same interval, else ``FEWEST_AGREEING`` runs must fall at the same place. Returns
+    the samples of the last eval before the fall, so that later evals belong to the second phase.
     """
     places: Counter[float] = Counter()
     slowed: Counter[float] = Counter()
@@ -79,7 +78,7 @@ def _slopes(samples: Array, loss: Array) -> Array:
 
 
 def _slows(evals: Sequence[Eval], at: int) -> bool:
-    """Whether the stretch that ends at eval ``at`` took longer per sample than those before it."""
+    """Whether the interval that ends at eval ``at`` took longer per sample than those before it."""
     paces = [(b.seconds - a.seconds) / (b.samples - a.samples) for a, b in pairwise(evals)]
     before = [pace for pace in paces[: at - 1] if math.isfinite(pace)]
     return bool(before) and paces[at - 1] > SLOWER * float(np.median(before))

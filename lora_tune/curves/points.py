@@ -1,4 +1,4 @@
-"""Evals as they came in, points that a fit can use out."""
+"""Turns raw evals into points for a fit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lora_tune.logs.run import Eval, RunLog
 Array = NDArray[np.float64]
 
 LARGEST_FIT = 256
-"""Points kept for a fit; a longer curve is thinned by medians of neighbours, which also removes single spikes."""
+"""Most points in a fit; a longer curve is thinned by medians of neighbours, which also removes single spikes."""
 
 
 LARGEST_LOSS = 1e6
-"""A loss beyond this, either sign, is a blow-up and is treated like NaN."""
+"""Largest magnitude of a loss; beyond it counts as NaN."""
 
 LARGEST_SAMPLES = 1e15
-"""Samples beyond this are a corrupt reading."""
+"""Largest plausible sample count; larger ones are corrupt."""
 
 
 class Points(NamedTuple):
@@ -41,17 +41,17 @@ def first_reached(evals: Sequence[Eval], target: float) -> Eval | None:
 
 
 def usable_loss(loss: float) -> bool:
-    """Finite and of a size that a loss can have."""
+    """Whether a loss is finite and of plausible size."""
     return abs(loss) <= LARGEST_LOSS
 
 
 def usable_samples(samples: float) -> bool:
-    """Positive, finite and of a size that a count can have."""
+    """Whether a sample count is positive, finite and of plausible size."""
     return 1 / LARGEST_SAMPLES <= samples <= LARGEST_SAMPLES
 
 
 def points(evals: Sequence[Eval]) -> Points:
-    """What a fit can use of ``evals``: the usable ones, thinned to at most ``LARGEST_FIT`` points."""
+    """The usable evals, thinned to at most ``LARGEST_FIT`` points."""
     table = np.column_stack(usable(evals))
     if len(table) > LARGEST_FIT:
         table = _medians(table, LARGEST_FIT)
@@ -59,7 +59,7 @@ def points(evals: Sequence[Eval]) -> Points:
 
 
 def _medians(table: Array, groups: int) -> Array:
-    """The medians of so many groups of rows, whose sizes differ by one at most."""
+    """The medians of ``groups`` groups of rows, whose sizes differ by at most one."""
     size, larger = divmod(len(table), groups)
     ends, columns = larger * (size + 1), table.shape[1]
     parts = (table[:ends].reshape(larger, size + 1, columns), table[ends:].reshape(groups - larger, size, columns))
@@ -67,7 +67,7 @@ def _medians(table: Array, groups: int) -> Array:
 
 
 def usable(evals: Sequence[Eval], largest: float = LARGEST_LOSS) -> Points:
-    """The evals that mean something, all of them.
+    """The valid evals.
 
     Losses beyond ``largest``, either sign, and samples outside (0, ``LARGEST_SAMPLES``] are left out; of repeated
     samples (a restarted run logs some twice) the last reading counts; decreasing samples are sorted.
@@ -83,5 +83,5 @@ def usable(evals: Sequence[Eval], largest: float = LARGEST_LOSS) -> Points:
 
 
 def eval_interval(samples: Array) -> float:
-    """Samples between two evals: the median distance; 0 when there is only one eval."""
+    """Samples between two evals: the median distance; 0 for a single eval."""
     return float(np.median(np.diff(samples))) if len(samples) > 1 else 0.0

@@ -1,7 +1,8 @@
-"""A run beside the published runs of its workload: a calibrated envelope, and whether a study believes in it.
+"""Compares a run with the published runs of its workload: a calibrated envelope, and whether it applies to a study.
 
-The study says that its curves are like the published ones; its own machine may say otherwise. Good runs that lie among
-them begin the belief, at their global batch size alone; the first that lay outside ends it for the whole study.
+A study declares its curves to be like the published ones; its own runs may contradict that. Good runs among the
+published ones confirm the envelope, at their global batch size alone; the first one outside rejects it for the whole
+study.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from lora_tune.curves.family import Family
 from lora_tune.curves.points import Array, Points
 
 UPPER_90 = 1.2816
-"""Of a normal distribution, in standard deviations: where the mean of a study's own good runs lies at most."""
+"""90% quantile of the standard normal distribution: upper bound for the mean of a study's own good runs."""
 
 LEAST_DELAY = 1.1
 """A run forecast to need less than this times the samples of the median curve is slow, not stalled."""
 
 PUBLISHED_STEP = 384.0
-"""Samples between the evals of the public runs, by which their envelope is calibrated."""
+"""Eval interval in samples of the public runs, for which their envelope is calibrated."""
 
 UNLIKELY = 0.01
-"""A run further outside of an envelope than this share of good runs ever lies speaks against the envelope, if it is
-good; at a study's own rate, where that is lower."""
+"""A good run further outside an envelope than this share of good runs ever is contradicts the envelope; the study's own
+rate counts if it is lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ GO_ON = StallVerdict(False, "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What good runs of a workload look like: a median curve and how far above it they go, two evals in a row.
+    """The range of good runs of a workload: a median curve and how far above it they go, two evals in a row.
 
     thresholds: (rate, excess) pairs: at most a share ``rate`` of good runs has, at any time of its life, two evals in
     a row further above the family's curve than ``excess``, in units of sqrt(noise^2 + spread^2). ``rate`` falls,
@@ -57,19 +58,19 @@ class Envelope:
     thresholds: tuple[tuple[float, float], ...]
 
     def threshold(self, rate: float) -> float:
-        """The smallest tabled excess whose rate is at most ``rate``; the largest one when none is."""
+        """The smallest tabled excess whose rate is at most ``rate``; the largest one if there is none."""
         return next((excess for share, excess in self.thresholds if share <= rate), self.thresholds[-1][1])
 
     def limit(self, rate: float, shown: Sequence[float] = ()) -> float:
-        """The excess above which a run is outside at ``rate``, in a study whose good runs had the excesses ``shown``.
+        """The excess above which a run is outside at ``rate``, given the excesses ``shown`` by the study's good runs.
 
-        The published runs tell how far good runs scatter, the study's own where they lie, see :func:`higher`; and no
-        limit is below what a good run has shown. Without any the threshold is that of the published runs.
+        The published runs give the scatter of good runs, the study's own their level, see :func:`higher`; the limit is
+        never below the excess of a good run. Without any it is the threshold of the published runs.
         """
         return max(self.threshold(rate) + higher(shown), *shown) if shown else self.threshold(rate)
 
     def supported(self, rate: float) -> float:
-        """The largest tabled rate that is at most ``rate``; the smallest one when none is."""
+        """The largest tabled rate that is at most ``rate``; the smallest one if there is none."""
         return next((share for share, _ in self.thresholds if share <= rate), self.thresholds[-1][0])
 
     def rate_of(self, excess: float) -> float:
@@ -79,7 +80,7 @@ class Envelope:
 
 
 def higher(shown: Sequence[float]) -> float:
-    """How much higher the good runs of a study may lie than the published ones, by the excesses that they have shown.
+    """How much higher than the published runs a study's good runs may lie, from the excesses that they have shown.
 
     A configuration that needs more samples lies higher. The upper 90% bound of the mean excess, whose standard error
     is at most a unit over the root of their count; never below 0.
@@ -111,7 +112,7 @@ def outside(
 
 
 def highest_pair(usable: Points, family: Family) -> float:
-    """The largest excess that two evals in a row both show, in units of sqrt(noise^2 + spread^2).
+    """The largest excess shared by two consecutive evals, in units of sqrt(noise^2 + spread^2).
 
     usable: points before the target; -inf with fewer than two of them from the family's first knot on.
     """
@@ -120,7 +121,7 @@ def highest_pair(usable: Points, family: Family) -> float:
 
 
 def _excesses(usable: Points, family: Family) -> Array:
-    """How far each eval from the family's first knot on lies above its curve, in sqrt(noise^2 + spread^2)."""
+    """Excess of each eval from the family's first knot on over its curve, in sqrt(noise^2 + spread^2)."""
     samples, loss = Points(*(v[usable.samples >= 0.999 * np.exp(family.log_samples[0])] for v in usable))
     scale = np.sqrt(family.noise_at(samples) ** 2 + family.spread**2)
     return np.asarray((loss - family.loss_at(samples)) / scale, dtype=np.float64)
@@ -141,7 +142,7 @@ def _thinned(samples: Array, step: float) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class BesideEnvelope:
-    """A run that reached the target, and the envelope at its batch, which says nothing before ``begin`` samples."""
+    """A run that reached the target, and the envelope at its batch, which applies from ``begin`` samples on."""
 
     run: ComparedRun
     envelope: Envelope
@@ -150,10 +151,10 @@ class BesideEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class Credibility:
-    """What a study's good runs say of the published curves, by task (the global batch size).
+    """Evidence of a study's good runs on the published curves, by task (the global batch size).
 
-    shown: what :func:`shown_by` says of each, in order. confirmed: index of the run with which they first lay among the
-    published ones, where they do. contradicted: index of the first run that had lain outside; None: there is none.
+    shown: the value of :func:`shown_by` of each, in order. confirmed: index of the run that confirmed the envelope.
+    contradicted: index of the first run that was outside; None: there is none.
     """
 
     shown: Mapping[Hashable, Sequence[float]]
@@ -162,7 +163,7 @@ class Credibility:
 
 
 def credibility(good: Iterable[BesideEnvelope], target: float, rate: float) -> Credibility:
-    """Judge the envelope by a study's good runs in the order in which they ended. rate: its false-prune rate."""
+    """Judge the envelope by a study's good runs in the order of their ends. rate: its false-prune rate."""
     shown = defaultdict[Hashable, list[float]](list)
     confirmed = dict[Hashable, int]()
     contradicted: int | None = None
@@ -177,9 +178,9 @@ def credibility(good: Iterable[BesideEnvelope], target: float, rate: float) -> C
 
 
 def shown_by(run: ComparedRun, target: float, envelope: Envelope, begin: float = 0.0) -> float:
-    """How far a run lay outside of the envelope before it reached the target.
+    """The largest excess of a run over the envelope before it reached the target.
 
-    0, the published median, where it got there before two evals could tell. begin: as in :func:`contradicts`.
+    0, the published median, if it got there before two evals. begin: as in :func:`contradicts`.
     """
     excess = highest_pair(every(run.curve, PUBLISHED_STEP, begin, run.stop(target)), envelope.family)
     return excess if math.isfinite(excess) else 0.0
@@ -188,11 +189,11 @@ def shown_by(run: ComparedRun, target: float, envelope: Envelope, begin: float =
 def contradicts(
     run: ComparedRun, target: float, envelope: Envelope, rate: float, begin: float = 0.0, shown: Sequence[float] = ()
 ) -> bool:
-    """Whether a run that reached the target had lain outside of the envelope before, where the rule stops others.
+    """Whether a run that reached the target was outside the envelope before, so that the rule would have stopped it.
 
-    A study that has such a run is not what the envelope was calibrated on. rate: the study's false-prune rate.
-    begin: samples before which the envelope says nothing of the run. shown: what :func:`shown_by` says of the study's
-    good runs that ended before.
+    A study with such a run is not like the runs of the calibration. rate: the study's false-prune rate. begin: samples
+    before which the envelope does not apply to the run. shown: values of :func:`shown_by` of the study's good runs that
+    ended before.
     """
     rate = min(rate, UNLIKELY)
     if not math.isfinite(run.stop(target)) or shown_by(run, target, envelope, begin) <= envelope.limit(rate, shown):
@@ -203,10 +204,9 @@ def contradicts(
 
 
 def confirms(shown: Sequence[float], envelope: Envelope) -> bool:
-    """Whether a study's good runs, by what :func:`shown_by` says of them, speak for the envelope: they lie among its.
+    """Whether a study's good runs, by their values of :func:`shown_by`, lie within the envelope and so confirm it.
 
-    The upper 90% bound of their mean is no further outside than 1% of the published runs. Where ``envelope`` is of
-    other curves than the study's, most good runs lie outside, and if they are all stopped none is left to contradict
-    it. So it stops no run before it is confirmed.
+    The upper 90% bound of their mean is no further outside than 1% of the published runs. The envelope stops no run
+    before: if it did not fit the study's curves, it would stop most good runs, and none would be left to contradict it.
     """
     return bool(shown) and higher(shown) <= envelope.threshold(UNLIKELY)

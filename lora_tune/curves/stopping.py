@@ -1,7 +1,7 @@
 """The stopping rule: diverged, out of reach by arithmetic, or worse than runs that become the best. Pure functions.
 
-What stops a run is evidence from other runs, never an extrapolation of its own curve: loss curves with a step decay,
-a plateau or a second descent look lost until they are not. docs/statistics.md states what is promised and measured.
+A run is stopped by evidence from other runs, never by an extrapolation of its own curve: loss curves with a step decay,
+a plateau or a second descent look hopeless before they recover. docs/statistics.md has the guarantee and measurements.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from lora_tune.curves.published import GO_ON, PUBLISHED_STEP, Envelope, StallVer
 from lora_tune.logs.run import Eval
 
 BLOW_UP = 10.0
-"""A loss this many times the way from the first evals to the target above them is a blow-up."""
+"""A blow-up is a loss above the first evals by this many times their distance to the target."""
 
 BLOW_UP_SIZE = 5.0
-"""A blow-up is also this many times as large as the first evals and the target: a run that begins near its target has
-next to no way to it, and may rise far before it falls."""
+"""A blow-up is also this many times as large as the first evals and the target, because a run that begins near its
+target has almost no distance to it, and may rise far before it falls."""
 
 EARLY = 0.1
-"""Share of a run's evals, three at least, of which the highest is where it began: a single one may be luck."""
+"""A run's initial level is the highest of this share of its evals, at least three, as a single one may be luck."""
 
 OUT_OF_REACH = 5.0
-"""A run that must fall this many times as far as itself or any like it ever did in as much training cannot get there.
+"""Stop a run that must fall this many times as far as it or any similar run ever fell in as much training.
 
-Asked in the second half of its training, which tells what it does in as much as is left: its first evals may lie on a
-peak that the others had none at.
+Applies in the second half of training, when the run has a record of as much training as is left: its first evals may
+be on a peak that the others did not have.
 
-Runs unlike the references may fall further than they: public FP4 runs, when they change precision, 4.6 times.
+Runs unlike the references may fall further than these: public FP4 runs 4.6 times as far, when they change precision.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a run is judged by, and how strictly.
+    """The evidence for judging a run, and the strictness.
 
-    finished: runs that nothing stopped, the best first, of any task. count: the best of them that a run is compared
-    with. rate: share of the runs that come among the best that may be stopped over their whole life; where so many
-    support no such rate, the one that they do support is kept.
-    published: a calibrated envelope that applies to the run in their place; None: there is none. published_from:
-    samples before which it says nothing (a run that may yet change its precision). shown: of each good run of the
-    study, what :func:`~lora_tune.curves.published.shown_by` says. no_verdict_before: samples before which only
-    divergence stops a run. unit: what the runs count in place of samples, for people.
+    finished: runs that were not stopped, best first, of any task. count: how many of the best a run is compared with.
+    rate: most runs among the best that may be stopped in their whole life, as a share; if ``count`` runs cannot support
+    it, the share that they support is kept.
+    published: a calibrated envelope that applies to the run instead of them; None: there is none. published_from:
+    samples before which it does not apply (a run that may yet change its precision). shown: for each good run of the
+    study, the value of :func:`~lora_tune.curves.published.shown_by`. no_verdict_before: samples before which only
+    divergence stops a run. unit: display name of the unit of samples.
     """
 
     finished: Sequence[ComparedRun] = ()
@@ -75,11 +75,11 @@ class Evidence:
 def verdict(
     evals: Sequence[Eval], target: float, evidence: Evidence, *, length: float | None = None, task: Hashable = ()
 ) -> StallVerdict:
-    """Whether to stop the run whose evals so far are ``evals`` (lower is better; turn rising metrics round).
+    """Whether to stop the run with the evals ``evals`` so far (lower is better; negate rising metrics).
 
-    target: what runs are to come to; minus infinity for none. length: samples after which its training ends by
-    itself. task: runs of another one say nothing of it. Takes any evals and never raises. A run that has reached the
-    target or its own end is never stopped.
+    target: minus infinity for none. length: samples at which its training ends by itself. task: runs of other tasks
+    are no evidence. Accepts any evals and never raises. A run that has reached the target or its own end is never
+    stopped.
     """
     if not evals or first_reached(evals, target) is not None:
         return GO_ON
@@ -106,7 +106,7 @@ def verdict(
 
 def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdict:
     count, rank = compared.references, allowed(evidence.rate, compared.references)
-    at = compared.at if compared.at < 10 else float(round(compared.at))  # between two evals
+    at = compared.at if compared.at < 10 else float(round(compared.at))  # may be between two evals
     most = f"all but {rank - 1} of them" if rank > 1 else "any of them"
     return StallVerdict(
         True,
@@ -118,10 +118,11 @@ def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdi
 
 
 def _diverged(evals: Sequence[Eval], run: ComparedRun, target: float, good: Sequence[ComparedRun], unit: str) -> str:
-    """How the run has diverged, "" where it has not, or where it or a ``good`` run came back from the like.
+    """How the run has diverged, "" if it has not, or if it or a ``good`` run recovered from the same.
 
-    Weights that are no numbers never are again, so a metric that was a number after it was none is one that is not
-    always defined, for about as long. One that never was a number may not be defined yet: only references tell.
+    NaN weights never recover, so a metric that was NaN and became a number again is merely undefined at times, and a
+    gap of about that length is tolerated. A metric that never was a number may not be defined yet: only references can
+    tell.
     """
     if broke_off(evals, max(c.hole for c in (run, *good))):
         return f"eval loss is not finite since {counted(run.curve.samples[-1], unit)}"
@@ -144,7 +145,7 @@ def blown_up(curve: Points, target: float) -> bool:
 
 
 def came_back(good: ComparedRun, target: float) -> bool:
-    """Whether a run blew up and reached the target all the same, as where an error peaks before its second descent."""
+    """Whether a run blew up and still reached the target, as when an error peaks before its second descent."""
     before = good.curve.samples < good.stop(target)
     samples, loss = good.curve.samples[before], good.curve.loss[before]
     if len(loss) == len(good.curve.loss) or not loss.max(initial=-math.inf) > BLOW_UP_SIZE * abs(target):
@@ -153,7 +154,7 @@ def came_back(good: ComparedRun, target: float) -> bool:
 
 
 def _outside_published(run: ComparedRun, target: float, envelope: Envelope, evidence: Evidence) -> StallVerdict:
-    """Against the public runs, from where good runs of this study lie beside them."""
+    """The verdict by the public runs, shifted to the good runs of this study."""
     known = any(r.blank for r in evidence.finished if r.task == run.task)
     if run.blank >= _two_evals_in(envelope, evidence.published_from) and not len(run.curve.samples) and not known:
         blank = counted(run.blank, evidence.unit)
@@ -163,21 +164,21 @@ def _outside_published(run: ComparedRun, target: float, envelope: Envelope, evid
 
 
 def _two_evals_in(envelope: Envelope, begin: float) -> float:
-    """Samples by which a run has had two evals where the public ones had numbers."""
+    """Samples by which a run has had two evals in the range of the public curves."""
     return max(begin, math.exp(envelope.family.log_samples[0])) + (IN_A_ROW - 1) * PUBLISHED_STEP
 
 
 def for_rising_metric(sentence: str, kept: float, shown: float) -> str:
-    """A verdict on a metric that rises, which is compared turned round: what lies above there lies below here.
+    """A verdict on a rising metric, which is compared negated, with "above" and "below" exchanged.
 
-    kept, shown: the target as it is compared, and as people state it.
+    kept, shown: the target as compared, and as displayed.
     """
     text = sentence.replace(f" above {kept:g} with", f" below {shown:g} with")
     return re.sub(r"\babove\b", "below", text).replace(" fell more ", " rose more ")
 
 
 def _out_of_reach(run: ComparedRun, target: float, references: Sequence[ComparedRun], unit: str) -> StallVerdict:
-    """Arithmetic, while references are too few to compare with: no run like it fell so far in so little training."""
+    """The verdict without enough references to compare with: no similar run fell so far in so little training."""
     if run.length is None or not len(run.curve.samples):
         return GO_ON
     now = float(run.curve.samples[-1])
@@ -194,12 +195,12 @@ def _out_of_reach(run: ComparedRun, target: float, references: Sequence[Compared
 
 
 def _alike(one: ComparedRun, other: ComparedRun) -> bool:
-    """Whether two runs have about one length, within a factor of 1.4."""
+    """Whether two runs have similar lengths, within a factor of 1.4."""
     return bool(one.length and other.length and abs(math.log2(one.length / other.length)) <= 0.5)
 
 
 def furthest_fall(curve: Points, stretch: float) -> float:
-    """The most that a curve's best loss so far fell within any ``stretch`` samples."""
+    """The largest fall of a curve's best loss so far within any ``stretch`` samples."""
     best = np.minimum.accumulate(curve.loss)
     ends = np.searchsorted(curve.samples, curve.samples + stretch * (1 + 1e-9), side="right") - 1
     return float((best - best[ends]).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Seconds: what a layout costs per sample and per eval, and what a run will therefore take."""
+"""Time: the cost of a layout per sample and per eval, and the predicted duration of a run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lora_tune.curves.points import Array, eval_interval, points
 from lora_tune.logs.run import RunLog
 
 LARGEST_READING = 1e15
-"""A speed or a duration beyond this is a corrupt reading."""
+"""Largest plausible speed or duration; larger ones are corrupt."""
 
 MIN_BLOCKS = 3
-"""Warm blocks before their spread says anything."""
+"""Fewest warm blocks for an estimate of their spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The deterministic half of a run's time.
+    """The deterministic part of a run's time.
 
-    samples_per_second: training speed, evals excluded; NaN when the log says nothing of it.
-    seconds_per_eval: length of one eval; NaN when unknown.
-    warm: False when only the cold first block was there to measure (about 1.5% slow on the public runs).
-    healed: the second phase of a run that changes precision; the numbers above are then those of its first.
+    samples_per_second: training speed, evals excluded; NaN if the log does not state it.
+    seconds_per_eval: duration of one eval; NaN if unknown.
+    warm: False if only the cold first block was measured (about 1.5% slow on the public runs).
+    healed: the second phase of a run that changes precision; the values above are then those of its first.
     """
 
     samples_per_second: float
@@ -35,7 +35,7 @@ class Timing:
     healed: Healed | None = None
 
     def at(self, samples: float) -> Timing:
-        """What a sample and an eval cost from ``samples`` on: the phase that the run is in by then."""
+        """The timing of the phase that contains ``samples``."""
         if self.healed is None or samples < self.healed.samples:
             return self
         return Timing(self.healed.samples_per_second, self.healed.seconds_per_eval)
@@ -45,8 +45,8 @@ class Timing:
 class Healed:
     """The second phase of a run that changes precision after ``samples``.
 
-    switch_seconds: what the change itself costs (graphs are captured anew), where a whole block of the second phase
-    tells it from slower training; else it is in ``samples_per_second``.
+    switch_seconds: cost of the change itself (graphs are captured again), if a whole block of the second phase
+    separates it from slower training; else ``samples_per_second`` includes it.
     """
 
     samples: float
@@ -57,18 +57,18 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a run evaluates: first at ``first_samples``, then every ``interval_samples``."""
+    """An eval schedule: first at ``first_samples``, then every ``interval_samples``."""
 
     first_samples: float
     interval_samples: float
 
 
 def timing(run: RunLog, healing: float = 0.0) -> Timing:
-    """Medians over the run's warm blocks and evals: the first of each is dropped when there are more.
+    """Medians over the run's warm blocks and evals; the first of each is dropped if there are more.
 
-    Falls back to the evals' time stamps when the log carries no throughput: the median over pairs of evals of
-    samples between them, per second between them less the eval itself. healing: samples after which the run changed
-    precision, 0 for never: then each phase is measured by itself, as far as the run has come.
+    Without logged throughput, from the evals' time stamps: the median over pairs of consecutive evals of the samples
+    between them, divided by the seconds between them less the eval itself. healing: samples at which the run changed
+    precision, 0 for never; each phase is then measured separately.
     """
     if healing > 0 and run.evals and run.evals[-1].samples > healing:
         first = _one_phase(_blocks(run, 0.0, healing))
@@ -90,7 +90,7 @@ def _one_phase(run: RunLog) -> Timing:
 
 
 def _blocks(run: RunLog, start: float, end: float) -> RunLog:
-    """The run's training blocks that lie within ``start`` to ``end`` samples, each with the eval at its end."""
+    """The run's training blocks within ``start`` to ``end`` samples, each with the eval at its end."""
     begins = (0.0, *(e.samples for e in run.evals[:-1]))
     kept = [
         i for i, (begin, e) in enumerate(zip(begins, run.evals, strict=True)) if start <= begin and e.samples <= end
@@ -122,9 +122,9 @@ def _healed(run: RunLog, first: Timing, healing: float) -> Healed:
 
 
 def pace_spread(run: RunLog) -> float:
-    """How much the run's own speed varied, as a relative standard deviation over its warm blocks; 0 when unknown.
+    """Relative sd of the run's speed over its warm blocks; 0 if unknown.
 
-    Robust (1.4826 times the median absolute deviation, over the median): one hiccup is not a noisy machine.
+    Robust (1.4826 times the median absolute deviation, over the median), so that one slow block does not count.
     """
     speeds = np.array(_positive(run.throughput)[1:])
     if len(speeds) < MIN_BLOCKS:
@@ -134,16 +134,16 @@ def pace_spread(run: RunLog) -> float:
 
 
 def samples_between_evals(run: RunLog) -> float:
-    """The median distance between evals in samples; 0 when there are fewer than two."""
+    """The median distance between evals in samples; 0 for fewer than two."""
     return eval_interval(points(run.evals).samples)
 
 
 def predicted_seconds(samples: float, speed: Timing, schedule: Schedule) -> float:
     """Seconds from ``run_start`` to the stop of a run whose curve crosses the target at ``samples``.
 
-    ``time = samples_to_target / samples_per_second + evals * seconds_per_eval``, with the crossing equally likely
-    anywhere between two evals, so the stop is expected half an interval after it, and not before the first eval.
-    NaN where the speed is unknown, infinite where the crossing is. Unknown eval seconds count as 0.
+    ``time = samples_to_target / samples_per_second + evals * seconds_per_eval``. The crossing is equally likely
+    anywhere between two evals, so the expected stop is half an interval later, and not before the first eval.
+    NaN if the speed is unknown, infinite if the crossing is. Unknown eval seconds count as 0.
     """
     if not math.isfinite(samples):
         return math.nan if math.isnan(samples) else math.inf
@@ -159,11 +159,11 @@ def predicted_seconds(samples: float, speed: Timing, schedule: Schedule) -> floa
 
 
 def clock_seconds(crossing: Crossing, speed: Timing, schedule: Schedule) -> float | None:
-    """The expected seconds of a run's configuration: the run's own clock, corrected for its luck.
+    """The expected seconds of a run's configuration: the run's measured time, corrected for its luck.
 
-    From the raw stop, which the clock knows, to where the stop is expected by the curve, at the pace of the run. What
-    the pace does not explain (a slow first block, a change of precision) stays in. None where the target was not
-    reached, the clock where the curve is in doubt or the pace unknown.
+    The correction is from the raw stop to the stop expected by the curve, at the run's pace. Time that the pace does
+    not explain (a slow first block, a change of precision) is kept. None if the target was not reached; the measured
+    time if the curve is doubtful or the pace unknown.
     """
     if crossing.stop_samples is None or crossing.stop_seconds is None:
         return None
@@ -200,19 +200,19 @@ def _speed_from_stamps(run: RunLog, seconds_per_eval: float) -> float | None:
     return float(np.median(readable)) if readable else None
 
 
-# A trial's training speed: what its whole log says, and what can be said before it has measured a whole block.
+# A trial's training speed: from its whole log, or before it has measured a whole block.
 
 
 FEWEST_POINTS = 3
-"""Train-loss readings before anything is said; what precedes the first one is cold and left out."""
+"""Fewest train-loss readings; the time before the first one is cold and left out."""
 
 
 def fastest_pace(run: RunLog, stamp_seconds: float) -> float | None:
-    """The highest samples/s that the run's train-loss readings allow; None while there are too few.
+    """Upper bound of the run's samples/s by its train-loss readings; None for too few readings.
 
-    From the first reading (so that start-up and the cold block do not count) to the last, evals left out. Their times
-    may be ``stamp_seconds`` wrong, and their samples by the smallest step between two readings (a trainer may round
-    its epochs to hundredths): both count in the run's favour. With 0 stamp_seconds the plain quotient is returned.
+    From the first reading (which excludes start-up and the cold block) to the last, evals left out. Times may be wrong
+    by ``stamp_seconds``, and samples by the smallest step between two readings (a trainer may round its epochs to
+    hundredths); both are added in the run's favour. With 0 stamp_seconds the plain quotient is returned.
     """
     points = run.train
     if len(points) < FEWEST_POINTS:
@@ -225,14 +225,14 @@ def fastest_pace(run: RunLog, stamp_seconds: float) -> float | None:
 
 
 def measured_throughput(run: RunLog) -> float | None:
-    """Samples/s: what the program says of the whole run, else the median over warm blocks, else what it said last."""
+    """Samples/s: the program's figure for the whole run, else the median over warm blocks, else its last figure."""
     warm = timing(run).samples_per_second
     stated = run.stated_throughput[-1] if run.stated_throughput else math.nan
     known = (run.overall_throughput or math.nan, warm, stated)
     return next((speed for speed in known if math.isfinite(speed)), None)
 
 
-# The eval schedule of the open division: evals cost time, and rare evals see a crossing late.
+# The eval schedule of the open division: evals cost time, and rare evals detect a crossing late.
 
 
 QUANTILES = 201
@@ -242,7 +242,7 @@ FIRSTS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """The schedule to use, the seconds that a run is expected to take with it, and what it saves."""
+    """A schedule, the expected seconds of a run with it, and what it saves."""
 
     schedule: Schedule
     seconds: float
@@ -253,12 +253,12 @@ class EvalPlan:
 def choose_schedule(
     crossing: Crossing, timing: Timing, *, step: float, current: Schedule, whole: bool = False
 ) -> EvalPlan:
-    """The first eval and the interval, whole multiples of ``step`` (the global batch), of least expected run time.
+    """The first eval and the interval, multiples of ``step`` (the global batch), with the least expected run time.
 
-    A run crosses at a log-normal number of samples with the estimate's interval; it stops at the first eval after
-    that, so an interval I costs I/2 samples on average, and each eval its seconds. Luck with noisy evals is not
-    counted: evals close together see the same weights on the same data. An estimate or a timing that is not finite
-    leaves ``current`` as it is. whole: the first eval is a multiple of the interval, as where early ones are skipped.
+    A run crosses at a log-normal number of samples with the estimate's interval and stops at the first eval after
+    that, so an interval I costs I/2 samples on average, and each eval its seconds. Lucky noise is not counted, because
+    evals close together see the same weights on the same data. Returns ``current`` if the estimate or the timing is
+    not finite. whole: make the first eval a multiple of the interval, as when early evals are skipped.
     """
     known = 0 < crossing.samples < math.inf and crossing.low > 0 and crossing.high < math.inf
     if not known or not timing.samples_per_second > 0 or not timing.seconds_per_eval >= 0 or not step > 0:
@@ -296,7 +296,7 @@ def _seconds(schedule: Schedule, crossings: Array, timing: Timing) -> float:
     later = np.ceil(np.maximum(0.0, crossings - schedule.first_samples) / schedule.interval_samples - 1e-9)
     stops = schedule.first_samples + later * schedule.interval_samples
     whole = stops / timing.samples_per_second + (1 + later) * timing.seconds_per_eval
-    if timing.healed is not None:  # the second phase of each run at its own pace
+    if timing.healed is not None:  # the second phase of each run runs at its own pace
         healed = timing.healed
         past = np.maximum(0.0, stops - healed.samples)
         evals = np.minimum(1 + later, np.ceil(past / schedule.interval_samples))
