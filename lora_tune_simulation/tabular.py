@@ -36,7 +36,7 @@ SAME = 1e-9
 BATCH = ("MINIBS", "MBS")
 """Knobs that the column ``batch`` replaces."""
 NEAREST = ("GBS", "MAX_STEPS")
-"""Axes without interpolation, as they determine where a run evaluates and ends: curves of unequal lengths do not mix."""
+"""Axes without interpolation, as they decide where a run evaluates and ends: curves of unequal lengths do not mix."""
 
 
 @dataclass(frozen=True)

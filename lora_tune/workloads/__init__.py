@@ -1,4 +1,4 @@
-"""The kinds of trial program. ``load(study)`` gives the one that a study names."""
+"""The kinds of trial program. ``load(study)`` returns a study's workload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_tune.workloads.base import Workload
 
 
 def load(study: Study, file: Path | str) -> Workload:
-    """The study's workload, its own keys validated. Raises StudyError naming ``file`` and the key."""
+    """The study's workload, with its own keys validated. Raises StudyError with ``file`` and the key."""
     table = study.workload
     try:
         workload_class = WORKLOADS.load(table.kind)
@@ -32,6 +32,6 @@ def load(study: Study, file: Path | str) -> Workload:
         raise StudyError(file, f"workload.{key}", problem) from error
     try:
         workload: Workload = workload_class(study, settings)
-    except StudyError as error:  # a workload knows the study and not its file
+    except StudyError as error:  # a workload does not know the study's file
         raise StudyError(file, error.key, error.problem) from error
     return workload

@@ -1,7 +1,7 @@
-"""The port between a proposal and something that can be launched.
+"""The interface between a proposal and something that can be launched.
 
-A workload turns resolved parameters into a :class:`Job`: files to write, a command, an environment.
-It is pure; it never starts anything. A trial knows nothing of Optuna or the database: it prints a log.
+A workload turns resolved parameters into a :class:`Job`: files to write, a command, an environment. It is pure and
+never starts anything. A trial needs neither Optuna nor the database: it only prints a log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Proposal:
     parameters: every tuned, derived, fixed and layout value under the name that the trial reads
     (``LR``, ``MAX_STEPS``, ``TP``, ``MINIBS``, ...).
     seed: the seed of the first run; replicates (``replicates > 1``) count upwards from it.
-    probe: stop after one warm block and one eval; only throughput is wanted.
+    probe: stop after one warm block and one eval, to measure only throughput.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Proposal:
 
 
 def some_proposal(study: Study) -> Proposal:
-    """A trial of the study, for those who look at what its jobs would be."""
+    """An example trial of the study, to inspect its jobs."""
     space = study.search_space
     return Proposal(number=0, attempt=0, seed=1, parameters=space.resolve(space.corner()))
 
@@ -64,11 +64,11 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTerms:
-    """How a job's trial can share another job: a packed trainer trains several side by side.
+    """How a trial can share a job: a packed trainer trains several trials in one process.
 
-    argv: the trainer's command, to which the folder that it watches is appended. knobs: the variables of this trial,
-    which the job's own command would read from its environment. company: how many may train side by side while it
-    does, itself counted; 0: as many as there is room for.
+    argv: the trainer's command, to which its folder is appended. knobs: the variables of this trial, which a job of its
+    own would read from its environment. company: limit of trials in a pack with this one, including itself; 0: as many
+    as fit.
     """
 
     argv: tuple[str, ...]
@@ -84,13 +84,12 @@ class Job:
     folder: the attempt's own folder; ``files`` are relative to it and written before submission.
     argv: the command; with ``script=True`` it is an sbatch script and its arguments, submitted unchanged.
     environment: variables added for this job (all strings).
-    secrets: further variables by name, of which launchers read the values when they submit and write them nowhere.
-    log: the file in which the job's output appears.
-    token: of the attempt that this job runs, and sweep: the id of its sweep; the launcher writes both into what it
-    records. "" where there is none.
-    contained: a command that runs in the site's container where it has one; False: it starts its own.
-    run_logs: the files in which a job of several runs keeps each run's output, oldest first; () where it does not.
-    slot: how it can share a job with other trials; None where it needs one of its own.
+    secrets: names of further variables, whose values launchers read on submission and never write to a file.
+    log: the file with the job's output.
+    token: id of the attempt, and sweep: id of the sweep; the launcher writes both into its records. "" for none.
+    contained: run the command in the site's container if there is one; False: the command starts its own.
+    run_logs: the output files of the runs in a job of several runs, oldest first; () otherwise.
+    slot: how it can share a job with other trials; None if it cannot.
     """
 
     name: str
@@ -113,7 +112,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """An exported configuration: file name -> text, and the line that a user types to run it."""
+    """An exported configuration: file name -> text, and the command line that runs it."""
 
     files: Mapping[str, str]
     usage: str
@@ -121,13 +120,12 @@ class Export:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A configuration that is there before any trial: trial 0 measures it as it stands.
+    """The user's present configuration, which trial 0 measures unchanged.
 
-    name: what its user calls it. parameters: its values by the study's names, as the trial's proposal holds them.
-    tuned: the same as a point of the study's space; None where it is none, with the reason in ``outside``.
-    inherited: those of its values that every other trial has as well unless the study says otherwise; a batch that is
-    another where something else is tuned is none of them.
-    values: every variable that its files set, as a sweep keeps them: a file may be edited, or gone, before it is over.
+    name: the user's name for it. parameters: its values in the study's names, as in the trial's proposal.
+    tuned: the same as a point of the study's space; None if it is not one, for the reason in ``outside``.
+    inherited: its values that every other trial also has by default; without a batch that follows from tuned values.
+    values: every variable that its files set, as recorded by a sweep, because a file may change during it.
     """
 
     name: str
@@ -139,7 +137,7 @@ class Start:
 
     @property
     def why(self) -> str:
-        """Why it is proposed, in words."""
+        """The reason for proposing it."""
         apart = f"; it is not a point of the study's space ({self.outside}), so the search learns nothing of it"
         return f"{self.name} as it stands: what all others are compared with{apart if self.outside else ''}"
 
@@ -153,19 +151,19 @@ BY_THE_SITE = frozenset({"DGXSYSTEM", "DGXNNODES", "DGXNGPU", "WALLTIME", "WALLT
 
 
 class Workload(ABC):
-    """One kind of trial program. Constructed from a validated study and its ``Settings``; see ``workloads.load``.
+    """One kind of trial program, constructed from a validated study and its ``Settings``; see ``workloads.load``.
 
-    ``job``, ``reader`` and ``export`` are each kind's own. The other answers are those of a program of which nothing
-    more is known. Methods that read its files raise SetupError where they cannot be read.
+    Subclasses implement ``job``, ``reader`` and ``export``. The other methods default to a program of which nothing
+    more is known. Methods that read its files raise SetupError if these are unreadable.
     """
 
     Settings: ClassVar[type[BaseModel]]
     needs_goal: ClassVar[bool] = False
-    """Its study must state a target or a metric."""
+    """Whether its study must state a target or a metric."""
     ends_probes: ClassVar[bool] = False
-    """Its trials end a short run by themselves."""
+    """Whether its trials end a probe by themselves."""
     seeds_per_job: ClassVar[int] = 1
-    """Seeds that a job of a confirmation runs one after another (``Proposal.replicates``)."""
+    """Seeds that one job of a confirmation runs in sequence (``Proposal.replicates``)."""
     engine: str = PYXIS
     """What starts the container: ``PYXIS``, or a command that the launch script calls."""
 
@@ -175,97 +173,97 @@ class Workload(ABC):
 
     @abstractmethod
     def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """A fresh reader for this workload's log format; ``proposal`` where it depends on the trial (its batch)."""
+        """A new reader for this workload's log format; ``proposal`` if that depends on the trial (its batch)."""
 
     @abstractmethod
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The proposal in the form that this workload's users run by hand; ``provenance`` lines become comments."""
+        """The proposal in the form that users run by hand; ``provenance`` lines become comments."""
 
-    # A trial, beforehand
+    # A trial before it runs
 
     def written(self, proposal: Proposal) -> Record:
-        """Its effective record: every variable that its program finds, by its name there. What the trial changes, the
-        base config's own, the implementation's defaults, the values of a probe."""
+        """Its effective record: every variable of its program by name, from the trial, the base config, the
+        implementation's defaults and a probe's values."""
         return Record(stated=proposal.parameters)
 
     def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
-        """Samples before its first eval, and samples of its whole training; None where nobody states them."""
+        """(samples before its first eval, samples of its whole training); None if unknown."""
         return None
 
     def unread_switches(self) -> tuple[str, ...]:
-        """The switches of the study that are not swept since nothing reads them."""
+        """The study's switches that are not tuned because nothing reads them."""
         return ()
 
-    # What is there before any trial
+    # Before any trial
 
     def start(self) -> Start | None:
-        """The configuration that trial 0 measures as it stands; None where the study names none."""
+        """The configuration that trial 0 measures unchanged; None if the study names none."""
         return None
 
     def start_values(self) -> Mapping[str, str]:
-        """What that configuration's files set now, as ``Start.values`` has it."""
+        """The values that its files set now, in the form of ``Start.values``."""
         return {}
 
     def preparation(self, folder: Path) -> Job | None:
-        """The job that makes, once, what every trial needs, to run in ``folder``; None without any. Pure."""
+        """A job that prepares, once, what every trial needs, to run in ``folder``; None if there is none. Pure."""
         return None
 
     def beside(self, folder: Path) -> AbstractContextManager[None]:
-        """What runs beside the trials while a driver starts them. folder: the sweep's."""
+        """A context for what runs alongside the trials while a driver starts them. folder: the sweep's."""
         return nullcontext()
 
-    # What can be told of its files
+    # Checks of its files
 
     def check(self) -> Sequence[str]:
-        """What may yet be wrong with what every trial needs, a sentence each. SetupError: surely missing."""
+        """A sentence for each possible problem of what every trial needs. Raises SetupError for certain ones."""
         return ()
 
     def findings(self, paths: SweepPaths) -> Iterator[Finding] | None:
-        """What ``doctor`` says of its files, one by one; None: what ``check`` says. paths: the sweep's."""
+        """``doctor``'s findings on its files; None: use ``check``. paths: the sweep's."""
         return None
 
     def known_places(self) -> Mapping[str, str]:
-        """Container, data and model by every name that they go by, as a trial would have them; {}: the site's."""
+        """Container, data and model of a trial under each of their names; {}: the site's."""
         return {}
 
     def sudo_calls(self) -> Sequence[str]:
-        """The commands that its launch script runs with sudo, as it writes them."""
+        """The commands that its launch script runs with sudo, as written."""
         return ()
 
-    # Its configs, where they lie in a folder of launch scripts and are sourced there
+    # Its configs, if they are sourced within a folder of launch scripts
 
     def scripts_folder(self) -> Path | None:
         """The folder of launch scripts."""
         return None
 
     def config_folder(self) -> Path | None:
-        """Where in it configs lie and are sourced, beside what they source; None: anywhere."""
+        """The folder in it where configs are sourced, next to the files that they source; None: any folder."""
         return None
 
     def values_of(self, file: Path) -> Mapping[str, str] | None:
-        """What a config in that folder exports now; None for one that lies elsewhere."""
+        """The present exports of a config in that folder; None for a file elsewhere."""
         return None
 
     def recorded_values(self, file: Path) -> Mapping[str, str] | None:
-        """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
+        """The exports of ``file`` when the sweep began, if it is the base config that the sweep recorded."""
         return None
 
     def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
-        """The same with the base config as a sweep has it on record. name, values: of ``Start``."""
+        """The same workload with the base config as a sweep recorded it. name, values: of ``Start``."""
         return self
 
     def readers(self, names: Iterable[str]) -> Mapping[str, str] | None:
-        """Who reads each variable, in words, "" for nobody; None where nobody can know (another's command)."""
+        """What reads each variable, in words, "" if nothing does; None if unknown (a user's command)."""
         return None
 
 
-# How the evals of a study's logs are read.
+# Readers of a study's logs.
 
 
 def reader_of(study: Study, reader: LogReader) -> LogReader:
-    """The reader as the study's metric wants it: evals that rise are read as what they lack of the study's ceiling.
+    """The reader for the study's metric; evals of a rising one are read as the study's ceiling minus the value.
 
-    Raises StudyError for a reader of another package where the metric rises: none is known to turn its evals.
+    Raises StudyError if the metric rises and the reader comes from another package, which may not support that.
     """
     if study.rising:
         if not isinstance(reader, MllogReader | LineReader):
@@ -276,7 +274,7 @@ def reader_of(study: Study, reader: LogReader) -> LogReader:
     return reader
 
 
-# Container, data, model and tokenizer under the names that launch scripts read.
+# Container, data, model and tokenizer under the names of launch scripts.
 
 
 ALSO: Mapping[str, tuple[str, ...]] = {
@@ -285,16 +283,16 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "MODEL": ("LOAD_CHECKPOINTS_PATH",),
     "TOKENIZER": (),
 }
-"""Our name -> what other recipes call it: Inventec's env.sh, and Llama 3.1 405B."""
+"""Our name -> names in other recipes: Inventec's env.sh, and Llama 3.1 405B."""
 
 
 def required(reads: Collection[str]) -> list[tuple[str, ...]]:
-    """Which places a recipe that reads ``reads`` needs, each under the names that it goes by there."""
+    """The places that a recipe with the variables ``reads`` needs, each as its names there."""
     return [known for name, others in ALSO.items() if (known := tuple(n for n in (name, *others) if n in reads))]
 
 
 _IMAGES = (".sqsh", ".sqfs", ".squashfs", ".sif")
-"""What ends the name of a container that is a file."""
+"""File name endings of containers."""
 
 
 def is_image_file(container: str) -> bool:
@@ -303,9 +301,9 @@ def is_image_file(container: str) -> bool:
 
 
 def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
-    """A sentence, its last part the remedy, for each relative path that a job does not find that starts in ``folder``.
+    """A sentence, ending in the remedy, for each relative path that a job started in ``folder`` would not find.
 
-    pyxis takes a container's name without ``/`` or ``.`` at its head for an image of a registry.
+    pyxis interprets a container name that does not start with ``/`` or ``.`` as an image of a registry.
     """
     sentences = []
     for name in (n for canonical, others in ALSO.items() for n in (canonical, *others) if n != "TOKENIZER"):
@@ -316,7 +314,7 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
         if (folder / value).exists() and not bare:
             continue
         if name == "MODEL" and "/" not in value and not Path(value).exists():
-            continue  # the name of a model, as flux1's "schnell"
+            continue  # a model's name, such as flux1's "schnell"
         why = "pyxis takes it for an image of a registry" if bare else f"jobs start in {folder}, where it is not"
         existing = next((root / value for root in (folder, Path.cwd()) if (root / value).exists()), None)
         remedy = f"name it by its whole path{f', {existing.resolve()}' if existing else ''}"
@@ -325,9 +323,9 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def unseen(named: Mapping[str, str]) -> list[str]:
-    """Places that are absolute paths with nothing at them as this machine sees it, one sentence each.
+    """One sentence for each absolute path that does not exist on this machine.
 
-    A node may see more: its own disk, for one.
+    A node may see more, such as its own disk.
     """
     return [
         f"{name}={value} is not there as this machine sees it; a trial fails unless its node has it "
@@ -338,16 +336,16 @@ def unseen(named: Mapping[str, str]) -> list[str]:
 
 
 def set_by_site(site: Site, name: str) -> bool:
-    """Whether the site profile names the place that scripts call ``name``."""
+    """Whether the site profile sets the place that scripts call ``name``."""
     paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
     canonical = next((n for n, others in ALSO.items() if name in (n, *others)), name)
     return bool(paths.get(canonical)) or not {canonical, name}.isdisjoint(site.environment)
 
 
 def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
-    """CONT, DATADIR, MODEL and TOKENIZER as far as known: the site's, else what the user's shell exports.
+    """CONT, DATADIR, MODEL and TOKENIZER as far as known: from the site, else from the user's shell.
 
-    reads: the variables that the recipe reads; a place is then set under each of its names among them.
+    reads: the variables that the recipe reads; a place is set under each of its names among them.
     """
     paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
     known: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""The machine's own ``config_<SYSTEM>_....sh``: what it exports when its user sources it, and where a sweep begins.
+"""The machine's own ``config_<SYSTEM>_....sh``: its exports when sourced, and the starting point of a sweep.
 
-The knobs of a system (VBOOST_VALUE, FP8_DPA, TP_COMM_OVERLAP, NCCL_...) stand in such a file, not in the common one
-that it sources. Nothing here changes it.
+The knobs of a system (VBOOST_VALUE, FP8_DPA, TP_COMM_OVERLAP, NCCL_...) are in such a file, not in the common one that
+it sources. This module never changes it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ _SKIPPED = frozenset({".git", "results", "logs"})
 class BaseConfig:
     """A config as its user sources it.
 
-    file: relative to the implementation's folder. values: what it exports, by name. passing: those of them that are
-    others each time, such as a log folder named by the date. beside: files that it sources from its own folder and that
-    lie elsewhere in the implementation, relative as ``file``; they are sourced before it. absent: files that it sources
-    and that are nowhere, or in several places; bash says so and goes on. path: PATH behind it (``sandbox.on_path``), ""
-    where it leaves that alone.
+    file: relative to the implementation's folder. values: its exports, by name. volatile: those that differ each time,
+    such as a log folder named by the date. beside: files that it sources from its own folder but that are elsewhere in
+    the implementation, relative as ``file``; they are sourced first. absent: files that it sources and that are missing
+    or ambiguous; bash reports them and continues. path: the PATH that it sets (``on_path``), "" if unchanged.
     """
 
     file: str
@@ -70,12 +69,12 @@ class BaseConfig:
 
     @property
     def system(self) -> str:
-        """The system that its name states in the field's form, "" for a name of another form."""
+        """The system in its name, "" if the name has another form than MLPerf's."""
         match = _FIELDS_NAME.fullmatch(self.name)
         return match[1] if match else ""
 
     def suffix(self, parameters: Mapping[str, Value]) -> str:
-        """What ends its name in the field's form, such as ``fp4``, without the switches that a trial turns off."""
+        """The suffix of an MLPerf config name, such as ``fp4``, without the switches that a trial turns off."""
         match = _FIELDS_NAME.fullmatch(self.name)
         off = {name.lower() for name, value in parameters.items() if equal(value, False)}
         parts = (match[2] or "").split("_") if match else []
@@ -83,18 +82,18 @@ class BaseConfig:
 
     @property
     def stable(self) -> dict[str, str]:
-        """What a sweep keeps of it: its values but for those that are others each time, secrets hidden."""
+        """The values that a sweep records: without volatile ones, and with secrets hidden."""
         return {
             name: HIDDEN if names_secret(name) else redact(value)
             for name, value in self.values.items()
-            if name not in self.volatile and name.isidentifier()  # bash hands on functions under names of its own
+            if name not in self.volatile and name.isidentifier()  # bash exports functions under special names
         }
 
 
 def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig:
     """The config ``file`` of the implementation in ``folder``, sourced in a clean shell after ``before``.
 
-    file: a path in the folder, or a name that lies there once. Raises SetupError naming what is missing.
+    file: a path in the folder, or a unique file name. Raises SetupError with what is missing.
     """
     path = _find(folder, file)
     first = [folder / name for name in before]
@@ -128,11 +127,11 @@ def read_base(folder: Path, file: str, before: Sequence[str] = ()) -> BaseConfig
 
 
 def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: Mapping[str, str]) -> dict[str, str]:
-    """What the config exports otherwise where these variables have other values, as it does now; its own left out.
+    """The other exports of the config that change if these variables have other values.
 
-    kept: variables that it exports, and their other values. Nothing where it cannot be sourced so. With an assignment
-    to one of them bash drops the whole line or branch, and with it what stands beside: it is therefore compared with
-    what the config exports where they keep the values that they have.
+    kept: variables that it exports, with other values. Empty if it cannot be sourced so. bash drops the whole line or
+    branch of an assignment to a readonly variable, and any other statement in it; so the comparison is with a run that
+    keeps the variables at their own values.
     """
     first, beside = ([folder / name for name in names] for names in (before, base.beside))
     try:
@@ -140,16 +139,16 @@ def computed_from(folder: Path, base: BaseConfig, before: Sequence[str], kept: M
             _sourced(folder / base.file, first, beside, kept=values).values
             for values in (kept, {n: base.values[n] for n in kept})
         )
-    except SetupError:  # it refuses those values
+    except SetupError:  # it rejects those values
         return {}
     apart = {**kept, **dict.fromkeys(base.volatile, "")}
     return {n: v for n, v in base.values.items() if n not in apart and with_kept.get(n) != with_base.get(n)}
 
 
 def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mapping[str, str]) -> BaseConfig:
-    """The config ``file`` as a sweep has it on record, with ``values``; where it lies, and what it hides, is as now.
+    """The config ``file`` as a sweep recorded it, with ``values``; its place and hidden values are the present ones.
 
-    A config that cannot be read any more is taken to lie where it was named.
+    A config that can no longer be read is assumed to be at its recorded path.
     """
     try:
         now = read_base(folder, file, before)
@@ -160,7 +159,7 @@ def recorded_base(folder: Path, file: str, before: Sequence[str], values: Mappin
 
 
 def _windows_error(files: Sequence[Path]) -> SetupError | None:
-    """The error that names the first of the files that has Windows line ends; None where none has."""
+    """The error for the first file with Windows line ends; None if there is none."""
     windows_file = next((file for file in files if file.is_file() and "\r\n" in _read(file)), None)
     if windows_file is None:
         return None
@@ -175,7 +174,7 @@ def _read(file: Path) -> str:
 
 
 def _sourced(path: Path, first: Sequence[Path], beside: Sequence[Path] = (), **options: Any) -> Sourced:
-    """``path`` after the files that it misses. A common file reads the system's name from the file that sources it."""
+    """``path`` sourced after files that it needs; a common file takes its system's name from its sourcing file."""
     if not beside:
         try:
             return source_files([*first, path], **options)
@@ -210,20 +209,20 @@ def _tree(folder: Path, name: str) -> list[Path]:
 
 
 def _missing(sourced: Sourced) -> list[Path]:
-    """The bash files that were sourced and are not there, by what bash said."""
+    """The bash files that were sourced but do not exist, by bash's messages."""
     matches = (_MISSING.search(line) for line in sourced.printed)
     return list(dict.fromkeys(Path(match["path"]) for match in matches if match))
 
 
 def _configs(folder: Path) -> list[Path]:
-    """The configs of systems: not the common ones that they source."""
+    """The configs of systems, without the common ones that they source."""
     return [p for p in _tree(folder, "config_*.sh") if "common" not in p.name and p.name != "config_mounts.sh"]
 
 
 def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -> list[str]:
-    """Configs that are for this system by their names, or else for its count of nodes and GPUs; relative to ``folder``.
+    """Configs for this system by their names, or else for its number of nodes and GPUs; relative to ``folder``.
 
-    A name may lie about the rest, so it only suggests. DGXH100 and H100 are one system.
+    Only a suggestion, because names may be wrong. DGXH100 and H100 are the same system.
     """
     configs = _configs(folder)
     names = {f"config_{dgx}{system.removeprefix('DGX')}" for dgx in ("", "DGX")} if system else set()
@@ -235,7 +234,7 @@ def fitting_configs(folder: Path, system: str, nodes: int, gpus_per_node: int) -
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One variable that two configs set differently; None: not set there."""
+    """One variable with different values in two configs; None: not set there."""
 
     name: str
     before: str | None
@@ -250,7 +249,7 @@ class Difference:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
-    """What changes, by name. Numbers that are written differently but are equal do not differ."""
+    """The variables that change, by name. Equal numbers in different notation do not differ."""
     return [
         Difference(name, before.get(name), after.get(name))
         for name in sorted(before.keys() | after.keys())
@@ -259,7 +258,7 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether two values mean the same to a script: ``0.0004`` and ``4e-4``, ``1`` and ``True``."""
+    """Whether two values are the same to a script: ``0.0004`` and ``4e-4``, ``1`` and ``True``."""
     if one is None or other is None:
         return one is other
     first, second = (_TRUTH.get(str(v).lower(), str(v)) for v in (one, other))
@@ -274,23 +273,23 @@ def equal(one: object, other: object) -> bool:
 _TRUTH = {"true": "1", "false": "0"}
 
 
-# The machine's own config in a study's names: the parameters of trial 0, and where in the space they lie. Pure.
+# The machine's own config in a study's names: the parameters of trial 0, and their point in the space. Pure.
 
 
 EVALS = ("VAL_CHECK_INTERVAL", "SKIP_EVALS")
-"""A config's own eval schedule: trial 0 keeps it, whatever the rules say."""
+"""A config's own eval schedule, which trial 0 keeps whatever the rules."""
 
 TRAINING = ("LR", "MAX_STEPS", "WARMUP_STEPS")
-"""What a record should hold of every training, tuned or not."""
+"""Variables recorded of every training, tuned or not."""
 
 SIZES = frozenset({*LAYOUT, "VP", "MINIBS", "GBS", "NODES"})
-"""Whose ranges say what fits and what the rules allow: a config outside them widens none."""
+"""Parameters whose ranges never grow for a config, because they state what fits and what the rules allow."""
 
 
 def starting_point(name: str, config: Record, space: Space, unread: Collection[str] = ()) -> Start:
-    """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for counts that are none.
+    """The config ``name`` as trial 0 of a study with ``space``. Raises SetupError for invalid counts.
 
-    unread: parameters that nothing reads: a config lies where every trial does, whatever it says of them.
+    unread: parameters that nothing reads; their values do not matter for the config's point.
     """
     single = (n for n, p in space.parameters.items() if not isinstance(p, LayoutParameter))
     searched = {usual_name(n, config.benchmark) for n in single}
@@ -301,7 +300,7 @@ def starting_point(name: str, config: Record, space: Space, unread: Collection[s
         raise SetupError(f"{name}: {error}") from error
     if space.varies_nodes:
         parameters["NODES"] = nodes
-    # A warm-up may be stated as a share of the steps.
+    # A warm-up may be given as a share of the steps.
     apart = {*EVALS, "WARMUP_STEPS", *({"NODES"} if space.varies_nodes else ()), *_following(searched, whole)}
     common = {n: v for n, v in parameters.items() if n not in apart}
     corner = space.corner()
@@ -319,10 +318,10 @@ def starting_point(name: str, config: Record, space: Space, unread: Collection[s
 
 
 def _parameters(config: Record, space: Space, searched: Collection[str]) -> dict[str, Value]:
-    """What a config states of a study's parameters, of training, layout and batch; what nobody states is left out.
+    """The config's values of a study's parameters, training, layout and batch; unknown ones are left out.
 
-    searched: our names of what the study tunes by itself. Under the tree's own name a value stands once: handed on
-    under ours as well, it would set every trial back.
+    searched: our names of the parameters that the study tunes separately. A value under the tree's own name is not
+    repeated under ours, because it would override every trial's.
     """
     layout, whole, elsewhere = config.layout, config.count("GBS"), {*searched} - space.parameters.keys()
     layouts = any(isinstance(p, LayoutParameter) for p in space.parameters.values())
@@ -337,9 +336,9 @@ def _parameters(config: Record, space: Space, searched: Collection[str]) -> dict
 
 
 def parameters_at(begin: Start | None, space: Space, tuned: Mapping[str, Value]) -> dict[str, Value]:
-    """What a trial at a point of the space runs with: what it leaves open is as in the configuration it begins from.
+    """A trial's values at a point of the space; values that the space leaves open come from the starting configuration.
 
-    With the batch that follows, where MINIBS or a degree is tuned by itself.
+    Includes the batch that follows, if MINIBS or a degree is tuned separately.
     """
     values = {**({} if begin is None else begin.inherited), **space.resolve(tuned)}
     usual = {usual_name(name): value for name, value in values.items()}
@@ -349,9 +348,9 @@ def parameters_at(begin: Start | None, space: Space, tuned: Mapping[str, Value])
 
 
 def _following(searched: Collection[str], whole: int | None) -> set[str]:
-    """What of a config's batch is another in every trial, since what it follows from is tuned.
+    """The config's batch variables that differ in every trial, because what they follow from is tuned.
 
-    whole: the batch that the config states by itself; else it follows from MINIBS and the degrees.
+    whole: the batch that the config states itself; None: it follows from MINIBS and the degrees.
     """
     if "GBS" in searched:
         return {"GBS", "MINIBS"}
@@ -361,7 +360,7 @@ def _following(searched: Collection[str], whole: int | None) -> set[str]:
 
 
 class OutsideError(ValueError):
-    """A config that is no point of a space; its words say why."""
+    """A config is not a point of a space, for the reason in the message."""
 
 
 def _searched(parameter: Parameter) -> bool:
@@ -369,14 +368,14 @@ def _searched(parameter: Parameter) -> bool:
 
 
 def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mapping[str, Value]) -> Value:
-    """Where on one axis of the space a config lies. Raises OutsideError."""
+    """The config's coordinate on one axis of the space. Raises OutsideError."""
     if isinstance(parameter, LayoutParameter):
         for layout in space.layouts(name).layouts:
             if all(equal(v, parameters.get(n, NEUTRAL.get(n))) for n, v in parameter.values(layout).items()):
                 return str(layout)
         return _own_layout(name, parameter, space, parameters)
     value = parameters.get(name)
-    if isinstance(parameter, CategoricalParameter) and parameter.role in SWITCHES:  # its own value is a choice more
+    if isinstance(parameter, CategoricalParameter) and parameter.role in SWITCHES:  # its value becomes another choice
         return next((c for c in parameter.choices if equal(c, value)), parameter.choices[0] if value is None else value)
     if value is None:
         raise OutsideError(f"neither it nor a file of the implementation states {name}")
@@ -396,9 +395,9 @@ def _coordinate(name: str, parameter: Parameter, space: Space, parameters: Mappi
 
 
 def _own_layout(name: str, parameter: LayoutParameter, space: Space, parameters: Mapping[str, Value]) -> str:
-    """The layout of a config as one more of the space's. Raises OutsideError where it is none of the space's GPUs.
+    """The config's layout as an additional one of the space. Raises OutsideError if it does not fit the space's GPUs.
 
-    What the space's layouts leave alone is the config's own in every trial, and no part of it.
+    Values that the space's layouts do not set are the config's own in every trial, and not part of it.
     """
     degrees = {n.lower(): int(parameters.get(n, NEUTRAL.get(n, 1))) for n in (*LAYOUT, "VP", "EP", "MINIBS")}
     degrees |= {n: v for n, v in {"sp": 0, "vp": 1, "ep": 1}.items() if getattr(parameter, n) == (v,)}
@@ -412,7 +411,7 @@ def _own_layout(name: str, parameter: LayoutParameter, space: Space, parameters:
 
 
 def _same_elsewhere(space: Space, tuned: Mapping[str, Value], parameters: Mapping[str, Value]) -> None:
-    """Raise OutsideError where the study fixes or derives another value for every trial."""
+    """Raise OutsideError if the study fixes or derives a different value for every trial."""
     resolved = holding(space, tuned).resolve(tuned)
     for name, parameter in space.parameters.items():
         if not _searched(parameter) and name in resolved and not equal(parameters.get(name), resolved[name]):

@@ -1,4 +1,4 @@
-"""Any training script as a workload: a command line, its environment, and how its log is read."""
+"""Any training script as a workload: a command line, its environment, and its log's format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lora_tune.workloads.base import Export, Job, Proposal, Resources, Value, Wo
 from lora_tune.workloads.config_file import changed, needs, render, value_text
 from lora_tune.workloads.reach import PLACE, Reach, idle_sentence, reaches, script_text, unsure_sentence
 
-# The words of a command that no shell runs: which of them is the script, and what only a shell would understand.
+# The words of a command that runs without a shell: which one is the script, and which would need a shell.
 
 
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
@@ -38,7 +38,7 @@ _OPERATORS = ("|", "||", "&&", ";", "&", ">", ">>", "<", "2>&1", "2>")
 
 
 def script_of(program: str, arguments: Sequence[str]) -> str:
-    """The script that an interpreter is given to run; "" for another program, for ``-c TEXT`` and for ``-m MODULE``."""
+    """The script that an interpreter runs; "" for another program, for ``-c TEXT`` and for ``-m MODULE``."""
     if Path(program).stem not in _INTERPRETERS:
         return ""
     script = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
@@ -51,9 +51,9 @@ def _in_a_shell(argv: Sequence[str]) -> bool:
 
 
 def shell_variable(argv: Sequence[str], names: Collection[str]) -> str:
-    """The first of the parameters ``names`` that stands as ``$NAME``, which no shell fills in; "" for none.
+    """The first of the parameters ``names`` that occurs as ``$NAME``, which no shell expands; "" for none.
 
-    A word of several words is a text for what the command starts: another shell, a batch system, a language.
+    A word that contains blanks is skipped: it may be code for another shell, a batch system or a language.
     """
     if _in_a_shell(argv):
         return ""
@@ -62,14 +62,14 @@ def shell_variable(argv: Sequence[str], names: Collection[str]) -> str:
 
 
 def shell_tokens(argv: Sequence[str]) -> list[str]:
-    """A doubt about the first word that only a shell would understand, where there is none."""
+    """A warning about the first word that only a shell would understand, if the command has no shell."""
     tokens = [] if _in_a_shell(argv) else [token for token in argv if token in _OPERATORS]
     remedy = 'no shell runs this command, so that it goes to your script; write argv = ["bash", "-c", "..."]'
     return [f"workload.argv: {token!r}: {remedy}" for token in tokens[:1]]
 
 
 def single_token(program: str, folder: Path) -> str:
-    """What is wrong with a whole command line written as one word; "" where it is a program's name."""
+    """What is wrong with a whole command line in one word; "" if it is a program's name."""
     tokens = program.split()
     if len(tokens) < 2 or (folder / program).exists():
         return ""
@@ -77,7 +77,7 @@ def single_token(program: str, folder: Path) -> str:
 
 
 _FEW = 4
-"""Trials of a study that is not refused when nothing of its space reaches its script."""
+"""Up to so many trials a study may run although nothing of its space reaches its script."""
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
@@ -136,7 +136,7 @@ class CommandSettings(Variables):
 
 
 class CommandWorkload(Workload):
-    """Runs ``argv`` with every parameter in its environment."""
+    """Runs ``argv`` with every parameter as an environment variable."""
 
     Settings = CommandSettings
     needs_goal = True
@@ -169,14 +169,14 @@ class CommandWorkload(Workload):
                     raise StudyError(f"study {self._study.name}", key, f"{{{name}}} is unknown; known are {allowed}")
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """The command with its places filled. Parameters also arrive as environment variables."""
+        """The command with its placeholders filled, and the parameters as environment variables."""
         values = self._values(proposal, folder)
         return Job(
             name=self._study.job_name(proposal.number, proposal.attempt),
             folder=folder,
             files=self._config_copy(values),
             argv=self._argv(values),
-            # Lines that lie in a Python program's buffer come late, and are timed by when they come.
+            # Buffered lines of a Python program would arrive late, and get the time of their arrival.
             environment={"PYTHONUNBUFFERED": "1", **self._environment(values, self._settings.environment)},
             secrets={**self._study.site.secrets, **self._settings.secrets},
             cwd=self._cwd,
@@ -190,7 +190,7 @@ class CommandWorkload(Workload):
         )
 
     def _config_copy(self, values: Mapping[str, Value]) -> dict[str, str]:
-        """The trial's copy of the script's config file by its name; nothing where the study names none."""
+        """The trial's copy of the script's config file by name; empty if the study names none."""
         config = self._settings.config
         if config is None:
             return {}
@@ -203,7 +203,7 @@ class CommandWorkload(Workload):
 
     @functools.cached_property
     def _config_text(self) -> str:
-        """The config file as it was when the first trial was made: one sweep, one file."""
+        """The config file as at the first trial, so that a sweep uses one version."""
         assert self._settings.config is not None
         file = (self._cwd or Path()) / self._settings.config.file.expanduser()
         try:
@@ -213,16 +213,16 @@ class CommandWorkload(Workload):
             raise SetupError(f"study {self._study.name}: workload.config.file = {str(file)!r}: {why}") from error
 
     def _argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """The command with its places filled. On this machine ``python`` is the interpreter that runs the sweep."""
+        """The command with its placeholders filled. On this machine ``python`` is the sweep's interpreter."""
         program, *arguments = self._tokens(values)
         if program in ("python", "python3") and on_this_machine(self._study.site.launcher):
             program = self._study.site.python or sys.executable
         return (program, *arguments)
 
     def _tokens(self, values: Mapping[str, Value]) -> list[str]:
-        """The command, filled. A word that names a parameter which this trial does not have is left out.
+        """The command, filled. A word with a parameter that this trial does not have is left out.
 
-        So is the option before it: ``--momentum {MOMENTUM}`` where there is no momentum.
+        So is the option before it: ``--momentum {MOMENTUM}`` without momentum.
         """
         argv: list[str] = []
         for token in self._settings.argv:
@@ -234,13 +234,13 @@ class CommandWorkload(Workload):
         return argv
 
     def _of_another_trial(self, text: str, values: Mapping[str, Value]) -> bool:
-        """Whether a text names a parameter that exists in some trials and not in this one."""
+        """Whether a text contains a conditional parameter that this trial does not have."""
         return any(n not in values and n in self._study.search_space.conditions.of for n in PLACE.findall(text))
 
     def check(self) -> Sequence[str]:
-        """The working folder and the script that the command names, where trials run on this machine.
+        """Check the command's working folder and script, if trials run on this machine.
 
-        Elsewhere they may lie in a container or on another file system, so that they are only doubted.
+        Elsewhere they may be in a container or on another file system, so that there is only a warning.
         """
         if self._settings.config is not None and on_this_machine(self._study.site.launcher):
             self._config_copy(self._values(some_proposal(self._study), Path()))
@@ -252,9 +252,9 @@ class CommandWorkload(Workload):
         return [*warnings, *tokens, *self._unread_parameters(), *self._about_gpus()]
 
     def _unread_parameters(self) -> list[str]:
-        """Doubts about parameters that the script does not read. Raises StudyError where many trials would be alike.
+        """Warnings about parameters that the script does not read. Raises StudyError if many trials would be equal.
 
-        A few trials try a machine more than a space: they run, and none of them is recommended.
+        A study of a few trials tests a machine more than a space: it runs, and nothing is recommended.
         """
         names, sentence, unsure = self._unread
         if self.all_unread and not 0 < (self._study.budget.trials or 0) <= _FEW:
@@ -263,13 +263,13 @@ class CommandWorkload(Workload):
 
     @property
     def all_unread(self) -> str:
-        """That no tuned parameter reaches the script, so that trials differ by chance alone; "" where one may."""
+        """The message that no tuned parameter reaches the script, so trials differ only by noise; "" if one may."""
         names, sentence, _ = self._unread
         return sentence if len(names) == len(self._study.search_space.corner()) else ""
 
     @functools.cached_property
     def _unread(self) -> tuple[list[str], str, list[str]]:
-        """Parameters that the script does not read, what to do about them, and those of which nobody can know."""
+        """Parameters that the script does not read, what to do about them, and parameters for which it is unknown."""
         settings = self._settings
         script = script_text(settings.argv, self._cwd or Path())
         variables, files = settings.environment, list[str]()
@@ -280,7 +280,7 @@ class CommandWorkload(Workload):
         return idle, idle_sentence(idle, settings.argv, variables, script) if idle else "", unsure
 
     def _about_gpus(self) -> list[str]:
-        """What the study makes of this machine's GPUs, where trials run here and it is not what people mean."""
+        """Warnings about the use of this machine's GPUs, if trials run here and it is probably not intended."""
         site, budget = self._study.site, self._study.budget
         gpus = on_this_machine(site.launcher) and len(gpus_of_machine(visible_in({**os.environ, **site.environment})))
         stated = "gpus_per_node" in site.model_fields_set
@@ -299,7 +299,7 @@ class CommandWorkload(Workload):
         return []
 
     def _missing(self) -> str:
-        """What of the command is not there, with the key to correct; "" where all is, or nobody can know."""
+        """A missing file of the command, with the key to correct; "" if all exist, or it is unknown."""
         folder = self._cwd or Path()
         if not folder.is_dir():
             return f"workload.cwd = {str(folder)!r}: there is no such folder; correct it, or make it"
@@ -319,7 +319,7 @@ class CommandWorkload(Workload):
         return ""
 
     def preparation(self, folder: Path) -> Job | None:
-        """``[workload.prepare]`` as a job: the same environment, but for what varies between trials."""
+        """The job of ``[workload.prepare]``: the same environment, without what varies between trials."""
         prepare = self._settings.prepare
         if prepare is None:
             return None
@@ -341,7 +341,7 @@ class CommandWorkload(Workload):
         return self._settings.cwd.expanduser() if self._settings.cwd else None
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """The reader that ``log`` names; a setting that is a parameter's name has the trial's value of it."""
+        """The reader that ``log`` names; a setting that is a parameter's name takes the trial's value."""
         space = self._study.search_space
         values = proposal.parameters if proposal else space.resolve(space.corner())
         settings = {key: values.get(v, v) if key in SCALES else v for key, v in self._settings.log.items()}
@@ -359,13 +359,13 @@ class CommandWorkload(Workload):
             raise StudyError(f"study {self._study.name}", "workload.log", str(error)) from error
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The environment as a config file, and the line that runs the command under it (scripts: ``sbatch``)."""
+        """The environment as a config file, and the command line under it (scripts: ``sbatch``)."""
         site = self._study.site
         values = self._values(proposal, Path())
         nodes, gpus = int(values["NODES"]), max(1, site.gpus_per_node)
         name = config_file_name(site.system, nodes, gpus, layout_of(proposal.parameters))
         if site.system == _NO_SYSTEM and nodes == 1 and _DEGREES.isdisjoint(proposal.parameters):
-            name = f"config_{self._study.name}.sh"  # a script of one's own has no layout
+            name = f"config_{self._study.name}.sh"  # a user's own script has no layout
         command = self._tokens(values)
         if self._settings.script:
             command = ["sbatch", "-N", str(nodes), *site.sbatch_arguments(nodes), *command]
@@ -401,7 +401,7 @@ class CommandWorkload(Workload):
 _SCRIPTS = (".py", ".sh")
 
 _NO_SYSTEM = "LOCAL"
-"""A site's system where nobody names one."""
+"""The default of a site's system."""
 
 _DEGREES = frozenset(("TP", "PP", "CP", "EP", "MINIBS", "MBS"))
 
@@ -409,5 +409,5 @@ _RESERVED_NAMES = ("SEED", "folder", "NODES", "GPUS")
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
-    """``{NAME}`` replaced by the value's text; other braces stay. The result is one word, never a shell's."""
+    """``{NAME}`` replaced by the value's text; other braces stay. The result is one word, never parsed by a shell."""
     return PLACE.sub(lambda m: value_text(values[m[1]]) if m[1] in values else m[0], text)

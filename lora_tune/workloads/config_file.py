@@ -1,4 +1,4 @@
-"""``config_*.sh``: a trial's variables as bash exports, the form that MLPerf users source."""
+"""``config_*.sh``: a trial's variables as bash exports, the format of MLPerf users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTO_SCRIPT_FOLDER = 'CDPATH= pushd "$(dirname "${BASH_SOURCE[0]}")"'
 
 
 def value_text(value: Value) -> str:
-    """A value as the text that a trial reads: ``True`` and ``False`` as in the public configs, floats exactly."""
+    """A value as a trial reads it: ``True`` and ``False`` as in the public configs, floats exactly."""
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -27,8 +27,8 @@ def render(
 ) -> str:
     """A bash file that exports ``values``, in order.
 
-    comments: provenance, one line each (newlines within one are folded). before, after: bash lines around the
-    exports, such as ``source config_common.sh``; the caller has quoted them. Sources cleanly under ``set -eu``.
+    comments: provenance, one line each (newlines within one are folded). before, after: quoted bash lines around the
+    exports, such as ``source config_common.sh``. The file can be sourced under ``set -eu``.
     """
     lines = ["#!/usr/bin/env bash"]
     lines += ["# " + " ".join(printable(comment).split()) for comment in comments]
@@ -39,10 +39,10 @@ def render(
 
 
 def source_lines(files: Sequence[Path], *, beside: bool = False) -> list[str]:
-    """Bash lines that source ``files`` in order from the last one's own folder, where its user stands.
+    """Bash lines that source ``files`` in order from the last one's own folder, the user's working folder.
 
-    What a config names may count from there, or from its own name, often without quotes. beside: for a file that lies
-    in that folder, wherever that is; else the lines work in any file.
+    Paths in a config may be relative to it, or derived from the config's own name, often unquoted. beside: for a file
+    in that folder, wherever it is moved; else the lines work in any file.
     """
     if not files:
         return []
@@ -54,33 +54,33 @@ def source_lines(files: Sequence[Path], *, beside: bool = False) -> list[str]:
 
 
 def needs(name: str) -> str:
-    """A bash line that refuses to go on where the secret ``name`` is not in the environment."""
+    """A bash line that fails if the secret ``name`` is not in the environment."""
     return f': "${{{name}:?is a secret of the study and stands in no file; export it first}}"'
 
 
 def printable(text: str) -> str:
-    """Text without control characters: what a terminal would act on becomes a space."""
+    """Text with control characters replaced by spaces, safe for a terminal."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-# A script's own config file, changed for a trial: scalars of YAML, JSON and TOML, everything else to the letter.
+# Edits a script's own config file for a trial: scalars of YAML, JSON and TOML.
 #
-# Values are replaced where they stand in the text, so that comments, order and anchors stay. Pure functions of text.
+# Values are replaced in the text, so that comments, order and anchors stay. Pure functions of text.
 
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
 _TABLE = re.compile(r"\s*\[\s*(?P<keys>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
 _ENTRY = re.compile(r"(?P<keys>\s*[\w\s.\"'-]+?\s*=\s*)(?P<value>\"[^\"\\]*\"|'[^']*'|[-+\w.:]+)\s*(?:#.*)?$")
-"""A table's head, and an entry with a scalar, each on a line of TOML."""
+"""A table's header, and a one-line entry with a scalar, in TOML."""
 
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
-"""What stands before a scalar of YAML: its anchor and its tag."""
+"""The anchor and the tag before a scalar of YAML."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value in a file. begin, end: where it stands in the text; value: as it is read, without quotes."""
+    """One value in a file. begin, end: its position in the text; value: as parsed, without quotes."""
 
     value: str
     begin: int
@@ -88,18 +88,18 @@ class Scalar:
 
 
 def is_config(name: str) -> bool:
-    """Whether a file of this name is one whose values are read here."""
+    """Whether a file of this name has a supported format."""
     return PurePath(name).suffix.lower() in SUFFIXES
 
 
 def scalars(text: str, name: str = "") -> dict[str, Scalar]:
-    """Every scalar within mappings, under its dotted key. Raises ValueError for what is no YAML, JSON or TOML.
+    """Every scalar within mappings, by its dotted key. Raises ValueError if the text is not YAML, JSON or TOML.
 
-    name: the file's, which tells TOML from the others.
+    name: the file's, which distinguishes TOML.
     """
     if name.lower().endswith(".toml"):
         toml_scalars = [*_toml_scalars(text)]
-        twice = Counter(key for key, _ in toml_scalars)  # one of them stands in a text of several lines
+        twice = Counter(key for key, _ in toml_scalars)  # one of them is part of a multi-line string
         return {key: scalar for key, scalar in toml_scalars if twice[key] == 1}
     import yaml
 
@@ -119,20 +119,20 @@ def _scalars(node: object, before: str, text: str) -> Iterator[tuple[str, Scalar
         name = f"{before}{key.value}"
         if isinstance(value, ScalarNode):
             begin, end = value.start_mark.index, value.end_mark.index
-            begin += len(_PROPERTIES.match(text[begin:end])[0])  # type: ignore[index]  # it matches nothing, too
+            begin += len(_PROPERTIES.match(text[begin:end])[0])  # type: ignore[index]  # it also matches ""
             yield name, Scalar(value.value, begin, end)
         else:
             yield from _scalars(value, f"{name}.", text)
 
 
 def _toml_scalars(text: str) -> Iterator[tuple[str, Scalar]]:
-    """The entries of TOML that stand on a line of their own and that a whole reading confirms; not those of arrays."""
+    """One-line TOML entries whose values a full parse confirms, without those in arrays."""
     values, before, begin = _flat(tomllib.loads(text)), "", 0
     for line in text.splitlines(keepends=True):
         if table := _TABLE.match(line):
             before = _dotted(table["keys"]) + "."
         elif line.lstrip().startswith("[["):
-            before = "[]."  # a table of an array has no dotted key
+            before = "[]."  # a table in an array has no dotted key
         elif entry := _ENTRY.match(line):
             name = before + _dotted(entry["keys"].rpartition("=")[0])
             quoted = entry["value"][0] in "\"'"
@@ -154,7 +154,7 @@ def _dotted(keys: str) -> str:
 
 
 def changed(text: str, values: Mapping[str, str], name: str = "") -> str:
-    """The text with other values under the dotted keys of ``values``. Raises ValueError for a key that it lacks."""
+    """The text with new values for the dotted keys of ``values``. Raises ValueError for a missing key."""
     known = scalars(text, name)
     if absent := [key for key in values if key not in known]:
         raise ValueError(f"there is no key {absent[0]!r}; it has {', '.join([*known][:20]) or 'none'}")
@@ -164,5 +164,5 @@ def changed(text: str, values: Mapping[str, str], name: str = "") -> str:
 
 
 def _written(value: str) -> str:
-    """A number as every reader of YAML, JSON and TOML takes it for one: PyYAML reads ``3e-05`` as words."""
+    """A number that every parser of YAML, JSON and TOML recognises: PyYAML reads ``3e-05`` as a string."""
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", value)

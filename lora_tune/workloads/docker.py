@@ -1,8 +1,8 @@
-"""MLPerf implementations that start their container themselves: ``run_with_docker.sh`` of AMD's and partners' trees.
+"""MLPerf implementations that start their own container: ``run_with_docker.sh`` of AMD's and partners' trees.
 
-The script looks for ``config_${DGXSYSTEM}.sh`` beside itself and passes on to the container the variables that this
-file exports, and no others. A trial therefore has a copy of the folder's launch scripts in its own folder, unchanged,
-and its config beside them; the implementation's folder is only read. It runs on one node, by Slurm or on a bare host.
+The script looks for ``config_${DGXSYSTEM}.sh`` in its own folder and passes only the variables that this file exports
+to the container. A trial therefore has an unchanged copy of the launch scripts in its folder, with its config; the
+implementation's folder is only read. It runs on one node, by Slurm or on a bare host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lora_tune.workloads.script_needs import script_warnings
 from lora_tune.workloads.tree import MlperfSettings
 
 ENGINE = "docker"
-"""The command that the scripts call; podman's package ``podman-docker`` provides it too."""
+"""The command that the scripts call; the package ``podman-docker`` provides it, too."""
 
 _CONFIG_PLACE = re.compile(r"^readonly _config_file=\"?(?:\./)?([\w./-]*?)config_\$\{?DGXSYSTEM", re.MULTILINE)
 
@@ -44,7 +44,7 @@ class DockerSettings(MlperfSettings):
 
 
 class DockerWorkload(MlperfWorkload):
-    """Trials of ``run_with_docker.sh``. Seeds are the script's own: the log's ``seed`` is the truth."""
+    """Trials of ``run_with_docker.sh``. The script chooses the seeds; the log's ``seed`` is authoritative."""
 
     Settings = DockerSettings
     engine = ENGINE
@@ -58,7 +58,7 @@ class DockerWorkload(MlperfWorkload):
             )
 
     def _usual_base(self) -> str:
-        """The folder's one config for the system."""
+        """The folder's only config for the system."""
         return base_for(
             implementation_folder(self._docker.implementation, self._docker.benchmark), self.study.site.system
         )
@@ -68,7 +68,7 @@ class DockerWorkload(MlperfWorkload):
         return (self.implementation.folder / self._docker.script).read_text(encoding="utf-8", errors="replace")
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """The attempt's config, the launch scripts beside it, and the script with exactly its environment."""
+        """The attempt's config, the launch scripts next to it, and the script with its exact environment."""
         site, tree = self.study.site, self.implementation.folder
         name = self.study.job_name(proposal.number, proposal.attempt)
         exports = self.exports(proposal)
@@ -105,9 +105,9 @@ class DockerWorkload(MlperfWorkload):
         )
 
     def check(self) -> list[str]:
-        """The implementation's folder, its image and data, and on a bare host the container engine.
+        """Check the implementation's folder, its image and data, and on a bare host the container engine.
 
-        Raises SetupError when one is missing; returns a sentence for each thing that trials may run into.
+        Raises SetupError if one is missing; returns a sentence for each possible problem.
         """
         job = self.job(some_proposal(self.study), Path("/tmp/check"))
         for name, key in (("CONT", "container"), ("DATADIR", "data")):
@@ -125,19 +125,19 @@ class DockerWorkload(MlperfWorkload):
         return [*about_base(self), *warnings]
 
     def known_places(self) -> Mapping[str, str]:
-        """As of ``run.sub``; the scripts mount DATADIR's two folders, data and model."""
+        """As of ``run.sub``; the scripts mount two subfolders of DATADIR, data and model."""
         known = super().known_places()
         return {"MODEL": known["DATADIR"], **known} if "DATADIR" in known else known
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The config as its users keep it: beside the base config, which it sources from its own folder."""
+        """The config as a file next to the base config, which it sources from its own folder."""
         return exported(self, proposal, provenance, submit=f"bash {self._docker.script}")
 
 
 def base_for(folder: Path, system: str) -> str:
-    """The config that a folder has for ``system``, or its only one, relative to it.
+    """A folder's config for ``system``, or its only one, relative to it.
 
-    Raises SetupError with the configs that there are, where it cannot be told.
+    Raises SetupError with the existing configs if the choice is ambiguous.
     """
     configs = [file for file in config_files(folder) if "common" not in file.name] if folder.is_dir() else []
     of_system = [file for file in configs if file.name.startswith(f"config_{system}_")]
@@ -149,5 +149,5 @@ def base_for(folder: Path, system: str) -> str:
 
 
 def _launch_scripts(tree: Path) -> list[Path]:
-    """The shell scripts that the launch script may call beside itself."""
+    """The shell scripts that the launch script may call in its folder."""
     return [file for file in sorted(tree.glob("*.sh")) if not file.name.startswith("config_")]

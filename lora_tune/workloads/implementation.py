@@ -1,7 +1,7 @@
-"""An MLPerf implementation's folder: which variables it reads, and what its configs set.
+"""An MLPerf implementation's folder: the variables that it reads, and the values that its configs set.
 
-The folder holds a launch script such as ``run.sub``, configs (there or in ``configs/``), most often with a shared one,
-and the training's own files, unless those lie in the container. Nothing here changes it.
+The folder holds a launch script such as ``run.sub``, configs (there or in ``configs/``), usually with a shared one, and
+the training code, unless that is in the container. This module never changes it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lora_tune.workloads.config_file import source_lines
 from lora_tune.workloads.record import ALIASES, NEUTRAL, Record
 from lora_tune.workloads.script_needs import code_of, source_files, sourced_configs
 
-# Folders whose launch script is none that a workload drives: what starts their training, and what they need.
+# Folders whose launch script no workload supports: what starts their training, and what they need.
 #
 # Such a folder starts a container on each node by hand, or ranks by ``mpirun`` within a cloud's job, and takes its
-# config from the image or by a fixed name. What is said here is read from the scripts, comments left out.
+# config from the image or from a fixed name. Recognised in the scripts, without comments.
 
 
 DRIVEN = {"run.sub": "mlperf", "run_with_docker.sh": "mlperf_docker"}
-"""Launch scripts of public rounds, and the workload that drives each."""
+"""Launch scripts of public rounds, and the workload that supports each."""
 
 _CONTAINER = re.compile(r"^\s*(?:exec\s+)?(?:sudo\s+)?(?:docker|podman|nerdctl)\s+(?:run|exec)\b", re.MULTILINE)
 _RANKS = re.compile(r"^\s*(?:exec\s+)?(?:mpirun|mpiexec|orterun)\b", re.MULTILINE)
@@ -37,7 +37,7 @@ _BY_COMMAND = 'workload.kind = "command" can drive it (docs/mlperf.md shows how)
 
 
 def other_starters(folder: Path) -> str:
-    """What starts the training in ``folder``, and what a study needs to drive that; "" where nothing is recognised."""
+    """What starts the training in ``folder``, and what a study needs to run it; "" if nothing is recognised."""
     driven = [
         f'{name} is there: workload.kind = "{kind}"' for name, kind in DRIVEN.items() if (folder / name).is_file()
     ]
@@ -52,7 +52,7 @@ def other_starters(folder: Path) -> str:
 
 
 def _about(script: Path, code: str) -> Iterator[str]:
-    """What one script starts, and why a trial's config would not reach it as it is."""
+    """What one script starts, and why a trial's config would not reach it."""
     option = _CONFIG_OPTION.search(code)
     if _CONTAINER.search(code):
         takes = f"takes {option[1]} from the image" if option else "passes on only the variables that it names"
@@ -64,16 +64,16 @@ def _about(script: Path, code: str) -> Iterator[str]:
 
 
 CONFIG_FOLDERS = ("", "configs")
-"""Where configs lie, relative to the implementation's folder."""
+"""Folders of configs, relative to the implementation's folder."""
 
 COMMON = "config_common.sh"
-"""The usual name of the exports that all configs share; else any one ``config_*common*.sh``."""
+"""The usual name of the exports that all configs share; else a single ``config_*common*.sh``."""
 
 TRAINED_WITH = frozenset({"LR", "LEARNING_RATE", "MAX_STEPS"})
-"""What an implementation's training code reads: a folder in which no file does has its code in the container."""
+"""Variables that training code reads; if no file of a folder reads any, the code is in the container."""
 
 LIBRARY_PREFIXES = ("NCCL_", "NVTE_", "CUDA_", "CUDNN_", "CUBLAS_", "TORCH_", "PYTORCH_", "UCX_", "OMP_", "HYDRA_")
-"""Variables that libraries inside the container read: no file of the implementation needs to name them."""
+"""Variables that libraries in the container read, so that no file of the implementation needs to."""
 
 _SHELL = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?[-=]")
@@ -98,18 +98,17 @@ _LITERALS = (
 )
 _PACKAGED = ("setup.py", "pyproject.toml")
 _SKIPPED_FOLDERS = frozenset({".git", "results", "logs", "api_logs", "data_index", "__pycache__"})
-_LARGEST_SOURCE = 2_000_000  # bytes; what is larger is data
+_LARGEST_SOURCE = 2_000_000  # bytes; larger files are data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """What was read of an implementation's folder.
+    """The content of an implementation's folder.
 
     common: the shared config files, relative to ``folder``, in the order in which a config sources them.
-    reads: names of the variables that some file reads. defaults: those of them that some script has a value for where
-    nobody sets them. literals: what files take for what nobody sets, by name (``stated_defaults``). values: what the
-    common files export, by name. exported: names that some config exports. in_container: the training code is not in
-    the folder, so it may read anything.
+    reads: variables that some file reads. defaults: those for which some script has a default. literals: default values
+    in files, by name (``stated_defaults``). values: exports of the common files, by name. exported: names that some
+    config exports. in_container: the training code is not in the folder, so it may read anything.
     """
 
     folder: Path
@@ -122,7 +121,7 @@ class Implementation:
     in_container: bool = False
 
     def reads_name(self, name: str) -> bool:
-        """Whether setting ``name`` can have an effect, as far as can be told."""
+        """Whether setting ``name`` can have an effect, as far as is known."""
         return self.in_container or name in self.reads or name.startswith(LIBRARY_PREFIXES)
 
     def mentions(self, *names: str) -> bool:
@@ -132,7 +131,7 @@ class Implementation:
     def spelling(self, names: Sequence[str]) -> str | None:
         """The first of several names for one thing that a file reads, or else a config exports for the container.
 
-        None where setting it under any of them has no effect.
+        None if setting it under any of them has no effect.
         """
         reader = next((name for name in names if name in self.reads or name.startswith(LIBRARY_PREFIXES)), None)
         if reader is None and self.in_container:
@@ -148,15 +147,14 @@ def read_implementation(
     reads: str | Sequence[str] | None = None,
     base: Mapping[str, str] | None = None,
 ) -> Implementation:
-    """Read ``folder``. ``also`` names further common files beside the first, e.g. ``config_common_fp8attn.sh``.
+    """Read ``folder``. ``also`` names further common files after the first, e.g. ``config_common_fp8attn.sh``.
 
-    before: files that a user sources before the config, such as ``env.sh``. reads: ``"container"`` where the training
-    code lies there, ``"folder"`` where it is all here, or names that it reads beside those that are found; None: found
-    out (``TRAINED_WITH``).
+    before: files that a user sources before the config, such as ``env.sh``. reads: ``"container"`` if the training code
+    is there, ``"folder"`` if it is all here, or further names that it reads; None: detected (``TRAINED_WITH``).
 
-    base: what the machine's own config exports, which sources common files by itself; None: trials build on those.
+    base: exports of the machine's own config, which sources common files itself; None: trials build on those.
 
-    Raises SetupError naming what is missing.
+    Raises SetupError with what is missing.
     """
     before, common = tuple(before), _common_files(folder, tuple(also)) if base is None else ()
     for name in (script, *before, *common):
@@ -165,7 +163,7 @@ def read_implementation(
     lines = "\n".join(source_lines([folder / name for name in (*before, *common)]))
     named = () if reads is None or isinstance(reads, str) else tuple(reads)
     texts = _texts(folder)
-    # Configs may compute with what they export: they are no training code.
+    # Configs may read variables that they export, but are no training code.
     training = {n for path, text in texts.items() if not path.name.startswith("config") for n in _names(path, text)}
     shell = (text for path, text in texts.items() if _PATTERNS[path.suffix] is _SHELL)
     configs = (texts.get(path, "") for path in config_files(folder))
@@ -185,16 +183,16 @@ _WHOSE = "is it the implementation's folder?"
 
 
 def _instead(folder: Path) -> str:
-    """What there is in place of the launch script."""
+    """A hint on what the folder has in place of the launch script."""
     if candidates := sorted(p.name for p in folder.glob("*.sub") if p.name != "run.sub"):
         return f"{_WHOSE} workload.script may be one of {', '.join(candidates)}"
     return other_starters(folder) or _WHOSE
 
 
 def implementation_folder(named: Path | None, benchmark: str) -> Path:
-    """The folder that a study names, or the variable LORA_TUNE_IMPLEMENTATION, or one called as the benchmark.
+    """The study's folder, or the variable LORA_TUNE_IMPLEMENTATION, or a folder with the benchmark's name.
 
-    Raises SetupError, with the words for the study where the present folder is one by its files.
+    Raises SetupError, with the line for the study if the working folder looks like an implementation.
     """
     path = named or os.environ.get("LORA_TUNE_IMPLEMENTATION") or benchmark
     folder = Path(path).expanduser().resolve()
@@ -207,7 +205,7 @@ def implementation_folder(named: Path | None, benchmark: str) -> Path:
 
 
 def _present_folder() -> str:
-    """That the present folder is an implementation by its files, and what a study would say of it; "" where not."""
+    """A hint that the working folder is an implementation by its files, and what to write in a study; "" if not."""
     current_folder = Path.cwd()
     scripts = launch_scripts(current_folder)
     configs = [file.relative_to(current_folder) for file in config_files(current_folder) if "common" not in file.name]
@@ -224,7 +222,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def launch_scripts(folder: Path) -> list[str]:
-    """The batch scripts in a folder, the usual ``run.sub`` first."""
+    """The batch scripts in a folder, ``run.sub`` first."""
     return sorted((file.name for file in folder.glob("*.sub")), key=lambda name: (name != "run.sub", name))
 
 
@@ -234,9 +232,9 @@ def config_files(folder: Path) -> list[Path]:
 
 
 def _common_files(folder: Path, also: tuple[str, ...]) -> tuple[str, ...]:
-    """The shared configs, relative to ``folder``; none where it has none.
+    """The shared configs, relative to ``folder``; empty if there is none.
 
-    Raises SetupError where several could be meant and the study names none of them.
+    Raises SetupError if there are several and the study names none of them.
     """
     shared = [str(f.relative_to(folder)) for f in config_files(folder) if "common" in f.name]
     first = (
@@ -257,7 +255,8 @@ def files_reading(folder: Path) -> dict[str, list[str]]:
     """The files under ``folder`` that read each variable, relative to it, by the variable's name.
 
     In shell files every expansion counts, in Python every capital name looked up in something called ``...env...``, in
-    YAML every ``oc.env:NAME`` and ``${NAME:default}``. An assignment does not: what configs only export has no effect.
+    YAML every ``oc.env:NAME`` and ``${NAME:default}``. Assignments do not: a variable that is only exported has no
+    effect.
     """
     return _readers(folder, _texts(folder))
 
@@ -271,21 +270,21 @@ def _readers(folder: Path, texts: Mapping[Path, str]) -> dict[str, list[str]]:
 
 
 def _names(path: Path, text: str) -> list[str]:
-    """The variables that a file reads, as often as it does."""
+    """The variables that a file reads, with repetitions."""
     return _PATTERNS[path.suffix].findall(text)
 
 
 def _texts(folder: Path) -> dict[Path, str]:
-    """The folder's files of scripts, code and settings, each read once."""
+    """The folder's scripts, code and settings files, each read once."""
     return {path: path.read_text(encoding="utf-8", errors="replace") for path in _sources(folder)}
 
 
 def stated_defaults(folder: Path, texts: Mapping[Path, str]) -> dict[str, str]:
-    """What the implementation's files take where nobody sets a variable: the first literal default, by name.
+    """The defaults of variables in the implementation's files: the first literal one, by name.
 
-    YAML's ``${oc.env:NAME,default}`` counts before the shell's ``${NAME:-default}`` and ``${NAME:=default}``, and these
-    before Python's ``getenv("NAME", default)``. Libraries that lie in the folder as a whole, such as NeMo, say nothing
-    of its training: their scripts are others'.
+    YAML's ``${oc.env:NAME,default}`` takes precedence over the shell's ``${NAME:-default}`` and ``${NAME:=default}``,
+    and these over Python's ``getenv("NAME", default)``. Libraries contained in the folder, such as NeMo, are skipped,
+    because their scripts are not this training's.
     """
     libraries = {path.parent for name in _PACKAGED for path in folder.rglob(name)} - {folder}
     defaults: dict[str, str] = {}
@@ -308,9 +307,9 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def sourced(text: str, name: str = "config.sh") -> dict[str, str]:
-    """The variables that a config's ``text`` exports, by sourcing it as a file called ``name`` in a clean bash.
+    """The variables that a config's ``text`` exports when sourced as a file called ``name`` in a clean bash.
 
-    Raises SetupError with bash's words when it fails.
+    Raises SetupError with bash's message if it fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / name
@@ -319,27 +318,27 @@ def sourced(text: str, name: str = "config.sh") -> dict[str, str]:
 
 
 def sourced_file(file: Path) -> dict[str, str]:
-    """The variables that the config ``file`` exports, sourced where it lies; the first command that fails ends it.
+    """The variables that the config ``file`` exports when sourced at its place; the first failing command ends it.
 
-    Raises SetupError with bash's words, also when it does not end.
+    Raises SetupError with bash's message, also if it does not end.
     """
     return source_files([file], strict=True).values
 
 
-# Which values go together, and under which names the folder reads them.
+# Combinations of values, and their names in the folder.
 
 
 PROBE_STEPS = 16
 """Optimizer steps of each of a probe's two blocks; the second is warm."""
 
 PROBE_TRAINS = 2 * PROBE_STEPS
-"""Optimizer steps that a probe's config is written with, whatever its trial proposes."""
+"""Optimizer steps in a probe's config, whatever its trial proposes."""
 
 
 def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict[str, Value]:
     """``values`` under the names that the implementation reads.
 
-    Raises InputError for a value that it reads under no name: such a knob has no effect.
+    Raises InputError for a value that it does not read, because such a parameter has no effect.
     """
     exports: dict[str, Value] = {}
     for name, value in values.items():
@@ -350,7 +349,7 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
         elif name == "WARMUP_STEPS" and implementation.reads_name("WARMUP_RATIO"):
             exports["WARMUP_RATIO"] = warmup_ratio(int(value), int(values["MAX_STEPS"]))
         elif name == "MINIBS" and implementation.reads_name("GLOBAL_BATCH_SIZE"):
-            continue  # the batch is given whole
+            continue  # the batch is set as a whole
         elif name != "GBS" and NEUTRAL.get(name) != value:
             candidates = difflib.get_close_matches(name, sorted(implementation.reads), n=3)
             hint = f"; it reads {', '.join(candidates)}" if candidates else ""
@@ -362,9 +361,9 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
 
 
 def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = False) -> dict[str, Value]:
-    """Two short blocks with an eval behind each, and an end of its own should nobody stop it.
+    """The values of a probe: two short blocks, each followed by an eval, and an end of its own.
 
-    warmup: the trial's steps of it, of which no more than a block are kept: schedulers refuse one as long as training.
+    warmup: the trial's warm-up steps, cut to one block, because schedulers reject a warm-up as long as training.
     in_steps: the implementation counts VAL_CHECK_INTERVAL in optimizer steps, not in samples.
     """
     kept: dict[str, Value] = {} if warmup is None else {"WARMUP_STEPS": min(int(warmup), PROBE_STEPS)}
@@ -376,10 +375,10 @@ def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = Fals
 
 
 def refuse_illegal(record: Record, exports: Mapping[str, Value]) -> None:
-    """Combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1).
+    """Raise InputError for combinations that NVIDIA's code rejects or silently ignores (v4.0 to v5.1).
 
-    record: of the trial. exports: what it sets itself. Both precisions may be on in a folder's own config: those of
-    v6.0's Primus folders have it so.
+    record: of the trial. exports: the trial's own settings. A folder's own config may enable both precisions, as those
+    of v6.0's Primus folders do.
     """
 
     def on(name: str) -> bool:
@@ -392,7 +391,7 @@ def refuse_illegal(record: Record, exports: Mapping[str, Value]) -> None:
 
 
 def warmup_ratio(warmup: int, steps: int) -> float:
-    """The shortest decimal that makes ``warmup`` of ``steps``, whether an implementation rounds or cuts the product."""
+    """The shortest decimal that gives ``warmup`` of ``steps``, whether an implementation rounds or truncates."""
     for digits in range(1, 17):
         scale = 10**digits
         ratio: float = -(-warmup * scale // steps) / scale

@@ -1,4 +1,4 @@
-"""What can be told before any trial of ``run.sub`` runs: what is missing, and what a study leaves out."""
+"""Checks before any trial of ``run.sub`` runs: what is missing, and what a study ignores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ELSEWHERE = (
 
 
 def check(workload: RunSubWorkload) -> list[str]:
-    """A sentence for each thing that may be wrong. Raises SetupError for what certainly is."""
+    """A sentence for each possible problem. Raises SetupError for certain ones."""
     implementation = workload.implementation
     same_machine(workload)
     known = workload.known_places()
@@ -77,7 +77,7 @@ def check(workload: RunSubWorkload) -> list[str]:
 
 
 def _not_swept(workload: RunSubWorkload) -> list[str]:
-    """A sentence that names the switches which nothing reads."""
+    """A sentence about the switches that no file reads."""
     unread = workload.unread_switches()
     if not unread:
         return []
@@ -87,7 +87,7 @@ def _not_swept(workload: RunSubWorkload) -> list[str]:
 
 
 def other_scripts(workload: RunSubWorkload) -> list[str]:
-    """A sentence where the study names no script, and the folder holds others that start the same training."""
+    """A sentence if the study names no script, and the folder holds others that start the same training."""
     folder, script = workload.implementation.folder, workload.settings.script
     if "script" in workload.settings.model_fields_set:
         return []
@@ -108,7 +108,7 @@ def _text(file: Path) -> str:
 
 
 def other_benchmark(workload: RunSubWorkload) -> list[str]:
-    """A sentence where the folder lies among another benchmark's, by the layout of MLPerf's result repositories."""
+    """A sentence if the folder belongs to another benchmark, by the layout of MLPerf's result repositories."""
     goal, parts = goal_of(workload.study), workload.implementation.folder.parts
     place = parts[parts.index("implementations") - 1] if "implementations" in parts else ""
     if not goal or place == goal or place not in benchmark_names():
@@ -120,7 +120,7 @@ def other_benchmark(workload: RunSubWorkload) -> list[str]:
 
 
 def same_machine(workload: RunSubWorkload) -> None:
-    """Raise SetupError where the base config is for another number of nodes or GPUs than the study."""
+    """Raise SetupError if the base config is for another number of nodes or GPUs than the study."""
     base, space = workload.base, workload.study.search_space
     if base is None:
         return
@@ -137,7 +137,7 @@ def same_machine(workload: RunSubWorkload) -> None:
 
 
 def takes_changes(workload: RunSubWorkload) -> None:
-    """Raise SetupError where a variable that trials change keeps the base config's value: it made it ``readonly``."""
+    """Raise SetupError if a variable that trials change is ``readonly`` in the base config."""
     proposal, base = some_proposal(workload.study), workload.base
     if base is None or workload.is_base(proposal):
         return
@@ -148,7 +148,7 @@ def takes_changes(workload: RunSubWorkload) -> None:
         try:
             exports = source_files([config]).values
             kept = [f"{name}={exports[name]}" for name, value in exported.items() if exports.get(name, value) != value]
-        except SetupError as error:  # under set -e, or in POSIX mode, the first that cannot be changed ends the shell
+        except SetupError as error:  # under set -e, or in POSIX mode, assigning to a readonly variable ends the shell
             if not (readonly := _READONLY.search(str(error))) or readonly[1] not in exported:
                 raise
             kept = [f"{readonly[1]}={base.values.get(readonly[1], '')}"]
@@ -160,7 +160,7 @@ def takes_changes(workload: RunSubWorkload) -> None:
 
 
 def about_base(workload: RunSubWorkload) -> list[str]:
-    """What a user should know of the config that trials build on, or that there is one that they do not."""
+    """Remarks on the config that trials build on, or on one that they ignore."""
     base = workload.base
     if base is None:
         remarks = (_left_out(workload), _other_architecture(workload), _sequence_parallel_without_tensor(workload))
@@ -190,11 +190,11 @@ def about_base(workload: RunSubWorkload) -> list[str]:
 
 
 _ARCHITECTURES = {"h": ("Hopper", r"H(?:100|200|800|20)(?!\d)"), "b": ("Blackwell", r"B[123]00(?!\d)")}
-"""First letter of GPU_ARCH -> the architecture, and the systems that have it by their names."""
+"""First letter of GPU_ARCH -> the architecture, and a pattern of its systems' names."""
 
 
 def _other_architecture(workload: RunSubWorkload) -> str:
-    """Where trials use another architecture's tables than the machine's: v5.0 and v5.1 take Blackwell's by default."""
+    """A remark if trials use another architecture's tables than the machine's: v5.0 and v5.1 default to Blackwell's."""
     base, system = workload.base, workload.study.site.system.upper()
     stated = str(workload.beneath.value("GPU_ARCH") or "").lower()[:1]
     system_arch = next((letter for letter, (_, names) in _ARCHITECTURES.items() if re.search(names, system)), stated)
@@ -213,7 +213,7 @@ def _other_architecture(workload: RunSubWorkload) -> str:
 
 
 def _sequence_parallel_without_tensor(workload: RunSubWorkload) -> str:
-    """Where SP is on and TP is 1: Megatron-Core refuses it, and only NeMo 1 (v4.0, v4.1) turns it off by itself."""
+    """A remark if SP is on with TP 1: Megatron-Core rejects it, and only NeMo 1 (v4.0, v4.1) turns it off itself."""
     each = workload.study.search_space.each_layout()
     layouts = [known for values in each if (known := {n: v for n, v in values.items() if n in LAYOUT_VALUES})]
     records = {"trial 0": workload.beneath} if workload.base is not None else {}
@@ -230,7 +230,7 @@ def _sequence_parallel_without_tensor(workload: RunSubWorkload) -> str:
 
 
 def _ignored(workload: RunSubWorkload, base: BaseConfig) -> list[str]:
-    """A sentence for each variable that the config exports under a name of another round, which no file here reads."""
+    """A sentence for each variable that the config exports under another round's name, which no file here reads."""
     tree, own = workload.implementation, workload.beneath
     read_as = {name: tree.spelling(spellings(own.benchmark, name)) for name in sorted(own.unread)}
     return [
@@ -242,7 +242,7 @@ def _ignored(workload: RunSubWorkload, base: BaseConfig) -> list[str]:
 
 
 def _widening(space: Space, start: Start) -> list[str]:
-    """What of the space grows so that the config is a point of it, and how far; a sentence each."""
+    """A sentence for each parameter whose range grows so that it contains the config's value."""
     wider, sentences = holding(space, start.tuned or {}).parameters, []
     for name, parameter in space.parameters.items():
         grown, base_value = wider[name], f"{start.name} sets {name}={start.parameters.get(name)}"
@@ -266,7 +266,7 @@ def _widening(space: Space, start: Start) -> list[str]:
 
 
 def _left_behind(workload: RunSubWorkload, base: BaseConfig) -> str:
-    """What the base config computes from variables that trials change behind it, and keeps as it is in every trial."""
+    """A remark on values that the base config computes from variables that trials change, and that stay unchanged."""
     proposal, implementation = some_proposal(workload.study), workload.implementation
     exports = workload.effective({**proposal.parameters, **workload.eval_exports(proposal)})
     changed = {n for n in spelled(exports, implementation) if n in base.values}
@@ -288,7 +288,7 @@ def _left_behind(workload: RunSubWorkload, base: BaseConfig) -> str:
 
 
 def _another(text: str) -> str:
-    """Another value of the same kind; "" for a text of which none is known."""
+    """Another value of the same kind; "" for a text without a known one."""
     value = as_value(text)
     if isinstance(value, str):
         return {"true": "False", "false": "True"}.get(text.lower(), "")
@@ -296,21 +296,21 @@ def _another(text: str) -> str:
 
 
 def _by_the_rules(workload: RunSubWorkload, base: BaseConfig, *, evals: bool) -> list[str]:
-    """What MLPerf's rules make of the base config itself; in the open division that it cannot win or converge alone.
+    """Violations of MLPerf's rules by the base config; in the open division only that it cannot win or converge.
 
-    evals: its eval schedule, too.
+    evals: check its eval schedule, too.
     """
     from lora_tune.mlperf.gate import INTERVAL_NAMES, SKIP_NAMES, check_space
 
     start, closed, benchmark = workload.start(), workload.study.division == "closed", workload.benchmark
     if start is None or base.values.keys().isdisjoint(("MINIBS", *names_of("GBS", benchmark.name))):
-        return []  # only the container knows its batch
+        return []  # the batch is set inside the container
     record = workload.beneath.with_batch()
     named = {usual_name(n, benchmark.name): (n, value) for n, value in record.items()}
     own = {
         usual: v for usual, (n, v) in named.items() if n in base.values or usual in start.parameters or usual == "GBS"
     }
-    # pretrain.py of v5.1 announces the steps of the decay less those of the warm-up.
+    # pretrain.py of v5.1 logs the steps of the decay less those of the warm-up.
     decay, warmup = record.number("OPT_LR_DECAY_STEPS"), record.number("WARMUP_STEPS")
     announced = {**own, "OPT_LR_DECAY_STEPS": round(decay - warmup)} if decay and warmup else own
     kept = {v.name for v in check_space(benchmark, {}, [announced])}
@@ -321,7 +321,7 @@ def _by_the_rules(workload: RunSubWorkload, base: BaseConfig, *, evals: bool) ->
 
 
 def _shorter_limit(workload: RunSubWorkload, base: BaseConfig) -> str:
-    """Where trials would end, trial 0 too, before the base config's own limit, and the study does not say when."""
+    """A remark if the default time limit of trials, trial 0 included, is shorter than the base config's."""
     budget = workload.study.budget
     variable, minutes = base_walltime(base.values)
     if "trial_minutes" in budget.model_fields_set or minutes <= budget.trial_minutes:
@@ -333,7 +333,7 @@ def _shorter_limit(workload: RunSubWorkload, base: BaseConfig) -> str:
 
 
 def _left_out(workload: RunSubWorkload) -> str:
-    """Which configs of this system the study passes over."""
+    """A remark on the configs of this system that the study ignores."""
     site = workload.study.site
     configs = fitting_configs(workload.implementation.folder, site.system, site.nodes, site.gpus_per_node)
     if not configs:
@@ -346,9 +346,9 @@ def _left_out(workload: RunSubWorkload) -> str:
 
 
 def _other_schedule(workload: RunSubWorkload, base: BaseConfig) -> str:
-    """Where the base config's evals are not those of all other trials.
+    """A remark if the base config's eval schedule differs from that of all other trials.
 
-    What the config leaves open is not judged: the training may compute just that, as v5.1's does.
+    Values that the config leaves open do not count, because the training may compute the same, as v5.1's does.
     """
     proposal = some_proposal(workload.study)
     evals = {spelling for name in EVALS for spelling in names_of(name)}
@@ -361,11 +361,11 @@ def _other_schedule(workload: RunSubWorkload, base: BaseConfig) -> str:
     return f"{base.file} evaluates otherwise than the rules or the study say: {differences}"
 
 
-# What ``doctor`` shows of an MLPerf implementation: folder, base config, whether it reads what a study tunes.
+# ``doctor``'s findings on an MLPerf implementation: folder, base config, and whether it reads the study's parameters.
 
 
 def findings(workload: RunSubWorkload, paths: SweepPaths) -> Iterator[Finding]:
-    """The implementation, the container, what is trained from, and the NCCL test of the last run."""
+    """The implementation, the container, data and model, and the NCCL test of the last run."""
     yield from _implementation(workload, paths.attempt(0, 0).folder)
     known, site = workload.known_places(), workload.study.site
     yield from _container(workload, known, paths.attempt(0, 0).folder)
@@ -374,15 +374,15 @@ def findings(workload: RunSubWorkload, paths: SweepPaths) -> Iterator[Finding]:
         yield from (mounted(name, known.get(name)) for name in _mounted_names(workload))
     else:
         yield from _data_and_model(known, paths)
-    if workload.engine == PYXIS:  # run_with_docker.sh makes no NCCL test
+    if workload.engine == PYXIS:  # run_with_docker.sh runs no NCCL test
         folders = [folder for folder in (paths.root, site.log_folder) if folder and folder.is_dir()]
         yield bandwidth(folders, site.system, site.nodes)
 
 
 def _container(workload: RunSubWorkload, known: Mapping[str, str], trial: Path) -> Iterator[Finding]:
-    """The container, and every place that is named by a path that jobs do not find. trial: a trial's own folder."""
+    """The container, and each path that jobs would not find. trial: a trial's own folder."""
     dropped = []
-    with contextlib.suppress(LoraTuneError):  # without the folder, which is said above
+    with contextlib.suppress(LoraTuneError):  # a missing folder is reported above
         dropped = misplaced(known, workload.implementation.folder if workload.engine == PYXIS else trial)
     for sentence in dropped:
         what, _, fix = sentence.rpartition("; ")
@@ -392,16 +392,16 @@ def _container(workload: RunSubWorkload, known: Mapping[str, str], trial: Path) 
 
 
 def _mounted_names(workload: RunSubWorkload) -> list[str]:
-    """The places that the folder's files read and have no value of their own for."""
+    """The mount variables that the folder's files read without a default."""
     try:
         tree = workload.implementation
-    except LoraTuneError:  # said above
+    except LoraTuneError:  # reported above
         return []
     return [name for name in MOUNTED if name in tree.reads - tree.defaults]
 
 
 def _places_judged(workload: RunSubWorkload) -> list[str]:
-    """The places that have findings of their own, so that nothing else speaks of them."""
+    """Variables of places with findings of their own, to be reported once."""
     benchmark = workload.study.benchmark
     if benchmark is not None and benchmark.name != LORA:
         return ["CONT", *ALSO["CONT"], *_mounted_names(workload)]
@@ -409,7 +409,7 @@ def _places_judged(workload: RunSubWorkload) -> list[str]:
 
 
 def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:
-    """What Llama-2-70B LoRA is trained from."""
+    """Data and model of Llama-2-70B LoRA."""
     yield from data(known.get("DATADIR"))
     yield from model(known.get("MODEL"))
     place = Path(known.get("MODEL") or paths.root)
@@ -418,14 +418,14 @@ def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Fin
 
 
 def _warnings(remarks: Iterable[str], why: str) -> Iterator[Finding]:
-    """A warning for each remark, whose last part is the remedy."""
+    """A warning for each remark, split at its last "; " into problem and remedy."""
     for remark in remarks:
         what, _, fix = remark.rpartition("; ")
         yield warning(what, why, fix)
 
 
 def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
-    """The implementation's folder, and whether it reads every knob of the study. trial: a trial's own folder."""
+    """The implementation's folder, and whether it reads every parameter of the study. trial: a trial's own folder."""
     try:
         implementation = workload.implementation
     except LoraTuneError as error:
@@ -470,7 +470,7 @@ def _implementation(workload: RunSubWorkload, trial: Path) -> Iterator[Finding]:
 
 
 def _base(workload: RunSubWorkload) -> Iterator[Finding]:
-    """The machine's own config that trials start from, or which one they pass over."""
+    """The base config that trials start from, or the configs that they ignore."""
     why, fix = "what makes a machine fast stands in its own config", "set workload.base"
     if workload.base is not None:
         why, fix = "trial 0 is that config, and all others are compared with it", "correct it, or name another"
@@ -487,15 +487,15 @@ def _base(workload: RunSubWorkload) -> Iterator[Finding]:
 
 
 class MlperfWorkload(RunSubWorkload):
-    """Trials of ``run.sub``, and what can be told of them beforehand."""
+    """Trials of ``run.sub``, with checks before they run."""
 
     def check(self) -> list[str]:
-        """The implementation's folder, the base config, and container, data and model where nothing names them.
+        """Check the implementation's folder, the base config, container, data and model.
 
-        Raises SetupError when one is missing; returns a sentence for each that this machine does not see.
+        Raises SetupError if one is missing; returns a sentence for each that is not visible on this machine.
         """
         return check(self)
 
     def findings(self, paths: SweepPaths) -> Iterator[Finding]:
-        """The implementation, its base config, whether every knob of the study is read, container, data and model."""
+        """The implementation, its base config, whether every parameter of the study is read, container, data, model."""
         return findings(self, paths)

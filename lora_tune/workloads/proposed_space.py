@@ -1,8 +1,8 @@
-"""Which options of a script are worth a search, and over which range: proposals for people to correct.
+"""Proposes which options of a script to tune, and over which range, for users to correct.
 
-The ranges are those in common use: a learning rate within a decade of today's on a log scale, a batch size and a rank
-within a factor of two, warm-up from none. Each contains today's value: an option of which nothing states one stays as
-it is.
+The ranges are common ones: a learning rate within a decade of the present one on a log scale, a batch size and a rank
+within a factor of two, warm-up from none. Each contains the present value; an option without a known value is left
+alone.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-# The options of somebody's training script: from its own parser, and from the command line that runs it today.
+# The options of a user's training script, from its own parser and from its present command line.
 #
-# Pure functions of text. A parser that runs in Python says itself what it knows (``parser_hook``); of other programs
-# the help text is read, in the forms of argparse and of usage texts of C programs.
+# Pure functions of text. A Python parser reports its options itself (``parser_hook``); for other programs the help
+# text is parsed, in the formats of argparse and of usage texts of C programs.
 
 
 _START = re.compile(r"^\s{0,12}(?P<text>-{1,2}[A-Za-z].*)$")
@@ -35,25 +35,25 @@ class Option:
     Parameters
     ----------
     flag : str
-        As it is typed, such as ``--lr``; ``optimizer.lr`` for words of the form ``name=value``.
+        As typed, such as ``--lr``; ``optimizer.lr`` for words of the form ``name=value``.
     value : str
-        What it is today: as the command has it, else the parser's own default; "" where nothing states one value.
+        Its present value: from the command, else the parser's default; "" if neither states one value.
     choices : tuple of str
-        The values that the help text allows; empty where it names none.
+        The values that the help text allows; empty if it lists none.
     description : str
-        What the help text says of it.
+        Its description in the help text.
     at : int or None
-        Index of the word in the command that holds the option; None for one that the command leaves out.
+        Index of the word in the command that holds the option; None if the command does not set it.
     aliases : tuple of str
         The other flags of the same option.
     joined : bool
-        Whether flag and value are one word, ``--lr=0.1``; else the value is a word of its own.
+        Whether flag and value are one word, ``--lr=0.1``; else the value is the next word.
     in_file : bool
-        Whether it is a key of the config file that the command names, and no option: its flag is the dotted key.
+        Whether it is a key of the command's config file instead of an option: its flag is the dotted key.
     in_environment : bool
-        Whether it is a variable of the environment, and no option: its flag is the variable's name.
+        Whether it is an environment variable instead of an option: its flag is the variable's name.
     may_be_added : bool
-        Whether a word behind the command would reach the parser that knows it.
+        Whether a word appended to the command would reach the option's parser.
     """
 
     flag: str
@@ -69,7 +69,7 @@ class Option:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the option may be known as, in small letters with ``_``: its flag, or what it is described as."""
+        """Possible names of the option, in lower case with ``_``: its flags, else its description."""
         flags = (flag.lstrip("-").rpartition(".")[2] for flag in (self.flag, *self.aliases))
         flag_names = tuple(dict.fromkeys(flag.replace("-", "_").lower() for flag in flags))
         if any(len(name) > 1 for name in flag_names):
@@ -83,14 +83,14 @@ class Option:
 
     @property
     def number(self) -> float | None:
-        """The value as a number, C's ``1e-3f`` among them; None where it is none."""
+        """The value as a number, C's ``1e-3f`` included; None if it is not one."""
         match = _NUMBER.fullmatch(self.value)
         number = float(match["number"]) if match else math.inf
         return number if math.isfinite(number) else None
 
 
 def from_help(text: str) -> list[Option]:
-    """The options with a value that a help text lists, in its order."""
+    """The options with a value in a help text, in order."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         line = line.rstrip()
@@ -103,7 +103,7 @@ def from_help(text: str) -> list[Option]:
 
 
 def _option(block: Sequence[str]) -> Option | None:
-    """One option out of its lines; None for a switch, and for help itself."""
+    """One option from its lines; None for a switch, and for help itself."""
     head, _, rest = re.sub(r"\t|>: ", "   ", block[0]).partition("  ")
     description = " ".join((rest.strip(), *block[1:])).strip()
     flags = _FLAG.findall(head)
@@ -126,9 +126,9 @@ def _option(block: Sequence[str]) -> Option | None:
 
 
 def from_command(command: Sequence[str]) -> list[Option]:
-    """The options with a value that a command line gives: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``.
+    """The options with a value in a command line: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``.
 
-    Also gin's ``--gin_bindings=train.lr=1``, whose flag is all before the last sign.
+    Also gin's ``--gin_bindings=train.lr=1``, whose flag is everything before the last ``=``.
     """
     options = []
     for at, token in enumerate(command):
@@ -148,11 +148,11 @@ def _is_number(token: str) -> bool:
 
 
 def from_parser(records: str) -> list[Option] | None:
-    """The options that a script's parser wrote down (``parser_hook``), with what each is today.
+    """The options that ``parser_hook`` recorded for a script's parser, with their present values.
 
-    records: one JSON object a line and a parser. Of several parsers the last of the first process that parsed its
-    whole command counts. None where no parser was reached. Options of parsers that words behind the command do not
-    reach are known by their value alone: ``together`` keeps those that the command holds.
+    records: one JSON object per line and parser. Of several parsers that parsed their whole command, one that appended
+    words reach and that has options is preferred. None if no parser ran. Options that appended words cannot reach are
+    marked so, and ``merged_options`` keeps those that the command holds.
     """
     parsers = [json.loads(line) for line in records.splitlines() if line.strip()]
     whole = [record for record in parsers if record["final"]] or parsers
@@ -177,10 +177,9 @@ def _known(option: Mapping[str, Any], *, reached: bool) -> Option:
 
 
 def merged_options(typed: Sequence[Option], listed: Sequence[Option], *, parsed: bool = False) -> list[Option]:
-    """The options of a command with what is known of them, and those that the command leaves out.
+    """The options of a command with their descriptions, and those that the command does not set.
 
-    parsed: whether ``listed`` is the parser's own word, so that a dashed option that it does not list is none of the
-    script's.
+    parsed: whether ``listed`` comes from the parser itself, so that a dashed option that it lacks is not the script's.
     """
     known = {_bare(flag): option for option in listed for flag in (option.flag, *option.aliases)}
     both = []
@@ -189,7 +188,7 @@ def merged_options(typed: Sequence[Option], listed: Sequence[Option], *, parsed:
         if described is not None:
             others = tuple(flag for flag in (described.flag, *described.aliases) if flag != option.flag)
             option = replace(option, description=described.description, choices=described.choices, aliases=others)
-        # Of words such as optimizer.lr=0.02 an argument parser of dashed options knows nothing.
+        # A parser of dashed options does not know words such as optimizer.lr=0.02.
         if described is not None or not parsed or not option.flag.startswith("-") or "=" in option.flag:
             both.append(option)
     taken = {_bare(flag) for option in both for flag in (option.flag, *option.aliases)}
@@ -197,7 +196,7 @@ def merged_options(typed: Sequence[Option], listed: Sequence[Option], *, parsed:
 
 
 def _abbreviated(flag: str, listed: Sequence[Option]) -> Option | None:
-    """The option that a beginning of its name stands for, as argparse allows it."""
+    """The option that an unambiguous prefix of its name means, as argparse allows it."""
     meant = [o for o in listed if flag.startswith("--") and any(f.startswith(flag) for f in (o.flag, *o.aliases))]
     return meant[0] if len(meant) == 1 else None
 
@@ -207,7 +206,7 @@ def _bare(flag: str) -> str:
 
 
 Range = tuple[str, str, str]
-"""A parameter as TOML, why, and today's value as TOML."""
+"""(parameter as TOML, reason, present value as TOML)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,15 +216,15 @@ class ProposedParameter:
     Parameters
     ----------
     place : str
-        The parameter's name, which the command holds in braces.
+        The parameter's name, in braces in the command.
     toml : str
-        The parameter as it stands in ``[space]``.
+        The parameter as in ``[space]``.
     why : str
-        The guess in words.
+        The reason for the range.
     today : str
-        Today's value as TOML.
+        The present value as TOML.
     option : Option
-        The option that it fills.
+        The option that it sets.
     """
 
     place: str
@@ -237,11 +236,11 @@ class ProposedParameter:
 
 @dataclass(frozen=True, slots=True)
 class _Knob:
-    """Names of options of one meaning.
+    """A kind of parameter, recognised by option names.
 
-    make: the range from today's value, and where it is ``scheduled`` from the steps of the whole run, None where
-    nothing states them; None for an option without a value that a range could contain. searched: by default, or only
-    proposed.
+    make: returns the range for an option's present value, and if ``scheduled`` for the steps of the whole run, None if
+    unknown; returns None if no range could contain the value. searched: whether it is tuned by default, or only
+    suggested.
     """
 
     place: str
@@ -252,10 +251,10 @@ class _Knob:
 
 
 def propose(options: Sequence[Option], steps: int | None = None) -> list[ProposedParameter]:
-    """The parameters of a study for these options, in the order of how much they usually matter.
+    """The parameters of a study for these options, most important first.
 
-    steps: the optimizer steps of an earlier run, where they are known. Of several options of one meaning the first
-    counts of which today's value is known.
+    steps: the optimizer steps of an earlier run, if known. Of several options of one kind the first with a known
+    present value counts.
     """
     known = [length for length in (scheduled_steps(options), steps) if length]
     bound = min(known, default=None)
@@ -274,7 +273,7 @@ def propose(options: Sequence[Option], steps: int | None = None) -> list[Propose
 
 
 def without_value(options: Sequence[Option], proposals: Sequence[ProposedParameter]) -> list[tuple[str, Option]]:
-    """The options worth a search that are left out, as nothing states what they are today: their places and they."""
+    """(place, option) of options worth tuning that are left out because their present value is unknown."""
     taken = {p.place for p in proposals}
     first = {k.place: next((o for o in options if _is(k, o)), None) for k in _KNOBS if k.searched}
     return [(place, o) for place, o in first.items() if o is not None and place not in taken and o.number is None]
@@ -287,7 +286,7 @@ def _is(knob: _Knob, option: Option) -> bool:
 
 
 def _may_be_rank(option: Option) -> bool:
-    """Whether an option holds a whole number, and is said to be of LoRA: ``-r`` may resume, ``--rank`` be a process."""
+    """Whether an option is an integer about LoRA: ``-r`` may also mean resume, ``--rank`` a process."""
     haystack = f"{option.flag} {' '.join(option.aliases)} {option.description}".lower()
     return (
         re.fullmatch(r"|None|\d+", option.value) is not None
@@ -296,9 +295,9 @@ def _may_be_rank(option: Option) -> bool:
 
 
 def scheduled_steps(options: Sequence[Option]) -> int | None:
-    """The optimizer steps after which a run, or its learning rate's schedule, ends; None where no option states them.
+    """The optimizer steps at which a run, or its learning rate's schedule, ends; None if no option states them.
 
-    options: those of the script, with what each is today. The shortest of several counts.
+    options: those of the script, with their present values. The smallest of several counts.
     """
     stated = (int(o.value) for o in options if o.value.isdigit() and any(map(_STEPS.fullmatch, o.names)))
     return min((steps for steps in stated if steps), default=None)
@@ -328,7 +327,7 @@ def _powers(option: Option) -> Range | None:
 
 
 def _warmup_steps(option: Option, steps: int | None) -> Range | None:
-    """From none to four times today's, and to half of the run; None where nothing bounds it, or today's fills that."""
+    """From none to four times the present value, at most half of the run; None if unbounded or without room."""
     now = option.number
     if now is None or now < 0 or now != int(now) or not (now or steps):
         return None
@@ -391,7 +390,7 @@ def _interval(now: float, low: float, high: float) -> str:
 
 
 def _real(value: float) -> str:
-    """A number as TOML's floats are written: a point or an exponent with digits on both sides."""
+    """A number as a TOML float: a point or an exponent with digits on both sides."""
     return repr(float(value))
 
 
@@ -429,13 +428,13 @@ _FILE_NAME = re.compile(r"[^\s=]*[^\s=/.][^\s=/]*\.[A-Za-z]\w{0,9}")
 
 
 def place_of(option: Option) -> str:
-    """What an option that says where the script writes may be called in a trial's folder; "" for other options.
+    """Name in a trial's folder for an option that sets an output path; "" for other options.
 
-    A name such as ``--save-dir`` takes a folder. Others, such as ``--save``, take a file where their value of today
-    looks like one, as ``model.pt`` does; of a checkpoint's file nobody knows whether it is read or written.
+    An option such as ``--save-dir`` takes a folder. Others, such as ``--save``, take a file if their present value
+    looks like one, such as ``model.pt``; a checkpoint file may be read or written, so it is left alone.
     """
     name, value = option.names[0], option.value
     if _FILE_NAME.fullmatch(value) or (value and name.endswith("file") and not value.endswith("/")):
         return value.rpartition("/")[2] if _FILE.fullmatch(name) else ""
-    is_cwd = value.rstrip("/") in (".", "..")  # where it reads, too
+    is_cwd = value.rstrip("/") in (".", "..")  # the script may also read there
     return "out" if _FOLDER.fullmatch(name) and not is_cwd else ""

@@ -1,8 +1,8 @@
-"""Which parameters of a study a user's script reads: by the command, by the script's text, without running it.
+"""Which parameters of a study a user's script reads, judged by the command and the script's text without running it.
 
-A name reaches a script as a word of its command, or as a variable of its environment. Whether the script reads that
-is known where its whole text is at hand: the script and the modules beside it that it imports, the rest Python's own
-or a library that takes its settings from its caller. Everywhere else it is not known.
+A parameter reaches a script as a word of its command, or as an environment variable. Whether the script reads it is
+known only if all code is available: the script and the modules in its folder that it imports, with the rest from the
+standard library or from libraries that their caller configures. Otherwise it is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lora_tune.config.parameters import TunedParameter
 from lora_tune.config.space import Space
 
 PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
-"""Where a parameter's value stands in a command."""
+"""Placeholder of a parameter's value in a command."""
 
 _MAX_FILES = 200
 _MAX_BYTES = 1 << 20
@@ -28,7 +28,7 @@ _LAUNCHERS = frozenset({
     "python", "python3", "torchrun", "accelerate", "deepspeed", "launch", "uv", "poetry", "pdm", "run", "exec",
     "env", "nice", "stdbuf", "numactl", "time",
 })  # fmt: skip
-"""Words that stand before the script in a command, beside options and their values."""
+"""Words that may precede the script in a command, besides options and their values."""
 
 _LIBRARIES = frozenset({
     "torch", "torchvision", "torchaudio", "torchmetrics", "numpy", "pandas", "scipy", "sklearn", "matplotlib",
@@ -39,7 +39,7 @@ _LIBRARIES = frozenset({
     "gymnasium", "gym", "stable_baselines3", "torch_geometric", "diffusers", "tiktoken", "rich", "psutil",
     "mlperf_logging", "tensorboard", "tensorboardX", "wandb",
 })  # fmt: skip
-"""Libraries that read neither the command line nor a variable by a name of a study's own."""
+"""Libraries that read neither the command line nor variables named by a study."""
 
 _OF_LIBRARIES = re.compile(
     r"(?:CUDA|CUBLAS|CUDNN|NVIDIA|NV|NVTE|NCCL|UCX|UCC|OMPI|SLURM|PMI|OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|ATEN|"
@@ -47,7 +47,7 @@ _OF_LIBRARIES = re.compile(
     r"WORLD|RANK|LOCAL|NODE|GLOO|TP|WANDB|MLFLOW|RAY|DATALOADER|MALLOC|LD|PYTHON|BITSANDBYTES|BNB|FLASH|VLLM|ROCM|HIP|"
     r"MIOPEN|HSA|RCCL|NVSHMEM|TE|GLIBC|JEMALLOC|TCMALLOC|PATH|HOME|TMPDIR|LANG|TZ)(?:_\w+|)|PYTHON\w+|TORCH\w+"
 )
-"""Variables that libraries, launchers or the system read, whatever a script's text says."""
+"""Variables that libraries, launchers or the system read, whatever the script's text."""
 
 _COMMAND_LINES = frozenset({
     "absl", "click", "configargparse", "docopt", "fire", "hydra", "jsonargparse", "omegaconf", "simple_parsing",
@@ -64,14 +64,14 @@ _PARSERS = frozenset({
     "argv", "orig_argv", "argparse", "optparse", "getopt", "ArgumentParser", "HfArgumentParser", "TrlParser",
     "LightningCLI", "flags", "FLAGS",
 })  # fmt: skip
-"""Names in a text that show that it may read its command line."""
+"""Names whose use shows that a script may read its command line."""
 
 _FURTHER = frozenset({
     "subprocess", "system", "popen", "Popen", "execv", "execve", "execvp", "execvpe", "execl", "execle",
     "execlp", "spawnv", "spawnl", "posix_spawn", "runpy", "importlib", "import_module", "__import__", "exec",
     "eval", "execfile", "pty", "ctypes", "environb",
 })  # fmt: skip
-"""Names in a text by which other programs or texts may run, which are not at hand."""
+"""Names by which a script may run other programs or code that is not available here."""
 
 _MODULES_THAT_START_OTHERS = frozenset({
     "subprocess", "runpy", "importlib", "pty", "ctypes", "code", "imp", "pkgutil",
@@ -79,7 +79,7 @@ _MODULES_THAT_START_OTHERS = frozenset({
 
 
 class Reach(enum.Enum):
-    """Whether a script reads what a study gives it under one name."""
+    """Whether a script reads a parameter."""
 
     YES = enum.auto()
     NO = enum.auto()
@@ -88,20 +88,20 @@ class Reach(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptText:
-    """What the text of a script says of what it reads.
+    """What a script reads, judged by its text.
 
     Parameters
     ----------
     name : str
-        The script as the command names it; "" where no text is at hand.
+        The script as in the command; "" if its text is not available.
     whole : bool
-        Whether all that it runs was read; False: more may be read than is named here.
+        Whether all code that it runs was read; False: it may read more than is listed here.
     variables : frozenset of str
-        Variables of the environment that it reads by name, and names that its texts may read by.
+        Environment variables that it reads by name, and other names that may be variables.
     defaults : mapping of str to str
-        What it uses in place of variables that are not set, as its texts show it; "" where they show no single value.
+        Its defaults of unset variables, as in the text; "" if they are not single values.
     any_variable : bool
-        Whether it may read variables by names that do not stand in its text.
+        Whether it may read variables by computed names.
     command_line : bool
         Whether it may read its command line.
     """
@@ -115,7 +115,7 @@ class ScriptText:
 
 
 def script_text(argv: Sequence[str], folder: Path) -> ScriptText:
-    """What the script that ``argv`` runs reads, by its text. folder: the one that the command runs in."""
+    """What the script in ``argv`` reads, judged by its text. folder: working folder of the command."""
     script = _script(argv, folder)
     if script is None:
         return ScriptText(variables=_names_in_files(argv, folder), defaults=_defaults_in_shell(argv, folder))
@@ -136,10 +136,10 @@ def script_text(argv: Sequence[str], folder: Path) -> ScriptText:
 def reach(
     name: str, argv: Iterable[str], environment: Mapping[str, str], script: ScriptText, files: Iterable[str] = ()
 ) -> Reach:
-    """Whether the value called ``name`` reaches the script.
+    """Whether the parameter ``name`` reaches the script.
 
-    argv, environment, files: words of the command, texts of variables by their names, and values of its config file,
-    each of which may hold ``{name}``.
+    argv, environment, files: words of the command, variables by name, and values of its config file, each of which may
+    contain ``{name}``.
     """
     if any(name in PLACE.findall(value) for value in files):
         return Reach.YES
@@ -149,12 +149,12 @@ def reach(
     if not script.variables.isdisjoint(variables):
         return Reach.YES
     if not script.whole or script.any_variable or any(map(_OF_LIBRARIES.fullmatch, variables)):
-        return Reach.UNKNOWN if variables == [name] else Reach.YES  # a variable that somebody named is read
+        return Reach.UNKNOWN if variables == [name] else Reach.YES  # a variable that the study names counts as read
     return Reach.NO
 
 
 def variables_of(name: str, environment: Mapping[str, str]) -> list[str]:
-    """The variables that hold the value called ``name``: its own, and those of ``environment`` made of it."""
+    """The variables with the parameter's value: its own, and those of ``environment`` that contain it."""
     return [name, *(variable for variable, text in environment.items() if name in PLACE.findall(text))]
 
 
@@ -163,8 +163,8 @@ def reaches(
 ) -> dict[str, Reach]:
     """Whether each tuned parameter of a space reaches the script.
 
-    It does also by what is derived from it, and by what exists under its values alone. Layouts and ``NODES`` are left
-    out: they change the job itself.
+    A parameter also counts as reaching it through derived or conditional parameters. Layouts and ``NODES`` are left
+    out, because they change the job itself.
     """
     each = {name: reach(name, argv, environment, script, files) for name in space.parameters}
     for child, parents in reversed([*space.conditions.of.items()]):
@@ -177,7 +177,7 @@ _CERTAINTY = (Reach.NO, Reach.UNKNOWN, Reach.YES)
 
 
 def idle_sentence(names: Sequence[str], argv: Sequence[str], environment: Mapping[str, str], script: ScriptText) -> str:
-    """That parameters reach nothing, and what to do."""
+    """The message that parameters have no effect, with a remedy."""
     variables = [variable for name in names for variable in variables_of(name, environment)]
     named = [name for name in names if any(name in PLACE.findall(token) for token in argv)]
     reads = (
@@ -193,7 +193,7 @@ def idle_sentence(names: Sequence[str], argv: Sequence[str], environment: Mappin
 
 
 def unsure_sentence(names: Sequence[str]) -> str:
-    """That nobody can know beforehand whether parameters have an effect."""
+    """The message that the effect of parameters is unknown before a run."""
     several = len(names) > 1
     return (
         f"whether the script reads the variable{'s' if several else ''} {', '.join(names)}, which no word of "
@@ -202,7 +202,7 @@ def unsure_sentence(names: Sequence[str]) -> str:
 
 
 def _script(argv: Sequence[str], folder: Path) -> tuple[str, str, Path] | None:
-    """The script's word, its text and its folder; None where another program runs, or a text that cannot be read."""
+    """The script's word, its text and its folder; None for another program or an unreadable text."""
     tokens = list(argv)
     if tokens[2:3] in (["lora_tune.logs.relay"], ["lora_tune.recipes.relay"]) and "--" in tokens:
         tokens = tokens[tokens.index("--") + 1 :]
@@ -230,7 +230,7 @@ def _stem(token: str) -> str:
 
 
 def _text(path: Path) -> str | None:
-    """A file's text; None where it cannot be read as one."""
+    """A file's text; None if it cannot be read as one."""
     try:
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             return None
@@ -240,7 +240,7 @@ def _text(path: Path) -> str | None:
 
 
 def _names_in_files(argv: Iterable[str], folder: Path) -> frozenset[str]:
-    """Words in capitals of the config files and shell scripts that ``argv`` names: each may stand for a variable."""
+    """Identifiers in the config files and shell scripts of ``argv``; each may be a variable."""
     names: set[str] = set()
     for token in argv:
         file = token.rpartition("=")[2]
@@ -250,13 +250,13 @@ def _names_in_files(argv: Iterable[str], folder: Path) -> frozenset[str]:
 
 
 _SHELL_DEFAULT = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*):?[-=](?P<value>[^${}]*)\}")
-"""``${LR:-3e-4}``: a variable with what stands for it where it is not set."""
+"""``${LR:-3e-4}``: a variable and its default."""
 
 
 def _defaults_in_shell(argv: Sequence[str], folder: Path) -> dict[str, str]:
-    """Variables that a shell's text reads, in the command or a script that it names, and Python files that it starts.
+    """Defaults of variables in shell code of the command or its scripts, and in the Python files that these start.
 
-    Not those that the text sets itself before it reads them.
+    Variables that the code sets before it reads them are left out.
     """
     files = [text for token in argv if token.endswith(".sh") and (text := _text(folder / Path(token).expanduser()))]
     defaults: dict[str, str] = {}
@@ -275,7 +275,7 @@ def _defaults_in_shell(argv: Sequence[str], folder: Path) -> dict[str, str]:
 
 
 class _Texts:
-    """A script and the modules beside it, as far as they can be followed. folder: the script's own."""
+    """Collects what a script and the modules that it imports read. folder: the script's own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -288,7 +288,7 @@ class _Texts:
         self.literals: set[str] = set()
 
     def take(self, text: str, package: Path | None = None) -> None:
-        """One module's text. package: the folder that its relative imports begin at."""
+        """Read one module's text. package: start folder of its relative imports."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -315,14 +315,14 @@ class _Texts:
             self.variables |= {variable} if variable else set()
 
     def _follow(self, node: ast.Import | ast.ImportFrom, package: Path) -> None:
-        """What an import statement brings in: a module beside the script is read, too."""
+        """Process an import statement; modules in the script's folder are read, too."""
         for start, module in _imported(node, self._folder, package):
             top = module.partition(".")[0]
             files = [*_files(start, module)]
             if files:
                 self._open(files)
             elif start != self._folder:
-                self.whole = False  # a relative import that leads nowhere here
+                self.whole = False  # an unresolved relative import
             elif top in sys.stdlib_module_names:
                 self.whole &= top not in _MODULES_THAT_START_OTHERS
                 self.command_line |= top in _PARSERS
@@ -351,7 +351,7 @@ class _Texts:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, folder: Path, package: Path) -> Iterator[tuple[Path, str]]:
-    """Where the search for each module of an import statement begins, and its dotted name."""
+    """The start folder and the dotted name of each module in an import statement."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield folder, alias.name
@@ -368,7 +368,7 @@ def _imported(node: ast.Import | ast.ImportFrom, folder: Path, package: Path) ->
 
 
 def _files(start: Path, module: str) -> Iterator[Path]:
-    """The files of a module and of the packages that it lies in; none where it does not lie below ``start``."""
+    """The files of a module and of its parent packages; none if it is not below ``start``."""
     parts = module.split(".")
     last = start.joinpath(*parts)
     if not (last.with_suffix(".py").is_file() or (last / "__init__.py").is_file()):
@@ -379,7 +379,7 @@ def _files(start: Path, module: str) -> Iterator[Path]:
 
 
 def _is_method(node: ast.Name | ast.Attribute) -> bool:
-    """Whether a name such as ``eval`` or ``system`` is another's: ``model.eval()`` runs no text."""
+    """Whether a name such as ``eval`` or ``system`` is a method of another object: ``model.eval()`` runs no code."""
     if not isinstance(node, ast.Attribute):
         return False
     of_os = isinstance(node.value, ast.Name) and node.value.id in ("os", "posix", "asyncio")
@@ -387,7 +387,7 @@ def _is_method(node: ast.Name | ast.Attribute) -> bool:
 
 
 def _variable(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> str | None:
-    """The variable that is read by its name at ``environ`` or ``getenv``; None where it may be any, "" for none."""
+    """The variable read at ``environ`` or ``getenv``; None if the name is computed, "" if none is read."""
     parent = parents.get(node)
     if isinstance(parent, ast.Subscript) and parent.value is node and not isinstance(parent.ctx, ast.Load):
         return ""
@@ -395,7 +395,7 @@ def _variable(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> s
 
 
 def _key(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> ast.expr | None:
-    """The name by which a variable is read at ``environ`` or ``getenv``; None where that is not to be seen."""
+    """The expression of the variable's name at ``environ`` or ``getenv``; None if there is none."""
     parent = parents.get(node)
     if isinstance(parent, ast.Subscript) and parent.value is node:
         return parent.slice
@@ -410,9 +410,9 @@ def _key(node: ast.AST, name: str, parents: Mapping[ast.AST, ast.AST]) -> ast.ex
 
 
 def _defaults(tree: ast.Module, parents: Mapping[ast.AST, ast.AST]) -> Iterator[tuple[str, str]]:
-    """The variables that a module reads by their names, each with what it uses where one is not set.
+    """The variables that a module reads by name, with their defaults.
 
-    It may do so by a function of its own: ``def setting(name, default): ...os.environ.get(name, default)``.
+    Includes reads through a helper: ``def setting(name, default): ...os.environ.get(name, default)``.
     """
     constants = {
         target.id: node.value
@@ -448,7 +448,7 @@ def _last(node: ast.Name | ast.Attribute) -> str:
 
 
 def _stands_for(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST | None:
-    """What is used where a variable is not set: the second argument, or what follows ``or`` or ``else``."""
+    """The default of a variable: the second argument, or what follows ``or`` or ``else``."""
     while isinstance(parent := parents.get(node), ast.Attribute | ast.Subscript | ast.Call | ast.BoolOp | ast.IfExp):
         if isinstance(parent, ast.Call) and parent.func is node:
             defaults = [*parent.args[1:2], *(k.value for k in parent.keywords if k.arg == "default")]
@@ -463,19 +463,19 @@ def _stands_for(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST | 
 
 
 def _literal(node: ast.AST | None, constants: Mapping[str, ast.expr]) -> str:
-    """A number or a text as it stands there, in ``str(...)`` or under a constant's name; "" for anything else."""
+    """A literal number or text, also in ``str(...)`` or in a constant; "" for anything else."""
     if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name):
         node = node.args[0]
     node = constants.get(node.id) if isinstance(node, ast.Name) else node
     try:
         value = None if node is None else ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return ""  # it is computed
+        return ""  # a computed value
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
 def defaults_of(script: ScriptText) -> dict[str, str]:
-    """The variables that are the script's own, not a library's or a launcher's, with their defaults."""
+    """The script's own variables, not a library's or a launcher's, with their defaults."""
     return {name: value for name, value in script.defaults.items() if not _OF_LIBRARIES.fullmatch(name)}
 
 

@@ -1,7 +1,7 @@
-"""The effective record of a trial: what its program finds, by the names that the tree reads. Pure.
+"""The effective record of a trial: the variables that its program receives, by the names that the tree reads. Pure.
 
-One record and one function that makes it. Rules, starting point, eval schedule, names, disclosures, the check of a
-trial's log, export and doctor ask it; none of them reads configs, defaults or proposals by itself.
+All users (rules, starting point, eval schedule, names, disclosures, the check of a trial's log, export and doctor) read
+this record; none of them reads configs, defaults or proposals itself.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "SKIP_EVALS": ("SKIP_EVAL",),
     "GBS": ("GLOBAL_BATCH_SIZE", "PRIMUS_GLOBAL_BATCH_SIZE"),
 }
-"""Names that mean the same in other rounds (v4.0 to v6.0), in other benchmarks, and in AMD's implementations."""
+"""Our name -> equivalent names in other rounds (v4.0 to v6.0), in other benchmarks, and in AMD's implementations."""
 
 NEUTRAL: Mapping[str, Value] = {"TP": 1, "PP": 1, "VP": 1, "CP": 1, "EP": 1, "SP": 0, "MBS": 1}
-"""Layout values that change nothing: an implementation that does not read them may go without."""
+"""Layout values without effect: an implementation need not read them."""
 
 LAYOUT = ("TP", "PP", "CP", "SP", "MBS")
 
 SOME_ROUNDS = frozenset({"WARMUP_STEPS", "MIN_LR", "HEALING_ITER"})
-"""Of the training, what only the trees of some rounds and vendors know: elsewhere a study goes without."""
+"""Training parameters that only the trees of some rounds and vendors have; elsewhere a study ignores them."""
 
 NULLS = ("null", "none")
-"""How a config writes YAML's null, in whatever case."""
+"""Spellings of YAML's null in a config, in any case."""
 
 _CONFIG = 1
-"""Which of a record's layers is the config's."""
+"""Index of the config among a record's layers."""
 
 _SHARE = "WARMUP_RATIO"
-"""States WARMUP_STEPS as a share of MAX_STEPS (v4.x)."""
+"""WARMUP_STEPS as a share of MAX_STEPS (v4.x)."""
 
 
 def usual_name(name: str, benchmark: str = "") -> str:
-    """The name that this package has for what a tree calls ``name``; the name itself where it has none."""
+    """Our name for a tree's variable ``name``; the name itself if there is none."""
     if name in ALIASES:
         return name
     if name in batch_names(benchmark):
@@ -64,14 +64,14 @@ def usual_name(name: str, benchmark: str = "") -> str:
 
 
 def names_of(name: str, benchmark: str = "") -> tuple[str, ...]:
-    """``name`` and the others under which trees know the same thing; its own first, a benchmark's batch names last."""
+    """``name`` and its equivalents in trees; itself first, a benchmark's batch names last."""
     return (name, *ALIASES.get(name, ()), *(batch_names(benchmark) if name == "GBS" else ()))
 
 
 def key_of(benchmark: str, name: str) -> str:
-    """The MLLOG key under which a benchmark's programs announce a variable; "" where none is known.
+    """The MLLOG key under which a benchmark's programs log a variable; "" if unknown.
 
-    One for all names of a thing: a trial's MAX_STEPS may be written as a tree's PRIMUS_TRAIN_ITERS.
+    Equivalent names share one: a trial's MAX_STEPS may be written as a tree's PRIMUS_TRAIN_ITERS.
     """
     keys = keys_of(benchmark)
     others = (usual for usual, names in ALIASES.items() if name in names)
@@ -80,25 +80,25 @@ def key_of(benchmark: str, name: str) -> str:
 
 @cache
 def spellings(benchmark: str, name: str) -> tuple[str, ...]:
-    """Every name under which trees know the thing that ``name`` states, the usual one first."""
+    """All equivalent names of ``name``, the usual one first."""
     usual = usual_name("WARMUP_STEPS" if name == _SHARE else name, benchmark)
     return (*names_of(usual, benchmark), *([_SHARE] if usual == "WARMUP_STEPS" else []))
 
 
 @cache
 def _thing(benchmark: str, name: str) -> str:
-    """One word for all names of a thing."""
+    """A canonical id shared by all equivalent names."""
     known = spellings(benchmark, name)
     return key_of(benchmark, known[0]) or min(known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Record(Mapping[str, Value]):
-    """What a trial's program finds: variable -> value, by the names that the tree reads.
+    """The variables of a trial's program: variable -> value, by the names that the tree reads.
 
-    stated: each thing as the uppermost layer that states it has it. assumed: those that only the tree's defaults state.
-    unread: what a config exports under a name that no file reads, where the tree reads the same thing under another.
-    site_nodes, gpus_per_node: what the study's site has, for a tree that does not state its nodes.
+    stated: each value from the highest layer that sets it. assumed: names set only by the tree's defaults.
+    unread: exports of a config that no file reads, because the tree reads an equivalent name.
+    site_nodes, gpus_per_node: of the study's site, for a tree that does not state its nodes.
     """
 
     stated: Mapping[str, Value]
@@ -119,11 +119,11 @@ class Record(Mapping[str, Value]):
 
     @property
     def exports(self) -> Mapping[str, Value]:
-        """What is set for the program, without the tree's own defaults."""
+        """The variables set for the program, without the tree's own defaults."""
         return {name: value for name, value in self.stated.items() if name not in self.assumed}
 
     def value(self, name: str) -> Value | None:
-        """The value of a thing under any of its names; None where nobody states one, or states that there is none."""
+        """The value under any equivalent name; None if it is not set, or set to null."""
         names = (name, *(n for n in spellings(self.benchmark, name) if n != _SHARE))
         known = next((self.stated[n] for n in names if n in self.stated), None)
         if known is None and name == "WARMUP_STEPS" and _SHARE in self.stated:
@@ -133,12 +133,12 @@ class Record(Mapping[str, Value]):
         return {"true": 1, "false": 0}.get(str(known).lower(), known) if name == "SP" else known
 
     def number(self, name: str) -> float | None:
-        """The value as a finite number; None where nobody states one."""
+        """The value as a finite number; None if not set."""
         known = _number(self.value(name))
         return known if known is not None and math.isfinite(known) else None
 
     def count(self, name: str) -> int | None:
-        """The value as a whole number; None where nobody states one, or 0. Raises SetupError for anything else."""
+        """The value as an integer; None if not set, or 0. Raises SetupError for anything else."""
         value = self.value(name)
         if value is None or value == 0:
             return None
@@ -149,19 +149,19 @@ class Record(Mapping[str, Value]):
 
     @property
     def nodes(self) -> int:
-        """Nodes that the trial runs on."""
+        """Nodes of the trial."""
         return self.count("NODES") or self.count("DGXNNODES") or self.site_nodes
 
     @property
     def gpus(self) -> int:
-        """GPUs of the trial; nodes without any count as one each."""
+        """GPUs of the trial; a node without GPUs counts as one."""
         return max(1, self.nodes * max(1, self.gpus_per_node))
 
     @property
     def layout(self) -> Layout:
-        """The parallel layout; degrees that nobody states change nothing.
+        """The parallel layout; unset degrees are neutral.
 
-        Where the batch is stated whole, MINIBS is each data-parallel rank's part of it.
+        If the global batch is set, MINIBS is each data-parallel rank's part of it.
         """
         degrees = {name.lower(): self.count(name) or int(NEUTRAL.get(name, 1)) for name in (*LAYOUT, "VP", "EP")}
         whole = self.count("GBS")
@@ -171,15 +171,15 @@ class Record(Mapping[str, Value]):
 
     @property
     def gbs(self) -> int | None:
-        """Samples of one optimizer step: stated whole, or what follows from MINIBS and the layout.
+        """Samples per optimizer step: set as a whole, or derived from MINIBS and the layout.
 
-        None where the tree has a way of its own to count them, and where the layout needs more GPUs than there are.
+        None if the tree counts them in its own way, or the layout needs more GPUs than there are.
         """
         follows = self.count("MINIBS") is not None
         return self.count("GBS") or (self.layout.gbs(self.gpus) or None if follows else None)
 
     def with_batch(self) -> Record:
-        """The same with GBS among its values where it follows from others."""
+        """The record with GBS added if it can be derived."""
         if self.value("GBS") is not None or (batch := self.gbs) is None:
             return self
         return replace(self, stated={**self.stated, "GBS": batch})
@@ -195,12 +195,11 @@ def record_of(
     site_nodes: int = 1,
     gpus_per_node: int = 1,
 ) -> Record:
-    """The record of a trial that states ``stated`` over what its config and the tree's files say.
+    """The record of a trial that sets ``stated`` on top of its config and the tree's files.
 
-    stated: by our names or the tree's. config: exports of the base or the common config. defaults: what the tree takes
-    for what nobody sets. reads: the variables that its files read; () where only the container can tell. A thing that
-    one layer states hides those beneath it under whatever name, also by saying that there is none (``null``); MINIBS
-    hides a default of the whole batch.
+    stated: in our names or the tree's. config: exports of the base or the common config. defaults: the tree's defaults.
+    reads: the variables that its files read; () if only the container knows. A value in one layer hides equivalent
+    names in lower layers, also if it is ``null``; MINIBS hides a default of the global batch.
     """
     values: dict[str, Value] = {}
     unread: dict[str, Value] = {}

@@ -1,8 +1,7 @@
-"""An MLPerf implementation as a workload: a config_*.sh and a log folder for each trial, run.sub unchanged.
+"""An MLPerf implementation as a workload: a config_*.sh and a log folder for each trial, with run.sub unchanged.
 
 The implementation's folder is only read. A trial is the machine's own config (``workload.base``) with some variables
-changed, or without one the common config and the study's variables. What its config exports is also what ``sbatch`` is
-given.
+changed, or without one the common config plus the study's variables. ``sbatch`` receives the same exports.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ WALLTIME = "export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))"
 
 
 class RunSubWorkload(TreeWorkload):
-    """Trials of ``run.sub``. Reads the implementation's folder when the first job is made."""
+    """Trials of ``run.sub``. Reads the implementation's folder on first use."""
 
     stops_at_target = False
     engine = PYXIS
     seeds_per_job = 3
-    """Of a confirmation: the launch script runs several seeds one after another (``NEXP``)."""
+    """For a confirmation: the launch script runs several seeds in sequence (``NEXP``)."""
 
     def __init__(self, study: Study, settings: MlperfSettings) -> None:
         file = f"study {study.name}"
@@ -68,7 +67,7 @@ class RunSubWorkload(TreeWorkload):
         super().__init__(study, settings)
 
     def job(self, proposal: Proposal, folder: Path) -> Job:
-        """The attempt's config file and run.sub with exactly its environment.
+        """The attempt's config file, and run.sub with its exact environment.
 
         Raises InputError for a variable that the implementation never reads, SetupError without its folder.
         """
@@ -82,7 +81,7 @@ class RunSubWorkload(TreeWorkload):
             "NEXP": proposal.replicates,
             "SEED_BASE": proposal.seed,
             "LOGDIR": str(logs),
-            # Fixed, so that the replicates' own logs have names that are known beforehand: run_1.log, run_2.log ...
+            # A fixed stamp makes the names of the replicates' logs predictable: run_1.log, run_2.log ...
             "DATESTAMP": "run",
             "CHECK_COMPLIANCE": int(self.settings.compliance),
         }
@@ -113,43 +112,43 @@ class RunSubWorkload(TreeWorkload):
         )
 
     def known_places(self) -> Mapping[str, str]:
-        """Container, data, model and tokenizer as a trial would have them: a file such as env.sh may name them."""
+        """Container, data, model and tokenizer of a trial; a file such as env.sh may also set them."""
         try:
             known = {**self.implementation.values, **self.places(), **self.study.site.environment}
         except LoraTuneError:
-            return places(self.study.site)  # said among the findings
+            return places(self.study.site)  # the error is reported among the findings
         return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
 
     def sudo_calls(self) -> list[str]:
-        """The commands that the launch script runs with sudo, as it writes them; none without the folder."""
+        """The commands that the launch script runs with sudo, as written; none without the folder."""
         try:
             text = (self.implementation.folder / self.settings.script).read_text(encoding="utf-8", errors="replace")
         except LoraTuneError:
-            return []  # said among the findings
+            return []  # the error is reported among the findings
         return sorted({match.strip() for match in re.findall(r"sudo\s+(?:-n\s+)?([^\s\"';|&]+)", text)})
 
     def reader(self, proposal: Proposal | None = None) -> LogReader:
-        """run.sub's output holds MLLOG lines behind rank prefixes."""
+        """A reader of MLLOG, whose lines have rank prefixes in run.sub's output."""
         return reader_of(self.study, MllogReader())
 
     def export(self, proposal: Proposal, provenance: tuple[str, ...]) -> Export:
-        """The config as its users keep it: beside the one that it sources.
+        """The config as a file next to the one that it sources.
 
-        Raises InputError where a file of that name is there already and holds something else.
+        Raises InputError if a different file of that name exists.
         """
         return exported(self, proposal, provenance)
 
     # -- values
 
     def exports(self, proposal: Proposal) -> dict[str, Value]:
-        """What the config sets beyond what it sources, in this implementation's names.
+        """The variables that the trial's config adds to what it sources, in this implementation's names.
 
-        With a base config that is what changes against it: nothing for that config itself.
+        With a base config only the changes to it: none for that config itself.
         """
         if self.is_base(proposal):
             return {}
         values = {**proposal.parameters, **self.eval_exports(proposal)}
-        values.pop("NODES", None)  # DGXNNODES, below
+        values.pop("NODES", None)  # set as DGXNNODES below
         values = self.effective(values)
         if proposal.probe:
             in_steps = self.counts_steps()
@@ -164,21 +163,21 @@ class RunSubWorkload(TreeWorkload):
         return exports
 
     def written(self, proposal: Proposal) -> Record:
-        """What the trial's program finds: its exports over the base or common config and the files' defaults.
+        """The trial's effective variables: its exports over the base or common config and the files' defaults.
 
-        With container, data and model, and with the batch, also where that follows from MINIBS.
+        Includes container, data and model, and the batch, also if it follows from MINIBS.
         """
         return self.record({**self.exports(proposal), **self.places()}).with_batch()
 
     def proposed(self, proposal: Proposal) -> Record:
-        """The record of a proposal by our names, before the eval schedule and other derived values are known."""
+        """The record of a proposal in our names, without the eval schedule and other derived values."""
         return self.record({**proposal.parameters, "NODES": self.nodes(proposal)})
 
     def counts_steps(self) -> bool:
-        """Whether an implementation's interval between evals is in optimizer steps, not in samples.
+        """Whether an implementation counts its eval interval in optimizer steps instead of samples.
 
-        What its own config or default states tells where that is the rules' interval at its batch in one of the two.
-        Else Primus hands it to Megatron as iterations, in every benchmark, and others count as their benchmark's do.
+        Decided by its config or default, if that equals the rules' interval at its batch in one of the two units. Else
+        Primus passes it to Megatron as iterations, in every benchmark, and others count as their benchmark's do.
         """
         benchmark, below = self.benchmark, self.beneath
         stated, batch = below.number("VAL_CHECK_INTERVAL"), below.gbs
@@ -192,12 +191,11 @@ class RunSubWorkload(TreeWorkload):
         return benchmark.name in INTERVAL_IN_STEPS or name == "PRIMUS_EVAL_INTERVAL"
 
     def eval_exports(self, proposal: Proposal) -> dict[str, Value]:
-        """The eval schedule in the implementation's terms: the rules' for this GBS unless the study says otherwise.
+        """The eval schedule in the implementation's terms: by default the rules' for this GBS.
 
-        Nothing where the rules count epochs, or where steps are counted and the first evals skipped: there the
-        implementations keep the rules by themselves. Nothing either where nobody states the batch that they follow
-        from. Where the study sets the interval, the evals that are left out at the start are the study's or the
-        config's, too.
+        Empty if the rules count epochs, or if steps are counted and the first evals skipped, since the implementations
+        then follow the rules by themselves; also empty if the batch is unknown. If the study sets the interval, the
+        number of skipped evals also comes from the study or the config.
         """
         settings, benchmark, implementation = self.settings, self.benchmark, self.implementation
         gbs = self.gbs(proposal)
@@ -231,7 +229,7 @@ class RunSubWorkload(TreeWorkload):
         }
 
     def first_eval(self, proposal: Proposal) -> tuple[float, float] | None:
-        """Samples before a trial's first eval, and of its whole training; None where nobody states one of them."""
+        """(samples before a trial's first eval, samples of its whole training); None if either is unknown."""
         record = self.written(proposal)
         batch, every, steps = record.gbs, record.number("VAL_CHECK_INTERVAL"), record.number("MAX_STEPS")
         if batch is None or every is None or steps is None or self.benchmark.progress == "epoch_num":
@@ -240,12 +238,12 @@ class RunSubWorkload(TreeWorkload):
         return ((record.number("SKIP_EVALS") or 0) + 1) * every * unit, steps * batch
 
     def effective(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """``values`` without those that nothing reads, and without those that stay as unset as in the base."""
+        """``values`` without those that nothing reads, and without switches left unset as in the base."""
         left = {*self.unread_switches(), *self._unstated(values)}
         return {name: value for name, value in values.items() if name not in left}
 
     def _unstated(self, values: Mapping[str, Value]) -> list[str]:
-        """The switches that a trial leaves as in the base config, which states none of them: nothing is exported."""
+        """The switches that the base config does not set and the trial does not change, so that none is exported."""
         start = self._start
         if start is None or start.tuned is None:
             return []
@@ -253,17 +251,17 @@ class RunSubWorkload(TreeWorkload):
         return [name for name in unstated if values.get(name) == start.tuned.get(name)]
 
     def is_base(self, proposal: Proposal) -> bool:
-        """Whether a proposal is the base config as it stands."""
+        """Whether a proposal is the unchanged base config."""
         return self._start is not None and not proposal.probe and proposal.parameters == self._start.parameters
 
     def _changed(self, exports: Mapping[str, Value]) -> dict[str, Value]:
-        """Those that are not so already; all without a base config."""
+        """The exports that differ from the base config; all without one."""
         if self.base is None:
             return dict(exports)
         return {name: value for name, value in exports.items() if not equal(self.beneath.get(name), value)}
 
     def _disclosed(self, exports: Mapping[str, Value], proposal: Proposal) -> dict[str, Value]:
-        """The disclosures that the implementation prints from variables, as they follow from what runs."""
+        """The disclosure variables that the implementation prints, computed from the trial's variables."""
         implementation = self.implementation
         reads = {
             n for names in VARIABLES.values() for n in names if n in implementation.reads | implementation.values.keys()
@@ -275,11 +273,11 @@ class RunSubWorkload(TreeWorkload):
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The workload's benchmark, under the ruleset that the whole study is judged by."""
+        """The workload's benchmark, under the study's ruleset."""
         return find_benchmark(self.settings.benchmark, self.study.ruleset(self.settings.benchmark))
 
     def places(self) -> dict[str, str]:
-        """Container, data and model: what the site names, then what the base config sets, then the user's shell."""
+        """Container, data and model: from the site, else the base config, else the user's shell."""
         site, implementation = self.study.site, self.implementation
         known = places(site, implementation.reads)
         if self.base is None:
@@ -290,7 +288,7 @@ class RunSubWorkload(TreeWorkload):
         }
 
     def file_name(self, proposal: Proposal) -> str:
-        """The true name of a proposal's config; the base's own for the base."""
+        """The file name of a proposal's config; the base's own for the base."""
         base, site = self.base, self.study.site
         if base is not None and self.is_base(proposal):
             return base.name
@@ -308,44 +306,44 @@ class RunSubWorkload(TreeWorkload):
         return self.study.search_space.node_count(proposal.parameters)
 
     def sourced(self) -> tuple[str, ...]:
-        """The files that an attempt's config builds on, in order, relative to the implementation's folder."""
+        """The files that an attempt's config sources, in order, relative to the implementation's folder."""
         base = self.base
         return self.implementation.common if base is None else (*self.settings.before, *base.beside, base.file)
 
     def sources(self) -> list[str]:
-        """The lines with which an attempt's config sources what it builds on, from wherever it lies."""
+        """The lines with which an attempt's config sources these files, from any folder."""
         return source_lines([self.implementation.folder / file for file in self.sourced()])
 
     def gbs(self, proposal: Proposal) -> int | None:
-        """Samples of one optimizer step; None where the tree has a way of its own to count them."""
+        """Samples of one optimizer step; None if the implementation counts them in its own way."""
         return self.proposed(proposal).gbs
 
     def _counted(self, proposal: Proposal) -> int:
-        """The batch, where something has to be counted in it. Raises InputError where nobody states it."""
+        """The batch, if something is counted in it. Raises InputError if it is unknown."""
         if (batch := self.gbs(proposal)) is None:
             raise InputError("a probe ends after so many steps, and nobody states the batch; set search.probes = false")
         return batch
 
     def run_minutes(self) -> int:
-        """Minutes that one run may take."""
+        """Time limit of one run in minutes."""
         return math.ceil(self.study.budget.trial_minutes)
 
     def _walltime(self, proposal: Proposal) -> int:
         return 5 + proposal.replicates * (self.run_minutes() + 5)
 
 
-# A trial as a config that can be submitted: base and changed lines under a name of its own.
+# Export of a trial as a config that users can submit: base and changed lines under a new name.
 
 
 def exported(
     workload: RunSubWorkload, proposal: Proposal, provenance: tuple[str, ...], submit: str | None = None
 ) -> Export:
-    """The file, and the line that puts it into the implementation and runs it. submit: how, where not by ``sbatch``.
+    """The file, and the command that installs it in the implementation and runs it. submit: replaces ``sbatch``.
 
-    Raises InputError where no name for it is free.
+    Raises InputError if no file name is free.
     """
     place = workload.config_place
-    limits = {} if submit else _limits(workload, proposal)  # sbatch alone is given a limit
+    limits = {} if submit else _limits(workload, proposal)  # only sbatch needs a time limit
     exports = {**_system(workload), **workload.exports(proposal), **limits}
     after = [WALLTIME] if limits else []
     text = render(exports, comments=_comments(workload, provenance), before=_sources(workload), after=after)
@@ -371,9 +369,9 @@ def exported(
 
 
 def left_to_the_shell(workload: RunSubWorkload, proposal: Proposal) -> Mapping[str, str]:
-    """What launch scripts want to know of the machine and of time limits, and neither base config nor trial sets.
+    """Variables that launch scripts need about machine and time limits, and neither base config nor trial sets.
 
-    A config into which its common file was copied makes its system's name of a file that does not source it: "".
+    A config with a copy of its common file derives its system's name from the file that does not source it: "".
     """
     if workload.base is None:
         return {}
@@ -391,19 +389,19 @@ def left_to_the_shell(workload: RunSubWorkload, proposal: Proposal) -> Mapping[s
 
 
 def assignment(name: str, value: str) -> str:
-    """``NAME=value`` for a command line; a secret is taken from the user's own shell instead."""
+    """``NAME=value`` for a command line; a secret refers to the user's own variable instead."""
     shown = f"{name}={shlex.quote(value)}"
     return shown if redact(shown) == shown else f'{name}="${name}"'
 
 
 def _system(workload: RunSubWorkload) -> Mapping[str, Value]:
-    """The base's system where the export sources the common file by itself, which would name the export's."""
+    """The base's DGXSYSTEM, if the export sources the common file itself, which would use the export's name."""
     base, exports = workload.base, workload.beneath.exports
     return {n: exports[n] for n in ("DGXSYSTEM",) if n in exports and base is not None and base.beside}
 
 
 def _limits(workload: RunSubWorkload, proposal: Proposal) -> Mapping[str, Value]:
-    """The run's time limit; nothing where the base config has one that is long enough, also for the whole job alone."""
+    """The run's time limit; empty if the base config's is long enough, even if that is of the whole job."""
     minutes = workload.run_minutes()
     long_enough = workload.is_base(proposal) or base_walltime(workload.implementation.values)[1] >= minutes
     if workload.base is not None and long_enough:
@@ -419,19 +417,19 @@ def _comments(workload: RunSubWorkload, provenance: tuple[str, ...]) -> tuple[st
 
 
 def _sources(workload: RunSubWorkload) -> list[str]:
-    """The lines that source what the export builds on, beside which it lies."""
+    """The lines that source the files that the export builds on, from the same folder."""
     base, folder = workload.base, workload.implementation.folder
     files = workload.implementation.common if base is None else (*base.beside, base.file)
     return source_lines([folder / file for file in files], beside=True)
 
 
 def _free_name(workload: RunSubWorkload, proposal: Proposal, place: Path, text: str) -> tuple[str, bool]:
-    """A name that is free where the export belongs, and whether the same export lies there already.
+    """A free file name for the export, and whether the same export already exists under it.
 
-    The true name where nobody has it; else with study and trial behind it.
+    The plain name if possible, else with study and trial appended.
     """
     plain = workload.file_name(proposal)
-    trial = proposal.number if proposal.number >= 0 else "unrun"  # put together of several, and run by none
+    trial = proposal.number if proposal.number >= 0 else "unrun"  # a combination that no trial ran
     of_trial = f"{plain.removesuffix('.sh')}_{workload.study.name}-{trial}.sh"
     for name in (plain, of_trial):
         file = place / name
@@ -448,7 +446,7 @@ def _free_name(workload: RunSubWorkload, proposal: Proposal, place: Path, text: 
 
 
 def _named(workload: RunSubWorkload, proposal: Proposal, text: str, name: str) -> str:
-    """The text with the system's name that follows from the file's; the base's own where nothing is changed."""
+    """The text with the system's name that follows from the file name; unchanged for the base itself."""
     if workload.is_base(proposal):
         return text
     plain = workload.file_name(proposal)

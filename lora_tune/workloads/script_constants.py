@@ -1,7 +1,7 @@
-"""Settings that a script states as constants, and lets a command line overwrite by name.
+"""Settings that are constants in a script, and that a command line can override by name.
 
-The form of nanoGPT and llama2.c: ``learning_rate = 6e-4`` at the top level, and a ``configurator.py`` that executes the
-files and the ``--name=value`` words of the command over it. Pure functions of text.
+The style of nanoGPT and llama2.c: ``learning_rate = 6e-4`` at the top level, and a ``configurator.py`` that executes
+files and the ``--name=value`` words of the command on top. Pure functions of text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _OVERWRITES = "configurator"
 
 
 def constants(text: str, laid_over: Sequence[str] = ()) -> list[Option]:
-    """The script's constants as options ``--name=value``; none where no configurator would overwrite them.
+    """The script's constants as options ``--name=value``; empty if no configurator would override them.
 
-    text: the script. laid_over: the Python files that its command names, which set some of them anew.
+    text: the script. laid_over: texts of the Python files in its command, which override some of them.
     """
     values = dict(_assigned(text, until=_OVERWRITES))
     if not values:
@@ -28,7 +28,7 @@ def constants(text: str, laid_over: Sequence[str] = ()) -> list[Option]:
 
 
 def _assigned(text: str, until: str = "") -> list[tuple[str, str | int | float]]:
-    """What is assigned to names at the top level, before a line that names ``until``; nothing where none does."""
+    """Top-level assignments before a line that contains ``until``; empty if none does."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -42,7 +42,7 @@ def _assigned(text: str, until: str = "") -> list[tuple[str, str | int | float]]
         try:
             value = ast.literal_eval(statement.value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            continue  # it is computed
+            continue  # a computed value
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             literals.append((statement.targets[0].id, value))
     return [] if until else literals

@@ -1,8 +1,8 @@
-"""Which variables a launch script needs from outside: those without which it ends at once.
+"""Finds the variables that a launch script needs from outside, without which it ends at once.
 
-A script under ``set -u`` ends at the first variable that nobody set; ``${NAME:?words}`` ends any script. Both are
-found here by reading, before a job is submitted. Read are the script's own lines outside ``if`` and ``case`` (what is
-within may never run), single quotes and comments (which bash does not expand), and the files beside it that it sources.
+A script under ``set -u`` ends at the first unset variable; ``${NAME:?message}`` ends any script. Both are found by
+reading the script before a job is submitted: its own lines outside ``if`` and ``case`` (which may never run), without
+single quotes and comments (which bash does not expand), and the files in its folder that it sources.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASSIGNED = re.compile(
     r"|\bfor\s+([A-Za-z_]\w*)\s+in\b"
 )
 _FILLED = re.compile(r"\b(?:read|mapfile|readarray|getopts|let|printf\s+-v)\s([^;|&<>()]*)")
-"""Builtins that assign to variables that they are given by name."""
+"""Builtins that assign to variables named in their arguments."""
 _NAME = re.compile(r"(?<![\w$-])[A-Za-z_]\w*")
 _VERBATIM = re.compile(r"(<<-?\s*(['\"])(\w+)\2[^\n]*\n).*?^\s*\3\s*$", re.MULTILINE | re.DOTALL)
 _STARTED = re.compile(r"(?<!bash )(?<!sh )(?<!source )(?<![\w/.])\./([\w.-]+\.sh)\b")
@@ -47,7 +47,7 @@ _CUT = re.compile(
     r"(?:\b(?:cd|pushd|source|dirname|realpath|readlink)|(?:^|\s)\.)[ \t]+(?:-\w+[ \t]+)*"
     r"\$(?:\(|0\b|\{?(BASH_SOURCE|PWD|SLURM_SUBMIT_DIR|\w*(?:DIR|HERE|ROOT|PATH))\b)"
 )
-"""Where a path is used without quotes: bash cuts it at its blanks."""
+"""Unquoted uses of a path, which bash splits at blanks."""
 _OPENS = re.compile(r"^(?:if|case)\b")
 _CLOSES = re.compile(r"(?:^|[;\s])(?:fi|esac)\b")
 
@@ -69,9 +69,9 @@ _FUNCTIONS = {
         for name, hook in (("conda", ".bash hook"), ("mamba", " hook --shell bash"), ("micromamba", " hook -s bash"))
     },
 }
-"""Function of interactive shells -> how a script calls it, how it gets it for itself, and what to write."""
+"""Function of interactive shells -> pattern of its call, pattern of its definition, and the remedy."""
 _LOGIN = re.compile(r"\A#!\S*bash[ \t]+(?:-\w*[li]\w*|--login)")
-"""The first line of a script that bash runs as a login or interactive shell, which reads the profile."""
+"""First line of a script for a login or interactive shell, which reads the profile."""
 
 _PROVIDED = frozenset({
     "HOME", "USER", "LOGNAME", "PATH", "PWD", "OLDPWD", "SHELL", "HOSTNAME", "RANDOM", "SECONDS", "UID", "EUID", "PPID",
@@ -82,14 +82,14 @@ _PROVIDED_PREFIXES = ("SLURM", "BASH")
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """A variable that a script needs. line: as the script first expands it."""
+    """A variable that a script needs. line: its first expansion in the script."""
 
     name: str
     line: str
 
 
 def needed_variables(script: Path) -> tuple[Needed, ...]:
-    """What ``script`` needs of its environment, each once, in its order. Shell's and Slurm's own are left out."""
+    """The environment variables that ``script`` needs, in its order. The shell's and Slurm's own are left out."""
     text = _with_sourced(script)
     assigned, strict = _assigned(_code(text)), _turned(text.partition("\n")[0].rstrip(), now=False)
     needed: dict[str, Needed] = {}
@@ -105,13 +105,13 @@ def needed_variables(script: Path) -> tuple[Needed, ...]:
 
 
 def _assigned(code: str) -> set[str]:
-    """The variables to which the script itself gives a value, anywhere."""
+    """The variables that the script assigns anywhere."""
     assigned = {name for line in code.splitlines() for m in _ASSIGNED.finditer(line) for name in m.groups()}
     return assigned | {name for names in _FILLED.findall(code) for name in _NAME.findall(names)}
 
 
 def _turned(line: str, *, now: bool) -> bool:
-    """Whether a variable that nobody set ends the script from this line on; now: whether it does before it."""
+    """Whether ``set -u`` is on after this line; now: whether it is before."""
     for match in _SET.finditer(line):
         for sign in _NOUNSET.findall(match[1] or match[2]):
             now = sign == "-"
@@ -119,9 +119,9 @@ def _turned(line: str, *, now: bool) -> bool:
 
 
 def script_warnings(script: Path, known: Collection[str]) -> list[str]:
-    """Why a job of ``script`` would end at once, or ignore its trial, a sentence each. known: what its jobs are given.
+    """Why a job of ``script`` would end at once, or ignore its trial, a sentence each. known: variables of its jobs.
 
-    A file beside it that it starts as a program and that may not be executed counts as well.
+    Includes files in its folder that it runs as programs and that are not executable.
     """
     warnings = [*_lacking(script, script.name, known).values()]
     for config in sourced_configs(script):
@@ -147,7 +147,7 @@ def script_warnings(script: Path, known: Collection[str]) -> list[str]:
 
 
 def function_warnings(job: Job, functions: Collection[str]) -> list[str]:
-    """Which shell functions a job's scripts call that no job has, a sentence each. functions: what jobs are given."""
+    """A sentence for each undefined shell function that a job's scripts call. functions: those that jobs have."""
     warnings = []
     for script, text in _scripts(job):
         code = _code(text)
@@ -162,9 +162,9 @@ def function_warnings(job: Job, functions: Collection[str]) -> list[str]:
 
 
 def environment_warnings(job: Job, known: Collection[str], shell: Collection[str]) -> list[str]:
-    """Which variables a job's scripts need that nothing gives it, a sentence each.
+    """A sentence for each variable that a job's scripts need and nothing sets.
 
-    known: variables that its jobs have. shell: those of the shell that starts the sweep.
+    known: variables of its jobs. shell: variables of the shell that starts the sweep.
     """
     warnings: dict[str, str] = {}
     for script, _ in _scripts(job):
@@ -174,7 +174,7 @@ def environment_warnings(job: Job, known: Collection[str], shell: Collection[str
 
 
 def _lacking(script: Path, called: str, known: Collection[str], shell: Collection[str] = ()) -> dict[str, str]:
-    """A sentence for each variable that a script, called so by its user, needs and its jobs do not have."""
+    """A sentence for each variable that a script needs and its jobs lack. called: the script's name in messages."""
     return {
         needed.name: f"{called} needs {needed.name}, which "
         f"{'this shell has and a job does not' if needed.name in shell else 'nothing sets'}, and ends at "
@@ -185,14 +185,14 @@ def _lacking(script: Path, called: str, known: Collection[str], shell: Collectio
 
 
 def _scripts(job: Job) -> list[tuple[str, str]]:
-    """The scripts that a job's command names, with their texts."""
+    """The scripts in a job's command, with their texts."""
     named = [token for token in job.argv if token.endswith((".sh", ".sub", ".sbatch", ".slurm", ".bash"))]
     named = [*named, *(job.argv[:1] if job.script and job.argv[0] not in named else ())]
     return [(token, text) for token in named if (text := script_text(job, token))]
 
 
 def path_warnings(job: Job) -> list[str]:
-    """Which paths of a job have blanks in them and are used without quotes by its script, a sentence each."""
+    """A sentence for each path of a job that contains blanks and that its script uses unquoted."""
     place = job.cwd or job.folder
     warnings: dict[str, str] = {}
     for script in (token for token in job.argv if token.endswith((".sh", ".sub"))):
@@ -206,12 +206,12 @@ def path_warnings(job: Job) -> list[str]:
 
 
 def script_text(job: Job, script: str) -> str:
-    """The text of a script that the job's command names; "" where none can be read from here."""
+    """The text of a script in the job's command; "" if it cannot be read here."""
     return job.files.get(script) or _text((job.cwd or job.folder) / script)
 
 
 def _text(file: Path) -> str:
-    """What stands in ``file``; nothing where it is none that can be read, such as a command that ends like a name."""
+    """The text of ``file``; "" if it is not a readable file, such as a command with a similar ending."""
     try:
         return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     except OSError:
@@ -219,26 +219,26 @@ def _text(file: Path) -> str:
 
 
 def requested_nodes(script: Path) -> str:
-    """The nodes that ``script`` itself asks ``sbatch`` for by name, as it writes them; "" for none."""
+    """The nodes that ``script`` requests from ``sbatch`` by name, as written; "" for none."""
     match = _NODELIST.search(script.read_text(encoding="utf-8", errors="replace"))
     return match[1] if match else ""
 
 
 def sourced_configs(script: Path) -> tuple[str, ...]:
-    """Config files that ``script`` sources itself: what they set, no trial can."""
+    """Config files that ``script`` itself sources, which override a trial's values."""
     code = code_of(script)
     return tuple(dict.fromkeys(n for n in _SOURCES.findall(code) if re.match(r"config_.*\dx\d", n)))
 
 
 def _with_sourced(script: Path) -> str:
-    """The script, and behind it the files of its own folder that it sources by name."""
+    """The script, followed by the files of its folder that it sources by name."""
     text = script.read_text(encoding="utf-8", errors="replace")
     beside = [script.parent / name for name in dict.fromkeys(_SOURCES.findall(_code(text)))]
     return "\n".join([text, *(p.read_text(encoding="utf-8", errors="replace") for p in beside if p.is_file())])
 
 
 def code_of(script: Path) -> str:
-    """The script without comments and quoted parts, which bash does not run."""
+    """The script without comments and quoted parts, which bash does not execute."""
     return _code(script.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -270,7 +270,7 @@ def _code(text: str) -> str:
 
 
 def _unconditional(code: str) -> Iterator[str]:
-    """The lines that run whatever is the case: those outside ``if`` and ``case``, and the conditions themselves."""
+    """The lines that always run: those outside ``if`` and ``case``, and the conditions themselves."""
     depth = 0
     for line in code.splitlines():
         statement = line.strip()
@@ -279,14 +279,14 @@ def _unconditional(code: str) -> Iterator[str]:
         depth = max(0, depth + bool(_OPENS.match(statement)) - len(_CLOSES.findall(statement)))
 
 
-# Somebody's bash files, sourced in a clean shell with bounds: what they export, and what they say.
+# Sources a user's bash files in a clean shell with resource limits, and returns what they export and print.
 #
-# Configs are programs: they may source themselves, loop, or end the shell. Whatever they do ends within seconds, as
-# one sentence.
+# Configs are programs: they may source themselves, loop, or end the shell. Any such failure ends within seconds, as a
+# one-sentence error.
 
 
 SECONDS = 20.0
-"""How long sourcing may take."""
+"""Time limit of sourcing."""
 
 _LIMITS = "ulimit -t 10 -v 2097152 -s 4096 -f 8192 -c 0"  # CPU seconds; KiB of memory, stack and files; no core dumps
 _ANOTHER_DAY = 'date() { command date --date=@86400 "$@"; }; '
@@ -295,15 +295,15 @@ _CLEAN = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LC_AL
 _MARK = "LORA_TUNE_SANDBOX"
 _SHELL_VARIABLES = frozenset({"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "LC_ALL", _MARK})
 _TOO_LARGE = 126
-"""Exit code of a bash whose ``exec`` the kernel refuses."""
+"""Exit code of bash if the kernel refuses its ``exec``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """What sourcing files left behind.
+    """The result of sourcing files.
 
-    values: exported variables. said: standard output and error, by line. path: their PATH, which extends that of the
-    clean shell most often (``on_path``); "" where they leave it alone.
+    values: exported variables. printed: lines of standard output and error. path: their PATH, which usually extends
+    that of the clean shell (``on_path``); "" if unchanged.
     """
 
     values: dict[str, str]
@@ -314,24 +314,24 @@ class Sourced:
 def source_files(
     files: Sequence[Path], *, strict: bool = False, another_day: bool = False, kept: Mapping[str, str] | None = None
 ) -> Sourced:
-    """Source ``files`` one after another, each where it lies, in the last one's folder.
+    """Source ``files`` in order, each by its own path, in the last one's folder.
 
-    strict: the first command that fails ends it (``set -e``); a user's own shell goes on, and so does this without it.
-    another_day: ``date`` answers as on another day, which shows what depends on it.
-    kept: variables that have these values whatever the files set, which shows what they compute from them.
-    Raises SetupError with bash's own words when nothing comes back within the bounds.
+    strict: end at the first failing command (``set -e``); by default continue, as a user's own shell does.
+    another_day: fake the date, which reveals what depends on it.
+    kept: variables with fixed values, whatever the files set, which reveals what they compute from them.
+    Raises SetupError with bash's message if they fail or exceed the limits.
     """
     last = files[-1]
     first = ("set -e; " if strict else "") + (_ANOTHER_DAY if another_day else "")
-    if kept:  # each assignment fails, which may not end the shell
+    if kept:  # each assignment to one fails, which must not end the shell
         first += _GO_ON + "readonly " + " ".join(f"{n}={shlex.quote(v)}" for n, v in kept.items()) + "; "
     program = f'{_LIMITS}; {first}for f in "$@"; do source "$f"; done >&2; exec /usr/bin/env -0'
-    # Between: what a config does to its parent process it does to a shell that is there for nothing else.
+    # A nested shell, so that a config that kills its parent process hits only that.
     between = ["/bin/bash", "--noprofile", "--norc", "-c", '"$@"; exit', "bash"]
     named = [as_typed(file, last.parent) for file in files]
     command = [*between, "/bin/bash", "--noprofile", "--norc", "-c", program, "bash", *named]
     mark = f"{_MARK}={uuid.uuid4().hex}"
-    # Into files: their size has a limit, so that what prints without end takes neither memory nor disk.
+    # Output goes to files, whose size is limited, so that endless output takes neither memory nor disk.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         shell = subprocess.Popen(
             command,
@@ -359,32 +359,32 @@ def source_files(
 
 
 def on_path(path: str, current: str) -> str:
-    """The PATH that files leave behind in a shell with PATH ``current``, by what they left in a clean one."""
+    """The PATH that files set in a shell with PATH ``current``, from the PATH that they set in a clean one."""
     before, clean, behind = path.partition(_CLEAN["PATH"])
     return f"{before}{current}{behind}" if clean else path
 
 
 def as_typed(file: Path, folder: Path) -> str:
-    """The file as its user names it in ``folder``.
+    """The file's path as a user types it in ``folder``.
 
-    Configs take what lies beside them from their own name, often without quotes: the folder's own name may have spaces.
+    Configs derive paths from their own name, often unquoted, and the folder's full path may contain blanks.
     """
     return f"./{file.relative_to(folder)}" if file.is_relative_to(folder) else str(file)
 
 
 def _end(shell: subprocess.Popen[bytes]) -> None:
-    """End the shell and what it has started."""
+    """Kill the shell and its process group."""
     send_signal(shell.pid, signal.SIGKILL, group=True)
     shell.wait()
 
 
 def _end_marked(mark: str) -> None:
-    """End what has left the shell's process group and carries ``mark`` in its environment."""
+    """Kill processes that left the shell's process group and have ``mark`` in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
                 send_signal(int(process.name), signal.SIGKILL)
-        except OSError:  # somebody else's, or it has ended
+        except OSError:  # another user's process, or it has ended
             continue
 
 
@@ -394,7 +394,7 @@ def _variables(output: bytes) -> dict[str, str]:
 
 
 def _why(code: int, errors: Sequence[str]) -> str:
-    ended_by = -code if code < 0 else code - 128  # 128 and the signal, where the shell between reports it
+    ended_by = -code if code < 0 else code - 128  # the nested shell reports 128 plus the signal
     if ended_by == signal.SIGSEGV:
         return "bash ran out of stack; does it source itself?"
     if ended_by > 0:
@@ -405,9 +405,9 @@ def _why(code: int, errors: Sequence[str]) -> str:
     return "it ends the shell" if code == 0 else lines[-1] if lines else f"exit {code}"
 
 
-# What the ``#SBATCH`` lines of a batch script, and a site's own options, would make of a trial's job.
+# Checks ``#SBATCH`` lines of a batch script, and a site's options, for conflicts with a trial's job.
 #
-# A script is submitted as it is, so that its header takes effect wherever the command line says nothing of the same.
+# A script is submitted unchanged, so its header applies unless the command line sets the same option.
 
 
 _MAGIC = "#SBATCH"
@@ -426,7 +426,7 @@ _PROBLEMS = {
     "test-only": "submits nothing",
     "wait": "keeps sbatch, and with it the sweep, until the job has ended; nothing would be watched meanwhile",
 }
-"""Option -> what it does to any trial."""
+"""Option -> its effect on any trial."""
 _VARIABLES = {
     "SBATCH_ARRAY_INX": "array",
     "SBATCH_CLUSTERS": "clusters",
@@ -435,20 +435,20 @@ _VARIABLES = {
     "SBATCH_EXPORT": "export",
     "SBATCH_WAIT": "wait",
 }
-"""What sbatch takes from its environment, which counts for more than a header."""
+"""Environment variables that sbatch reads, which override a header."""
 _IGNORE_PBS = "ignore-pbs"
 _OVERRULED = frozenset({"error", "output", "quiet", "requeue"})
-"""What a header may say: our own word on the command line counts, and sbatch reads --quiet there alone."""
+"""Options that a header may have: our command line overrides them, and sbatch reads --quiet only there."""
 
 
 _PBS = {"J": "array", "t": "array", "e": "error"}
-"""Options of PBS that sbatch follows, and that decide whose a job is."""
+"""PBS options that sbatch honours, and that change which job a trial is."""
 
 
 def header_options(script: str) -> list[SbatchOption]:
-    """The options in the text of a batch script; sbatch reads its own up to the first line that is a command.
+    """The options in the text of a batch script; sbatch reads ``#SBATCH`` lines up to the first command.
 
-    Those of PBS (``#PBS -J 0-2``) it follows as well, wherever they stand, unless it is told ``--ignore-pbs``.
+    It also honours PBS options (``#PBS -J 0-2``) anywhere, unless ``--ignore-pbs`` is set.
     """
     tokens: list[str] = []
     for line in script.splitlines():
@@ -468,14 +468,14 @@ def _pbs_options(script: str) -> list[SbatchOption]:
 
 
 def environment_options(variables: Mapping[str, str]) -> list[SbatchOption]:
-    """The options that ``sbatch`` takes from a job's variables."""
+    """The options that ``sbatch`` reads from a job's variables."""
     return [SbatchOption(name, variables[v], f"{v}={variables[v]}") for v, name in _VARIABLES.items() if v in variables]
 
 
 def _tokens(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
-    except ValueError:  # a quote without its end
+    except ValueError:  # an unclosed quote
         return text.split()
 
 
@@ -489,12 +489,11 @@ def refusals(
     minutes: float = 0.0,
     environment: Sequence[SbatchOption] = (),
 ) -> list[str]:
-    """Why no trial could run as its study has it, a sentence each.
+    """Why no trial could run as its study requires, a sentence each.
 
-    header, site: the options of the batch script and of ``site.sbatch_args``, of which the last one counts. script:
-    the script's name, "" for a command that a batch file of ours starts. needed: the variables without which a job
-    would not be its trial's. nodes: of one job. minutes: for which one may run, 0: any number. environment: the options
-    in the variables of its jobs.
+    header, site: the options of the batch script and of ``site.sbatch_args``; the last one of a name counts. script:
+    the script's name, "" for a command in our own batch file. needed: the variables that a trial's job must receive.
+    nodes: of one job. minutes: time limit of a job, 0: none. environment: the options in the variables of its jobs.
     """
     without_pbs = any(option.name == _IGNORE_PBS for option in site)
     read = [option for option in header if not (without_pbs and option.text.startswith("#PBS"))]
@@ -523,7 +522,7 @@ def refusals(
 
 
 def _kept_away(value: str, needed: Collection[str]) -> str:
-    """What ``--export=VALUE`` does to the variables ``needed``; "" where all arrive as they are."""
+    """The effect of ``--export=VALUE`` on the variables ``needed``; "" if all arrive unchanged."""
     items = [item.partition("=") for item in value.split(",")]
     named = {name for name, equals, _ in items if not equals}
     everything = "ALL" in {name.upper() for name in named}
@@ -536,13 +535,13 @@ def _kept_away(value: str, needed: Collection[str]) -> str:
 
 
 def _not_one_cluster(value: str) -> str:
-    """What is wrong with the cluster that the site names; "" where it is one: every question is then asked of it."""
+    """What is wrong with the site's cluster option; "" if it names one cluster, which is then used for every query."""
     one = re.fullmatch(r"[\w.-]+", value) is not None and value.lower() != "all"
     return "" if one else "leaves the choice of a cluster to sbatch, and a sweep asks one; name one"
 
 
 def _shorter(limit: str, minutes: float) -> str:
-    """What a time limit of a job does to a trial that may take so many minutes; "" where it may take as long."""
+    """How a job's time limit cuts a trial of so many minutes; "" if it does not."""
     allowed = minutes_of(limit)
     if allowed is None or allowed >= minutes:
         return ""
@@ -550,7 +549,7 @@ def _shorter(limit: str, minutes: float) -> str:
 
 
 def _several_tasks(name: str, value: str, nodes: int) -> str:
-    """What so many tasks do to a command that our batch file starts once on each node; "" for no more than that."""
+    """The effect of so many tasks on a command that our batch file starts once per node; "" if there are no more."""
     allowed = nodes if name == "ntasks" else 1
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) <= allowed:
         return ""

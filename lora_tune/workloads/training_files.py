@@ -1,4 +1,4 @@
-"""Files that training Llama-2-70B and its like needs: container, data, model, and the NCCL test of the last run."""
+"""Checks of files for training Llama-2-70B and similar models: container, data, model, and the last NCCL test."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ GB = 1e9
 MODEL_GB = 130
 """Llama-2-70B in 16 bit: 69 B parameters, two bytes each."""
 FREE_GB = 300
-"""What the implementation's own README asks for to prepare data and model."""
+"""Space that the implementation's README asks for to prepare data and model."""
 LINK_RATES = {"A100": 300.0, "H100": 450.0, "H200": 450.0, "B200": 900.0, "B300": 900.0, "MI3": 448.0}
-"""GB/s of one GPU's links to the others of its node, one way (NVLink 3, 4, 5; xGMI), by a part of the GPU's name."""
+"""GB/s of one GPU's links within its node, one way (NVLink 3, 4, 5; xGMI), by a part of the GPU's name."""
 HEALTHY_SHARE = 2 / 3
-"""Of the link's rate, which a healthy node's all-reduce reaches in bus bandwidth: 300 GB/s on a DGX H100."""
+"""Share of the link rate that a healthy node's all-reduce reaches in bus bandwidth: 300 GB/s on a DGX H100."""
 
 
 def container(image: str | None) -> Finding:
@@ -40,13 +40,13 @@ def container(image: str | None) -> Finding:
         return problem(f"container {image} is not there", why, fix)
     with path.open("rb") as file:
         magic = file.read(4)
-    if magic != b"hsqs":  # the first bytes of every squashfs
+    if magic != b"hsqs":  # magic number of squashfs
         return problem(f"container {image} is not a squashfs file", "enroot cannot start it", fix)
     return good(f"container {image}, {path.stat().st_size / GB:.1f} GB")
 
 
 def docker_image(image: str | None) -> Finding:
-    """CONT of a launch script that starts its container itself: an image that the engine has, or can pull."""
+    """CONT of a launch script that starts its own container: an image that the engine has, or can pull."""
     why = "the launch script starts the training in this container"
     if not image:
         return problem("no container", why, "set site.container, or export CONT=IMAGE")
@@ -87,7 +87,7 @@ def data(folder: str | None) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointForm:
-    """One form of Llama-2-70B on disk: what it consists of, and which part of that holds the weights (globs)."""
+    """A format of Llama-2-70B on disk: its parts, and which of them hold the weights (globs)."""
 
     name: str
     parts: tuple[str, ...]
@@ -101,11 +101,11 @@ CHECKPOINTS = (
     CheckpointForm("Megatron Bridge (v6.0)", ("iter_*/run_config.yaml", "iter_*/*.distcp"), "iter_*"),
     CheckpointForm("Hugging Face", ("config.json", "*.safetensors"), "*.safetensors"),
 )
-"""The forms that public rounds load, most telling first."""
+"""The formats that public rounds load, most specific first."""
 
 
 def model(folder: str | None) -> Iterator[Finding]:
-    """MODEL in one of the ``CHECKPOINTS`` forms, whole; in the folder itself or in ``model`` below it."""
+    """MODEL in one of the ``CHECKPOINTS`` formats, complete; in the folder itself or in its ``model``."""
     why = "every rank loads it before run_start"
     if not folder:
         yield problem("no model folder", why, "set site.model, or export MODEL=/path/to/model")
@@ -137,7 +137,7 @@ def model(folder: str | None) -> Iterator[Finding]:
 
 
 MOUNTED = ("DATADIR", "PREPROC_DATA", "LOAD_CHECKPOINTS_PATH", "TOKENIZER")
-"""What jobs of other benchmarks than LoRA mount, where their files read it."""
+"""Variables of mounts of benchmarks other than LoRA, if their files read them."""
 
 
 def mounted(name: str, folder: str | None) -> Finding:
@@ -151,10 +151,10 @@ def mounted(name: str, folder: str | None) -> Finding:
 
 
 def bandwidth(folders: list[Path], system: str, nodes: int) -> Finding:
-    """The newest NCCL test that a run left behind, against what the machine's links give.
+    """The newest NCCL test of a run, compared with the links of the machine's GPUs.
 
-    system: the site's name for it, where the log does not name its GPUs. Across nodes the network decides: a reading
-    is then shown and not judged.
+    system: the site's name, if the log does not name its GPUs. Across nodes the network limits the bandwidth, so that
+    the value is reported without a judgement.
     """
     logs = sorted((log for f in folders for log in f.rglob("*_nccl.log")), key=lambda log: log.stat().st_mtime)
     readings = [

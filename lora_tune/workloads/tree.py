@@ -1,4 +1,4 @@
-"""A folder of somebody's launch scripts as a workload sees it: what they set and read, and the user's own config."""
+"""A folder of launch scripts as a workload: the variables that it sets and reads, and the user's own config."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MlperfSettings(BaseModel):
 
 
 class TreeWorkload(Workload):
-    """What workloads share that drive launch scripts as they are. The folder is read when it is asked for."""
+    """Base class of workloads that run unchanged launch scripts. Reads the folder on first use."""
 
     Settings: ClassVar[type[MlperfSettings]] = MlperfSettings
 
@@ -74,10 +74,10 @@ class TreeWorkload(Workload):
 
     @classmethod
     def stated_ruleset(cls, table: WorkloadTable, benchmark: str) -> str | None:
-        """The ruleset that the launch script sets MLPERF_RULESET to by itself.
+        """The value of MLPERF_RULESET in the launch script.
 
-        None where it names none that is installed, or an older one than the benchmark, since some trees keep an old
-        line; nor where the script, or what a study says of it, cannot be read, which is told elsewhere.
+        None if that is not installed, or older than the benchmark, because some trees keep an old line; also None if
+        the script or the study's table is unreadable, which is reported elsewhere.
         """
         try:
             settings = cls.Settings.model_validate(table.model_extra or {})
@@ -85,12 +85,12 @@ class TreeWorkload(Workload):
             match = _RULESET.search(script.read_text(encoding="utf-8", errors="replace"))
         except (ValidationError, SetupError, OSError):
             return None
-        known = rulesets_with(benchmark) or rulesets()  # no installed ruleset has a benchmark that a package brings
+        known = rulesets_with(benchmark) or rulesets()  # a benchmark of another package is in no installed ruleset
         return match[1] if match and match[1] in known else None
 
     @functools.cached_property
     def base(self) -> BaseConfig | None:
-        """The machine's own config, or what a sweep recorded of it; None where none is named. Raises SetupError."""
+        """The machine's own config, or as a sweep recorded it; None if there is none. Raises SetupError."""
         name, values = self._recorded
         if not (file := self.settings.base or name or self._usual_base()):
             return None
@@ -101,11 +101,11 @@ class TreeWorkload(Workload):
         return recorded_base(folder, file, before, values) if values else read_base(folder, file, before)
 
     def _usual_base(self) -> str:
-        """The config that trials start from where the study names none, relative to the folder; "" for none."""
+        """The default base config, relative to the folder; "" for none."""
         return ""
 
     def as_recorded(self, name: str, values: Mapping[str, str]) -> Self:
-        """The same with the base config as a sweep has it on record, whatever its files say now, or if they are gone.
+        """The same workload with the base config as a sweep recorded it, even if its files changed or are gone.
 
         name, values: those of ``Start`` when the sweep began.
         """
@@ -114,7 +114,7 @@ class TreeWorkload(Workload):
         return copy
 
     def recorded_values(self, file: Path) -> Mapping[str, str] | None:
-        """What ``file`` exported when the sweep began, where it is the base config that a sweep has on record."""
+        """The exports of ``file`` when the sweep began, if it is the base config that the sweep recorded."""
         folder = implementation_folder(self.settings.implementation, self.settings.benchmark)
         if not self._recorded[1] or self.base is None or (folder / self.base.file).resolve() != file.resolve():
             return None
@@ -122,7 +122,7 @@ class TreeWorkload(Workload):
 
     @functools.cached_property
     def implementation(self) -> Implementation:
-        """The folder as read now. Raises SetupError when it is not there."""
+        """The folder's present content. Raises SetupError if it does not exist."""
         settings = self.settings
         folder = implementation_folder(settings.implementation, settings.benchmark)
         base_values = None if self.base is None else self.base.values
@@ -131,7 +131,7 @@ class TreeWorkload(Workload):
         )
 
     def shell_values(self) -> dict[str, str]:
-        """What the launch script finds exported; a PATH that the base extends is that of the shell that starts it."""
+        """The environment of the launch script; a PATH extended by the base extends that of the starting shell."""
         path = "" if self.base is None else self.base.path
         search_path = os.environ.get("PATH", os.defpath)
         return {**self.implementation.values, **({"PATH": on_path(path, search_path)} if path else {})}
@@ -145,11 +145,11 @@ class TreeWorkload(Workload):
 
     @functools.cached_property
     def beneath(self) -> Record:
-        """What trials change: the base or common config, and the tree's defaults."""
+        """What trials modify: the base or common config, and the tree's defaults."""
         return self.record({})
 
     def record(self, stated: Mapping[str, Value]) -> Record:
-        """The effective record of a trial that states ``stated``; what the site's environment has is above all."""
+        """The effective record of a trial that sets ``stated``; the site's environment takes precedence."""
         tree, space = self.implementation, self.study.search_space
         site = {name: as_value(text) for name, text in self.study.site.environment.items()}
         return record_of(
@@ -163,10 +163,10 @@ class TreeWorkload(Workload):
         )
 
     def unread_switches(self) -> tuple[str, ...]:
-        """The switches, and what is tuned and only some rounds know, that the folder reads under no name.
+        """Switches, and tuned parameters that only some rounds have, that the folder does not read under any name.
 
-        Trials leave them alone. Where the training code lies in the container, a setting of some rounds that no
-        config of the folder exports counts as unread, unless the study says that the container reads it.
+        Trials do not set them. If the training code is in the container, a parameter of some rounds that no config
+        of the folder exports counts as unread, unless the study says that the container reads it.
         """
         tree, benchmark, space = self.implementation, self.settings.benchmark, self.study.search_space
         tuned = (n for n, p in space.parameters.items() if isinstance(p, TunedParameter))
@@ -176,11 +176,11 @@ class TreeWorkload(Workload):
         return tuple(dict.fromkeys([*switches, *unread]))
 
     def start(self) -> Start | None:
-        """The base config as trial 0 measures it. Raises SetupError when it cannot be read."""
+        """The base config as trial 0 measures it. Raises SetupError if it is unreadable."""
         return self._start
 
     def start_values(self) -> Mapping[str, str]:
-        """What the base config's files set now, without what is another each time; nothing without a base."""
+        """The values that the base config's files set now, without volatile ones; empty without a base."""
         if (known := self.base) is None:
             return {}
         folder, before = (
@@ -192,26 +192,26 @@ class TreeWorkload(Workload):
 
     @property
     def config_place(self) -> Path:
-        """Where configs lie and are sourced, relative to the implementation: beside what they source."""
+        """The folder where configs are sourced, relative to the implementation: next to the files that they source."""
         return Path(*self.implementation.common[:1]).parent if self.base is None else self.base.place
 
     def scripts_folder(self) -> Path:
-        """The folder of launch scripts. Raises SetupError when it is not there."""
+        """The folder of launch scripts. Raises SetupError if it does not exist."""
         return self.implementation.folder
 
     def config_folder(self) -> Path:
-        """Where in it configs lie and are sourced."""
+        """The folder in it where configs are sourced."""
         return self.implementation.folder / self.config_place
 
     def values_of(self, file: Path) -> Mapping[str, str] | None:
-        """What a config in the implementation's folder exports now. Raises SetupError where it cannot be sourced."""
+        """The present exports of a config in the implementation's folder. Raises SetupError if sourcing fails."""
         root = self.implementation.folder
         if not file.is_relative_to(root):
             return None
         return read_base(root, str(file.relative_to(root)), self.settings.before).values
 
     def readers(self, names: Iterable[str]) -> dict[str, str]:
-        """Who reads each variable, in words; "" for nobody."""
+        """What reads each variable, in words; "" if nothing does."""
         tree, by_file = self.implementation, files_reading(self.implementation.folder)
 
         def reader(name: str) -> str:

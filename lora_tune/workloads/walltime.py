@@ -1,4 +1,4 @@
-"""The time limit that a config of the machine's own gives a run, as Slurm reads it."""
+"""The time limit of a run in a machine's own config, in Slurm's formats."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from collections.abc import Mapping
 
 LIMITS = ("WALLTIME_RUNANDTIME", "WALLTIME")
-"""Where configs state it: that of one run, else that of the whole job. ``run_with_docker.sh`` trees know no other."""
+"""Variables of the limit: of one run, else of the whole job. ``run_with_docker.sh`` trees have no other."""
 
 _FORM = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 
 
 def minutes_of(text: str) -> float | None:
-    """Minutes of a time limit in one of the forms that sbatch(1), --time, takes; None for any other text.
+    """Minutes of a time limit in a format of sbatch's --time; None for any other text.
 
-    Zero and ``UNLIMITED`` are no limit: infinity.
+    Zero and ``UNLIMITED`` mean no limit: infinity.
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
@@ -32,6 +32,6 @@ def minutes_of(text: str) -> float | None:
 
 
 def base_walltime(values: Mapping[str, str]) -> tuple[str, float]:
-    """The variable that limits a run, and its minutes; ("", 0.0) where none does in a form that Slurm reads."""
+    """The variable that limits a run, and its minutes; ("", 0.0) if there is none in a format that Slurm reads."""
     known = ((name, minutes_of(values.get(name, ""))) for name in LIMITS)
     return next(((name, minutes) for name, minutes in known if minutes is not None), ("", 0.0))

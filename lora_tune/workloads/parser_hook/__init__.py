@@ -1,1 +1,1 @@
-"""The folder that ``init`` puts on a script's PYTHONPATH, so that the script's own option parser says what it knows."""
+"""The folder that ``init`` puts on a script's PYTHONPATH to record the options of the script's own parser."""

@@ -1,12 +1,11 @@
-"""What a script's own option parser knows, written down in the moment in which it parses: nothing is trained.
+"""Records the options of a script's own parser at the moment when it parses, so that nothing is trained.
 
-Python imports this module as it starts, where ``init`` put its folder on PYTHONPATH. Parsers are wrapped as they are
-imported: one that is asked to parse does so with today's words, without the ``--help`` behind them; its options and
-their values are written to ``LORA_TUNE_PARSER_FILE``, one JSON object a parser, and the process ends. A parser that a
-program hands its script to (torchrun, accelerate launch) goes on. A process that makes an optimizer has no parser that
-is known here, and ends, too.
+Python imports this module at start-up, because ``init`` put its folder on PYTHONPATH. Parsers are patched when they are
+imported: a parser parses the present command, without the ``--help`` at its end; its options and their values are
+appended to ``LORA_TUNE_PARSER_FILE``, one JSON object per parser, and the process ends. The parser of a launcher
+(torchrun, accelerate launch) is skipped. A process that constructs an optimizer has no supported parser, and ends, too.
 
-It runs in the script's interpreter, whatever that has installed: it imports the standard library alone.
+It runs in the script's interpreter, with whatever packages that has: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ HELP = "--help"
 MOST_OPTIONS = 2000
 
 _within = [0]
-"""How many parsers are at work: what they call themselves is no parser of the script's."""
+"""Depth of running parsers; parsers that they call internally are not the script's."""
 
 
 def _finish() -> NoReturn:
-    """End the process here, whatever the script would catch."""
+    """End the process, whatever exceptions the script catches."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, or none: there is nothing left to print
+        except (OSError, ValueError, AttributeError):  # closed or missing: nothing to flush
             continue
     os._exit(0)
 
 
 def _write(parser: str, options: Iterable[Mapping[str, Any]], *, reached: bool, final: bool = True) -> None:
-    """Add one record. reached: whether words behind the command arrive at this parser."""
+    """Append one record. reached: whether words appended to the command reach this parser."""
     record = {"parser": parser, "final": final, "reached": reached, "options": [*options][:MOST_OPTIONS]}
     with open(FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
@@ -60,7 +59,7 @@ def _option(
 
 
 def _text(value: Any, choices: Iterable[str | None] = ()) -> str | None:
-    """A value as it would be typed; None for what is no single value."""
+    """A value as it would be typed; None if it is not a single value."""
     if isinstance(value, Enum):
         return value.name if value.name in choices else _text(value.value)
     if isinstance(value, bool):
@@ -77,13 +76,13 @@ def _several(value: Any) -> bool:
 
 
 def _typed(args: Any) -> tuple[list[str], bool]:
-    """The words to parse without the ``--help`` at their end, and whether it was there."""
+    """The words to parse without a final ``--help``, and whether there was one."""
     tokens = list(sys.argv[1:] if args is None else args)
     return (tokens[:-1], True) if tokens and tokens[-1] == HELP else (tokens, False)
 
 
 def _flat(values: Any, before: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings and dataclasses, under their dotted names."""
+    """The leaves of nested mappings and dataclasses, by dotted name."""
     if hasattr(values, "__dataclass_fields__"):
         values = {name: getattr(values, name, None) for name in values.__dataclass_fields__}
     leaves: dict[str, Any] = {}
@@ -94,13 +93,13 @@ def _flat(values: Any, before: str = "") -> dict[str, Any]:
 
 
 def _starts_a_script(values: Iterable[Any]) -> bool:
-    """Whether the words that are no options name a program to start: the parser is a launcher's."""
+    """Whether a positional argument is a Python script to start, so that the parser is a launcher's."""
     tokens = [token for value in values for token in (value if isinstance(value, (list, tuple)) else [value])]
     return any(isinstance(token, str) and token.endswith(".py") and os.path.isfile(token) for token in tokens)
 
 
 class _Argparse:
-    """The calls of argparse: a parser's own, and those of its subcommands within."""
+    """Replacements for argparse's methods, of a parser and of its subcommands' parsers."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -110,7 +109,7 @@ class _Argparse:
         self.positional: list[Any] = []
 
     def described(self, parser: Any, values: Any, outer: bool) -> list[dict[str, Any]]:
-        """The options of one value that a parser knows. values: None where it refused the words."""
+        """The single-valued options of a parser. values: None if it rejected the command."""
         taken = [a for a in parser._actions if a.option_strings and a.nargs in (None, "?", 1) and a.dest != "help"]
         defaults = {a.dest: None if a.default == self.module.SUPPRESS else a.default for a in taken}
         return [
@@ -125,7 +124,7 @@ class _Argparse:
         ]
 
     def within(self, parser: Any, args: Any, namespace: Any, *more: Any, **named: Any) -> Any:
-        """What a subcommand's parser makes of its words, noted for the parser around it."""
+        """Parse a subcommand's arguments, and record its options for the outer parser."""
         values = None
         try:
             values, rest = self.known(parser, args, namespace, *more, **named)
@@ -138,12 +137,12 @@ class _Argparse:
         return [getattr(values, a.dest, None) for a in parser._actions if not a.option_strings]
 
     def record_call(self, parser: Any, args: list[str], *, reached: bool, final: bool) -> bool:
-        """Write down what a parser knows; False for one of a launcher, which is not the script's."""
+        """Record a parser's options; False for a launcher's parser."""
         self.inner, self.positional, values = [], [], None
         self.depth += 1
         try:
             values, _ = self.known(parser, args)
-        except SystemExit:  # words that it refuses: its defaults are known all the same
+        except SystemExit:  # it rejects the command; its defaults are still known
             values = None
         finally:
             self.depth -= 1
@@ -157,7 +156,7 @@ class _Argparse:
 
 
 def _argparse(module: Any) -> None:
-    """A parser that knows ``--help`` would end the script there: it does so here. Another one goes on."""
+    """A parser that handles ``--help`` would end the script: it ends here. Others continue."""
     calls = _Argparse(module)
     whole = module.ArgumentParser.parse_args
 
@@ -251,7 +250,7 @@ def _absl(module: Any) -> None:
         tokens, reached = _typed(argv)
         try:
             parse(self, tokens, known_only=known_only)
-        except Exception:  # noqa: BLE001  # words that it refuses: its defaults are known all the same
+        except Exception:  # noqa: BLE001  # it rejects the command; its defaults are still known
             self.mark_as_parsed()
         _write("absl", described(self), reached=reached)
         _finish()
@@ -260,7 +259,7 @@ def _absl(module: Any) -> None:
 
 
 def _jsonargparse(module: Any) -> None:
-    """jsonargparse, of which LightningCLI is made."""
+    """jsonargparse, on which LightningCLI is built."""
     parse = module.ArgumentParser.parse_args
 
     @functools.wraps(parse)
@@ -299,7 +298,7 @@ def _hydra(module: Any) -> None:
 
                 try:
                     values = OmegaConf.to_container(config, resolve=True)
-                except Exception:  # noqa: BLE001  # what it refers to is known in a run alone
+                except Exception:  # noqa: BLE001  # some references resolve only in a run
                     values = OmegaConf.to_container(config, resolve=False)
                 leaves = _flat(values)
                 options = [_option([name], value) for name, value in leaves.items() if not _several(value)]
@@ -307,7 +306,7 @@ def _hydra(module: Any) -> None:
                 _finish()
 
             ask: Any = functools.wraps(task)(write)
-            ask.__code__ = ask.__code__.replace(co_filename=task.__code__.co_filename)  # beside it lie its configs
+            ask.__code__ = ask.__code__.replace(co_filename=task.__code__.co_filename)  # configs are relative
             inner = decorate(ask)
 
             @functools.wraps(task)
@@ -348,7 +347,7 @@ def _tyro(module: Any) -> None:
 
 
 def _defaults(function: Any) -> dict[str, Any]:
-    """What a function's arguments are when nobody names them; None for those without a default."""
+    """A function's default arguments; None for parameters without one."""
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return {p.name: None if p.default is p.empty else p.default for p in named}
@@ -407,7 +406,7 @@ def _optparse(module: Any) -> None:
 
 
 def _omegaconf(module: Any) -> None:
-    """``OmegaConf.merge(defaults, OmegaConf.from_cli())``: the words of the command, laid over a config."""
+    """``OmegaConf.merge(defaults, OmegaConf.from_cli())``: the command's words merged over a config."""
     kind = module.OmegaConf
     from_cli, merge = kind.from_cli, kind.merge
     typed: list[Any] = []
@@ -431,7 +430,7 @@ def _omegaconf(module: Any) -> None:
 
 
 def _hf_argparser(module: Any) -> None:
-    """A file in place of options: its values are read from the file itself."""
+    """A config file in place of options: its values are read from the file itself."""
 
     def parse_dict(self: Any, *arguments: Any, **named: Any) -> NoReturn:
         _write("file", [], reached=False)
@@ -462,11 +461,11 @@ PATCHES: dict[str, Callable[[Any], None]] = {
     "typer._click.core": _click,
     "tyro._cli": _tyro,
 }
-"""Module -> what is done to it once it was imported. Another parser is another row."""
+"""Module -> function that patches it after import. Add a row for another parser."""
 
 
 class _Finder:
-    """Finds the modules of ``PATCHES`` as they would be found without it, and has them patched when they are there."""
+    """Import hook that finds the modules of ``PATCHES`` as usual, and patches them after loading."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         patch = PATCHES.pop(name, None)
@@ -482,7 +481,7 @@ class _Finder:
             execute(module)
             try:
                 patch(module)
-            except AttributeError:  # another version of the library: its help text is read instead
+            except AttributeError:  # another version of the library: init reads the help text instead
                 return
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
