@@ -15,8 +15,6 @@ from lora_tune.base.scatter import SEED_SD
 from lora_tune.curves import Family
 from lora_tune.logs.run import Eval
 
-UNIFORM_SD = 0.29
-"""Sd of a uniform distribution, in its width."""
 BLOWN_UP = 1.0
 """ln(samples) by which a diverged run counts as worse than the best one known, at least."""
 NEAREST = 0.02

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lora_tune import curves
 from lora_tune.base.errors import InputError
+from lora_tune.base.text import counted
 from lora_tune.config.study import Study
 from lora_tune.logs.run import Eval, RunLog
 from lora_tune.logs.trackers import TrackedRun, plain
@@ -151,10 +152,7 @@ def describe(runs: Sequence[PriorRun]) -> str:
     """How many, and of how many sources; "" for none."""
     if not runs:
         return ""
-    sources = len({run.source for run in runs})
-    return (
-        f"{len(runs)} old {'run' if len(runs) == 1 else 'runs'} of {sources} {'source' if sources == 1 else 'sources'}"
-    )
+    return f"{counted(len(runs), 'old runs')} of {counted(len({run.source for run in runs}), 'sources')}"
 
 
 # Runs of other programs: which of their columns is which parameter of this study, and which metric is the eval.

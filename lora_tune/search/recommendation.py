@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 UNRUN = -1
 """Trial number of a configuration that no trial has run as a whole."""
 
-_CACHE_KEY = "recommended"
-"""What :meth:`StudyRecords.once` keeps the recommendation as."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
@@ -72,12 +69,7 @@ def recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
 
     What ``confirm`` has chosen stays until another's interval lies wholly on its better side.
     """
-    return sweep.once(_CACHE_KEY, lambda: _recommend(study, sweep))
-
-
-def is_worked_out(sweep: StudyRecords) -> bool:
-    """Whether :func:`recommend` has its answer and returns at once; with 2,000 trials it takes seconds otherwise."""
-    return sweep.is_cached(_CACHE_KEY)
+    return sweep.once("recommended", lambda: _recommend(study, sweep))
 
 
 def best_run(study: Study, sweep: StudyRecords) -> Trial | None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
@@ -231,17 +230,6 @@ def in_memory(
 # trial that counts epochs reports at parts of them, and says at how many.
 
 
-ASSUMED_SD = 0.1
-"""ln(samples) by which a parameter that a source does not name may have moved its result."""
-
-
-DESCRIBED = (
-    "LR", "LEARNING_RATE", "MAX_STEPS", "STEPS", "TRAIN_STEPS", "WARMUP_STEPS",
-    "GBS", "GLOBAL_BATCH_SIZE", "BATCH_SIZE",
-)  # fmt: skip
-"""Parameters without which a source says nothing: their part is too large to be assumed."""
-
-
 def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observation | None:
     """The observation in an Optuna trial; None when it has none of the space's parameters, or says nothing."""
     if not space <= trial.params.keys() or trial.state is TrialState.WAITING:
@@ -301,47 +289,6 @@ def curve_of(trial: FrozenTrial) -> dict[float, float]:
     scale = first_number(trial.user_attrs, STEP_SCALE)
     scale = scale if scale > 0 else 1.0
     return {step / scale: value for step, value in trial.intermediate_values.items()}
-
-
-def filled_in(o: Observation, deciding: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
-    """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range.
-
-    deciding: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an
-    error of its own (attribute ``assumed_sd``). A category that this study does not offer counts as not named.
-    """
-    o = replace(o, values={n: v for n, v in o.values.items() if n not in deciding or _has_feature(deciding[n], v)})
-    missing = {n: d for n, d in deciding.items() if n not in o.values and n.upper() not in DESCRIBED}
-    if not missing:
-        return o
-    known = {n: defaults[n] for n in missing if n in defaults}
-    assumed = {n: middle(d) for n, d in missing.items() if n not in known}
-    sd = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
-    return replace(o, values={**o.values, **known, **assumed}, attributes={**o.attributes, **sd})
-
-
-def _has_feature(distribution: BaseDistribution, value: Any) -> bool:
-    """Whether a value can be a feature of the model: a number where numbers are tuned, else one of the categories."""
-    if not isinstance(distribution, CategoricalDistribution):
-        return _is_number(value)
-    numbers = len(distribution.choices) > 1 and all(_is_number(c) for c in distribution.choices)
-    return _is_number(value) if numbers else value in distribution.choices
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def middle(distribution: BaseDistribution) -> Any:
-    """The middle of a range, on the scale on which it is searched; the first of categories."""
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices[0]
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    value = (
-        math.sqrt(distribution.low * distribution.high)
-        if distribution.log
-        else 0.5 * (distribution.low + distribution.high)
-    )
-    return round(value) if isinstance(distribution, IntDistribution) else value
 
 
 def annotate(study: optuna.Study, trial: FrozenTrial, **attributes: str) -> None:

@@ -21,7 +21,6 @@ from lora_tune.config.study import Study
 from lora_tune.curves.family import Z90
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import (
-    THIS_STUDY,
     Array,
     Data,
     Posterior,
@@ -295,7 +294,8 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: Noise) -> _Le
     )  # fmt: skip
     rows = np.array([coordinates.speed_features(c.trial.tuned) for c in configurations])
     counts = [len(c.places) for c in configurations]
-    data = _data(np.repeat(rows, counts, axis=0), np.concatenate([c.places for c in configurations]), noise.usual)
+    x = np.repeat(rows, counts, axis=0)
+    data = Data.local(x, np.ones((len(x), 1)), np.concatenate([c.places for c in configurations]), noise.usual)
     in_rows = Noise(noise.usual).after(c.places for c in configurations)
     left = max(0.0, noise.squares - in_rows.squares)
     noise_prior = replace(noise, squares=left, repeats=noise.repeats - in_rows.repeats)
@@ -328,8 +328,8 @@ def _learned(study: Study, configurations: Sequence[_Runs], noise: Noise) -> _Le
 
 def _mixed(posteriors: Sequence[Posterior], weights: Array, x: Array) -> tuple[Array, Array]:
     """Mean and variance of a mixture at feature rows."""
-    each = [posterior.predict_each(x, np.ones((len(x), 1))) for posterior in posteriors]
-    means, variances = np.array([mean for mean, _ in each]), np.array([variance for _, variance in each])
+    each = [posterior.joint(x, np.ones((len(x), 1))) for posterior in posteriors]
+    means, variances = np.array([joint.mean for joint in each]), np.array([joint.variance for joint in each])
     middle = weights @ means
     return middle, weights @ (variances + (means - middle) ** 2)
 
@@ -344,11 +344,3 @@ def _with_row_runs(
             precision = 1 / variance[at] + len(c.places) / noise**2
             mean[at] = (mean[at] / variance[at] + sum(c.places) / noise**2) / precision
             variance[at] = 1 / precision
-
-
-def _data(x: Array, y: Array, sd: float) -> Data:
-    n = len(y)
-    return Data(
-        x=x, basis=np.ones((n, 1)), y=y, sd=np.full(n, sd), source=np.full(n, THIS_STUDY, dtype=np.int64),
-        below=np.zeros(n, dtype=np.bool_), extended=np.zeros(n),
-    )  # fmt: skip

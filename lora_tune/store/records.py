@@ -289,10 +289,6 @@ class StudyRecords:
         derived: T = self._cache[key]
         return derived
 
-    def is_cached(self, key: Hashable) -> bool:
-        """Whether :meth:`once` has a value for ``key``."""
-        return key in self._cache
-
     def carry_cache(self, earlier: StudyRecords) -> None:
         """Share the cache of :meth:`once` with ``earlier``, in which the same trials have finished."""
         object.__setattr__(self, "_cache", earlier._cache)  # shared: later values serve both

@@ -106,11 +106,11 @@ class StoreContract:
         later = store.load("built", before)
         assert later is not None
         assert later is not before
-        assert later.is_cached("their number"), "nothing finished"
+        assert later.once("their number", lambda: 7) == 5, "nothing finished"
         store.save(lease, Changes(trials=(running.finished(Verdict.FAILED, "it ended", NOW + 9),)), NOW + 2)
         last = store.load("built", later)
         assert last is not None
-        assert not last.is_cached("their number")
+        assert last.once("their number", lambda: 7) == 7
 
     def test_an_empty_database_holds_no_sweep_for_a_watcher(self, url: str) -> None:
         with pytest.raises(StoreError, match=r"holds no sweep|no database at"):

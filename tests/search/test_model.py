@@ -211,9 +211,8 @@ def test_memory_tells_certain_death_from_bad_luck_and_learns_across_layouts() ->
     labels = ("tp", "cp", "mbs")
     rows = np.array([[0.0, 0, 0]] * 2 + [[2.0, 0, 0]] * 10)
     model = memory.fit(rows, [True] * 2 + [True] + [False] * 9, labels)
-    certain, flaky, untried_large, untried_small = model.probability(
-        np.array([[0.0, 0, 0], [2.0, 0, 0], [0.0, 0, 1], [3.0, 1, 0]])
-    )
+    rates, _ = model.chance(np.array([[0.0, 0, 0], [2.0, 0, 0], [0.0, 0, 1], [3.0, 1, 0]]))
+    certain, flaky, untried_large, untried_small = rates
     assert certain > 0.9
     assert 0.05 < flaky < 0.2
     assert untried_large > 0.7
@@ -225,9 +224,9 @@ def test_a_layout_that_died_each_time_is_believed_to_die_although_one_that_shoul
     labels = ("tp", "cp", "mbs")
     died, more = np.array([[2.0, 1, 1]]), np.array([[1.0, 1, 1]])
     model = memory.fit(np.vstack([more, *[died] * 5]), [False] + [True] * 5, labels)
-    assert model.probability(died)[0] > 0.9
+    assert model.chance(died)[0][0] > 0.9
     assert model.draws(died, np.random.default_rng(0), 200).mean() > 0.9
-    assert model.probability(more)[0] < 0.3
+    assert model.chance(more)[0][0] < 0.3
 
 
 @given(st.integers(0, 10_000))

@@ -77,11 +77,11 @@ def test_trials_correct_physics() -> None:
         return fit(x, died, (), limit=140.0, level_sd=physics.LEVEL_SD, measured=measured)
 
     before = belief(np.empty((0, 1)), [], np.empty(0))
-    assert (before.probability(at) < 0.2).all()
+    assert (before.chance(at)[0] < 0.2).all()
     after = belief(gib[:1], [False], np.array([120.0]))
-    assert after.probability(at)[0] < 0.1 < 0.9 < after.probability(at)[1]
+    assert after.chance(at)[0][0] < 0.1 < 0.9 < after.chance(at)[0][1]
     died = belief(gib[1:], [True], none)
-    assert died.probability(at)[1] > 2 * before.probability(at)[1]
+    assert died.chance(at)[0][1] > 2 * before.chance(at)[0][1]
 
 
 def test_a_peak_that_a_trial_printed_moves_the_risk_of_the_others() -> None:

@@ -15,11 +15,11 @@ from lora_tune.cli import commands
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.config.tables import replaced_in
 from lora_tune.search.grey_box.features import Coordinates
+from lora_tune.search.grey_box.model import ASSUMED_SD, filled_in
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import readings
 from lora_tune.search.optuna_samplers import WarmTPESampler
 from lora_tune.search.published import CLOSED_DIVISION, llama2_70b_lora
-from lora_tune.search.recorded import ASSUMED_SD, filled_in
 from lora_tune.search.samplers import make_sampler
 from lora_tune.search.throughput import ThroughputSampler
 from tests.conftest import REPOSITORY

@@ -64,6 +64,12 @@ def is_ordered(distribution: BaseDistribution) -> bool:
     return len(choices) > 2 and _are_numbers(choices)
 
 
+def has_feature(distribution: BaseDistribution, value: Any) -> bool:
+    """Whether a value can be a feature: a number where numbers are tuned, else one of the categories."""
+    choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else (0, 1)
+    return _are_numbers([value]) if len(choices) > 1 and _are_numbers(choices) else value in choices
+
+
 def ends(distribution: BaseDistribution) -> tuple[float, float] | None:
     """The least and the largest value of a number or of a choice of numbers; None of other choices."""
     if isinstance(distribution, FloatDistribution | IntDistribution):
@@ -102,32 +108,24 @@ def one_hot(choices: Sequence[Any]) -> Callable[[Any], list[float]]:
 
 def _number_coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high = (_place(distribution, v) for v in (distribution.low, distribution.high))
-    scale, log, decay = 2 / (high - low) if high > low else 0.0, distribution.log, _is_decay(distribution)
-
-    def coded(value: Any) -> list[float]:
-        at = float(value)
-        at = math.log(max(at, 1e-300)) if log else -math.log(max(1 - at, 1e-300)) if decay else at
-        return [scale * (at - low) - 1 if scale else 0.0]
-
-    return coded
+    inward, _ = _scale(distribution)
+    low, high = inward(distribution.low), inward(distribution.high)
+    scale = 2 / (high - low) if high > low else 0.0
+    return lambda value: [scale * (inward(value) - low) - 1 if scale else 0.0]
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
     return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
-def _is_decay(distribution: FloatDistribution | IntDistribution) -> bool:
+def _scale(distribution: FloatDistribution | IntDistribution) -> tuple[Callable[[Any], float], Callable[[Any], float]]:
+    """To the scale on which values count evenly, and back."""
     low, high = distribution.low, distribution.high
-    even = not (distribution.log or distribution.step) and 0 <= low < high < 1
-    return even and (1 - low) >= DECAY * (1 - high)
-
-
-def _place(distribution: FloatDistribution | IntDistribution, value: float) -> float:
-    """A value on the scale on which it counts evenly."""
     if distribution.log:
-        return math.log(max(float(value), 1e-300))
-    return -math.log(max(1 - float(value), 1e-300)) if _is_decay(distribution) else float(value)
+        return lambda value: math.log(max(float(value), 1e-300)), math.exp
+    if not distribution.step and 0 <= low < high < 1 and (1 - low) >= DECAY * (1 - high):
+        return lambda value: -math.log(max(1 - float(value), 1e-300)), lambda place: 1 - math.exp(-place)
+    return float, float
 
 
 def from_unit(distribution: BaseDistribution, u: float) -> Any:
@@ -143,12 +141,12 @@ def from_unit(distribution: BaseDistribution, u: float) -> Any:
 def _number_at(distribution: FloatDistribution | IntDistribution) -> Callable[[float], float]:
     """What makes values of a number from where they are in [-1, 1]."""
     low, high, step = float(distribution.low), float(distribution.high), distribution.step
-    first, span = _place(distribution, low), _place(distribution, high) - _place(distribution, low)
-    log, decay, whole = distribution.log, _is_decay(distribution), isinstance(distribution, IntDistribution)
+    inward, outward = _scale(distribution)
+    first, whole = inward(low), isinstance(distribution, IntDistribution)
+    span = inward(high) - first
 
     def at(u: float) -> float:
-        place = first + min(1.0, max(0.0, (u + 1) / 2)) * span
-        value = math.exp(place) if log else 1 - math.exp(-place) if decay else place
+        value = outward(first + min(1.0, max(0.0, (u + 1) / 2)) * span)
         if step:
             value = low + round((value - low) / step) * step
         value = min(high, max(low, value))

@@ -168,11 +168,6 @@ class Posterior:
         joint = self.joint(x, basis)
         return joint.mean, joint.covariance()
 
-    def predict_each(self, x: Array, basis: Array) -> tuple[Array, Array]:
-        """The same mean (m), and the variance of each row alone (m)."""
-        joint = self.joint(x, basis)
-        return joint.mean, joint.variance
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
@@ -187,9 +182,8 @@ class Joint:
 
     def covariance(self) -> Array:
         """Of all rows with all (m, m)."""
-        local_rows = self._rows_at(np.arange(len(self.x)))
-        posterior = _covariance(self.prior, local_rows, local_rows) - self.half.T @ self.half
-        return np.asarray(0.5 * (posterior + posterior.T) + LEAST_VARIANCE * np.eye(len(self.x)))
+        posterior = self.covariance_with(np.arange(len(self.x)))
+        return 0.5 * (posterior + posterior.T)
 
     def covariance_with(self, at: npt.NDArray[np.int64]) -> Array:
         """Of all rows with those at ``at`` (m, k)."""

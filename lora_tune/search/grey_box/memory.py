@@ -96,33 +96,25 @@ class MemoryModel:
     record: Record
     limit: float | None = None
 
-    def probability(self, x: Array) -> Array:
-        """Chance of death (n) of rows ``x`` of features, before them the GiB where physics says it."""
-        prior_rate = self.prior_rate(x)
+    def chance(self, x: Array) -> tuple[Array, Array]:
+        """Chance of death (n) of rows ``x`` of features, before them the GiB where physics says it, and the runs that
+        each rests on, the line's word included: after a survival p becomes p w/(w+1)."""
+        offset, rows = self._line(x)
+        by_line = self._chance(offset + rows @ self.coefficients, np.einsum("ij,jk,ik->i", rows, self.covariance, rows))
         runs = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2)
-        died, lived = runs.T
-        return np.asarray((LAYOUT_PRIOR_RUNS * prior_rate + died) / (LAYOUT_PRIOR_RUNS + died + lived))
+        weight = LAYOUT_PRIOR_RUNS + runs.sum(axis=1)
+        return np.asarray((LAYOUT_PRIOR_RUNS * by_line + runs[:, 0]) / weight), weight
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
         """Death rates (n, count) drawn jointly: untried layouts share the line's error, others have a record."""
         coefficients = rng.multivariate_normal(self.coefficients, self.covariance, count)
         offset, rows = self._line(x)
         drawn = self._chance(offset[:, None] + rows @ coefficients.T, np.zeros(1))
-        p, weight = self.probability(x), self.weight(x)
+        p, weight = self.chance(x)
         for at in np.flatnonzero(weight > LAYOUT_PRIOR_RUNS):
             safe = min(1 - 1e-6, max(1e-6, p[at]))
             drawn[at] = rng.beta(safe * weight[at], (1 - safe) * weight[at], count)
         return drawn
-
-    def weight(self, x: Array) -> Array:
-        """Runs that each probability rests on, the line's word included: after a survival p becomes p w/(w+1)."""
-        return np.array([LAYOUT_PRIOR_RUNS + sum(self.record.get(tuple(row.tolist()), (0, 0))) for row in x])
-
-    def prior_rate(self, x: Array) -> Array:
-        """Chance of death (n) by the line alone."""
-        offset, rows = self._line(x)
-        variance = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)
-        return self._chance(offset + rows @ self.coefficients, variance)
 
     def _line(self, x: Array) -> tuple[Array, Array]:
         """What the line adds to (n), and its rows (n, 1 + d)."""
@@ -187,16 +179,12 @@ def fit(
         beta, now = beta + step, then
         if np.abs(step).max() < 1e-7:
             break
-    return MemoryModel(beta, np.asarray(np.linalg.inv(now[2])), _recorded(x, died), limit)
-
-
-def _recorded(x: Array, died: Sequence[bool]) -> Record:
-    """The record of each layout, of runs of rows ``x`` (n, d)."""
     runs = Counter((tuple(row), bool(d)) for row, d in zip(x.tolist(), died, strict=True))
-    return {row: (runs[row, True], runs[row, False]) for row, _ in runs}
+    record = {row: (runs[row, True], runs[row, False]) for row, _ in runs}
+    return MemoryModel(beta, np.asarray(np.linalg.inv(now[2])), record, limit)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MemoryRisk:
     """A belief in the chance to die of memory, of configurations as a study names them."""
 
@@ -206,8 +194,7 @@ class MemoryRisk:
 
     def chance(self, points: Sequence[Values]) -> tuple[Array, Array]:
         """Chance (n) that each configuration dies, now and after one survival."""
-        x = _rows(self.coordinates, self.needs, points)
-        p, weight = self.model.probability(x), self.model.weight(x)
+        p, weight = self.model.chance(_rows(self.coordinates, self.needs, points))
         return p, p * weight / (weight + 1)
 
     def draws(self, points: Sequence[Values], rng: np.random.Generator, count: int) -> Array:
@@ -225,13 +212,11 @@ def learn_memory(coordinates: Coordinates, observed: Sequence[Observation], need
     tested = [o for o in observed if o.ran or (o.infeasible and not (needs and o.refused))]
     x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
     if needs is None:
-        return MemoryRisk(coordinates=coordinates, needs=None, model=fit(x, died, coordinates.memory_labels))
+        return MemoryRisk(coordinates, None, fit(x, died, coordinates.memory_labels))
     # What one that died had printed before says nothing of what it asked for then.
     measured = np.array([math.nan if o.infeasible else o.peak_gib for o in tested], dtype=np.float64)
-    model = fit(
-        x, died, coordinates.memory_labels, limit=needs.limit, level_sd=needs.level_sd, measured=measured
-    )  # fmt: skip
-    return MemoryRisk(coordinates=coordinates, needs=needs, model=model)
+    limits = {"limit": needs.limit, "level_sd": needs.level_sd}
+    return MemoryRisk(coordinates, needs, fit(x, died, coordinates.memory_labels, **limits, measured=measured))
 
 
 def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:

@@ -13,11 +13,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from lora_tune.base.scatter import SEED_SD
 from lora_tune.curves import Schedule
-from lora_tune.search.grey_box.features import LONGEST_WARMUP, Coordinates, alike_once, trend, unit
+from lora_tune.search.grey_box.features import (
+    LONGEST_WARMUP,
+    Coordinates,
+    alike_once,
+    from_unit,
+    has_feature,
+    trend,
+    unit,
+)
 from lora_tune.search.grey_box.gaussian import (
     THIS_STUDY,
     Array,
@@ -32,7 +40,7 @@ from lora_tune.search.grey_box.gaussian import (
 from lora_tune.search.grey_box.memory import MemoryRisk, Needs, learn_memory
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation, Reading, readings
-from lora_tune.search.usual_names import RATE
+from lora_tune.search.usual_names import BATCH, RATE, STEPS
 
 # What observations are to the three Gaussian processes: rows of features with what was read at them.
 
@@ -117,8 +125,39 @@ def with_expected_speed(
 
 def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
     """The posterior as if ``x`` had been measured with the mean outcome: less is to be learned there."""
-    mean, _ = posterior.predict_each(x, basis)
-    return condition(posterior.data.beside(Data.local(x, basis, mean, sd)), posterior.prior)
+    expected = Data.local(x, basis, posterior.joint(x, basis).mean, sd)
+    return condition(posterior.data.beside(expected), posterior.prior)
+
+
+# What other sources ran with where they do not say it.
+
+
+ASSUMED_SD = 0.1
+"""ln(samples) by which a parameter that a source does not name may have moved its result."""
+
+DESCRIBED = (*RATE, *STEPS, "WARMUP_STEPS", *BATCH)
+"""Parameters without which a source says nothing: their part is too large to be assumed."""
+
+
+def filled_in(o: Observation, deciding: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
+    """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range
+    or the first of categories.
+
+    deciding: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an
+    error of its own (attribute ``assumed_sd``). A category that this study does not offer counts as not named.
+    """
+    values = {n: v for n, v in o.values.items() if n not in deciding or has_feature(deciding[n], v)}
+    missing = {n: d for n, d in deciding.items() if n not in values and n.upper() not in DESCRIBED}
+    if not missing:
+        return replace(o, values=values)
+    known = {n: defaults[n] for n in missing if n in defaults}
+    assumed = {
+        n: d.choices[0] if isinstance(d, CategoricalDistribution) else from_unit(d, 0.0)
+        for n, d in missing.items()
+        if n not in known
+    }
+    sd = {"assumed_sd": ASSUMED_SD * math.sqrt(len(assumed))}
+    return replace(o, values={**values, **known, **assumed}, attributes={**o.attributes, **sd})
 
 
 # What the search believes before any run: of samples to the target, of speed, and of how smooth both are.
@@ -213,20 +252,22 @@ def _best_rate(coordinates: Coordinates, half: float) -> tuple[float, float]:
     half: of the range in e-folds. Where nothing is stated it may lie anywhere: half a range to either side of the
     middle within one sd.
     """
-    anywhere, stated = max(0.3, 0.25 * half**2), coordinates.full_fine_tuning_lr
-    for name, distribution in coordinates.distributions.items():
-        if stated is not None and name.upper() in RATE and isinstance(distribution, FloatDistribution):
-            expected = min(max(LORA_RATE * stated, distribution.low), distribution.high)
-            return unit(distribution, expected), min(anywhere, 0.5 * half * RATE_SD)
-    return 0.0, anywhere
+    anywhere, stated, rates = max(0.3, 0.25 * half**2), coordinates.full_fine_tuning_lr, _rates(coordinates)
+    if stated is None or rates is None:
+        return 0.0, anywhere
+    expected = min(max(LORA_RATE * stated, rates.low), rates.high)
+    return unit(rates, expected), min(anywhere, 0.5 * half * RATE_SD)
 
 
 def _half_range(coordinates: Coordinates) -> float:
     """Half of the learning rate's range in e-folds."""
-    for name, distribution in coordinates.distributions.items():
-        if name.upper() in RATE and isinstance(distribution, FloatDistribution) and distribution.low > 0:
-            return max(0.05, 0.5 * math.log(distribution.high / distribution.low))
-    return 1.0
+    rates = _rates(coordinates)
+    return 1.0 if rates is None or not rates.low > 0 else max(0.05, 0.5 * math.log(rates.high / rates.low))
+
+
+def _rates(coordinates: Coordinates) -> FloatDistribution | None:
+    spread = (d for name, d in coordinates.distributions.items() if name.upper() in RATE)
+    return next((d for d in spread if isinstance(d, FloatDistribution)), None)
 
 
 def speed_prior(labels: Sequence[str], level: float) -> Prior:

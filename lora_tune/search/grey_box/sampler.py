@@ -14,19 +14,21 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.base.scatter import SEED_SD
 from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
 from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, candidates, predict_all, value_actions
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.memory import Needs, death_logs
-from lora_tune.search.grey_box.model import SearchModel, as_known, learn
+from lora_tune.search.grey_box.model import SearchModel, as_known, filled_in, learn
 from lora_tune.search.grey_box.objective import Goal
-from lora_tune.search.observations import UNIFORM_SD, Observation
-from lora_tune.search.recorded import TrialReader, annotate, filled_in
+from lora_tune.search.observations import Observation
+from lora_tune.search.recorded import TrialReader, annotate
 
 # What to hand over: the configuration of lowest expected score on a layout that has run, and what is at stake.
 
+
+DRAWS = 128
+"""From the whole belief, for the expected regret."""
 
 TRIED = 0.003
 """ln(score) that it is worth to recommend a configuration that ran as a whole, not one put together."""
@@ -37,7 +39,7 @@ class Recommendation:
     """The best configuration as far as is known.
 
     score: expected seconds; sd: of ln(score), as believed. regret: expected excess over the best there is, as a share;
-    infinite while nothing known has reached the target, here or elsewhere, and where nobody asked for it. runs: full
+    infinite while nothing known has reached the target, here or elsewhere. runs: full
     runs of exactly these hyperparameters, on any layout.
     """
 
@@ -48,11 +50,8 @@ class Recommendation:
     runs: int
 
 
-def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 128) -> Recommendation:
-    """The configuration of lowest expected score on a layout that has run here (any layout before the first has).
-
-    draws: from the whole belief, for the regret; 0 where that is not asked for.
-    """
+def recommend_from(model: SearchModel, rng: np.random.Generator) -> Recommendation:
+    """The configuration of lowest expected score on a layout that has run here (any layout before the first has)."""
     beliefs = predict_all(model, candidates(model, rng))
     goal = model.goal
     # What is handed over must also be safe: half the variance is the price of a belief in ln(samples), and a layout
@@ -74,7 +73,7 @@ def recommend_from(model: SearchModel, rng: np.random.Generator, draws: int = 12
             break
     names = model.coordinates.convergence_names
     runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
-    regret = _expected_regret(model, beliefs, (best[g], g, m), rng, draws) if draws and model.target_known else math.inf
+    regret = _expected_regret(model, beliefs, (best[g], g, m), rng) if model.target_known else math.inf
     sd = math.hypot(float(beliefs.sd[best[g]]), float(beliefs.spread[m]))
     return Recommendation(values=values, score=float(np.exp(seconds[m])), sd=sd, runs=runs, regret=regret)
 
@@ -86,19 +85,19 @@ def _whole(beliefs: Beliefs, at: int, g: int, m: int) -> Values:
 
 
 def _expected_regret(
-    model: SearchModel, beliefs: Beliefs, chosen: tuple[int, int, int], rng: np.random.Generator, draws: int
+    model: SearchModel, beliefs: Beliefs, chosen: tuple[int, int, int], rng: np.random.Generator
 ) -> float:
     """Mean over draws of the whole belief of score(recommended) / score(best) - 1."""
     at, g, m = chosen
     n = len(beliefs.mean)
     root = np.linalg.cholesky(beliefs.joint.covariance() + 1e-8 * np.eye(n))
-    samples = beliefs.mean[:, None] + root @ rng.normal(size=(n, draws))
+    samples = beliefs.mean[:, None] + root @ rng.normal(size=(n, DRAWS))
     logs = beliefs.configuration_logs(model.goal, samples, np.full((n, 1), 1e-6))
     lowest = np.array([logs[rows].min(axis=0) for rows in beliefs.rows])
     base = beliefs.layout_logs(model.goal, [float(v) for v in lowest.mean(axis=1)])
-    noise = np.linalg.cholesky(beliefs.covariance + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), draws))
+    noise = np.linalg.cholesky(beliefs.covariance + 1e-8 * np.eye(len(base))) @ rng.normal(size=(len(base), DRAWS))
     every = [layout for group in beliefs.groups for layout in group.layouts]
-    layouts = base[:, None] + noise + death_logs(model.memory.draws(every, rng, draws))
+    layouts = base[:, None] + noise + death_logs(model.memory.draws(every, rng, DRAWS))
     by_group = np.array([layouts[c].min(axis=0) for c in beliefs.columns])
     best = (by_group + lowest - lowest.mean(axis=1, keepdims=True)).min(axis=0)
     gap = layouts[m] + logs[at] - lowest[g].mean()
@@ -131,18 +130,14 @@ class Advantage:
         return self.ln_saved > 0 and self.ln_saved >= CLEAR_SDS * self.sd
 
 
-def forecast(model: SearchModel, values: Mapping[str, Any]) -> tuple[float, float]:
-    """Mean and sd of ln(score) of one run of ``values`` that lives and arrives."""
-    (ln_samples,), covariance = model.predict_ln_samples([values])
-    speed, first, evals, second = model.predict_speed([values])
+def forecast(model: SearchModel, values: Values) -> float:
+    """Mean of ln(score) of one run of ``values`` that lives and arrives."""
+    ln_samples = model.ln_samples([values]).mean
+    speed, _, evals, _ = model.predict_speed([values])
     batch = model.coordinates.batch(values)
     schedule, goal = model.schedule(batch), model.goal
-    seconds = float(goal.log_seconds(np.array([ln_samples]), np.exp(speed), np.exp(evals), schedule)[0])
-    normalised = max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples))
-    noise = (SEED_SD * model.goal.noise) ** 2
-    # A run ends at an eval, which lies anywhere within an interval after its crossing.
-    noise += (UNIFORM_SD * min(1.0, schedule.interval_samples / math.exp(ln_samples))) ** 2
-    return seconds + normalised, math.sqrt(float(covariance[0, 0] + first[0, 0] + 0.1 * second[0, 0]) + noise)
+    seconds = float(goal.log_seconds(ln_samples, np.exp(speed), np.exp(evals), schedule)[0])
+    return seconds + max(0.0, goal.ln_reference(batch, schedule) - float(ln_samples[0]))
 
 
 def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> Advantage:
@@ -265,7 +260,8 @@ class GreyBoxSampler(BaseSampler):
         self._gpus, self._fixed = gpus, dict(fixed or {})
         self._roles, self._defaults = dict(roles or {}), dict(defaults or {})
         self._conditions, self._needs, self._rate = conditions or Conditions(), needs, full_fine_tuning_lr
-        self._prior, self._probes, self._capped = prior, probes, capped
+        self._prior = prior if callable(prior) else lambda: prior
+        self._probes, self._capped = probes, capped
         whole = start is not None and start.keys() >= self.space.keys()
         self._start = {n: start[n] for n in self.space} if whole and start is not None else None
         self._rng = np.random.default_rng(seed)
@@ -273,7 +269,6 @@ class GreyBoxSampler(BaseSampler):
         self._random = RandomSampler(seed=seed)
         self._intersection = IntersectionSearchSpace()
         self._learned: SearchModel | None = None
-        self._known: tuple[SearchModel, SearchModel] | None = None
         self._readers: dict[frozenset[str], TrialReader] = {}
         self._gain: tuple[object, float | None] = (None, None)
         self._filled: tuple[tuple[Observation, ...], frozenset[str], list[Observation]] = ((), frozenset(), [])
@@ -316,12 +311,8 @@ class GreyBoxSampler(BaseSampler):
         if self._pieces_missing(study, observations):
             return None
         model = self.model(search_space, observations)
-        action = self.choose(model, value_actions(model, self._rng, probes=self._probes, capped=self._capped))
+        action = value_actions(model, self._rng, probes=self._probes, capped=self._capped)[0]
         return Proposed(dict(action.values), action.kind, action.rate, explain(model, action))
-
-    def choose(self, model: SearchModel, actions: Sequence[Action]) -> Action:
-        """The action to take out of all that were valued, best first."""
-        return actions[0]
 
     def expected_gain(self, study: optuna.Study) -> float | None:
         """Share of the score by which the next node-hour is expected to improve the recommendation.
@@ -330,7 +321,7 @@ class GreyBoxSampler(BaseSampler):
         ended, it answers at once.
         """
         trials = study.get_trials(deepcopy=False)
-        known = len(self._prior() if callable(self._prior) else self._prior)
+        known = len(self._prior())
         key = (len(trials), sum(t.state.is_finished() for t in trials), known)
         if key != self._gain[0]:
             self._gain = (key, self._gain_now(study, trials))
@@ -360,7 +351,7 @@ class GreyBoxSampler(BaseSampler):
 
     def _priors(self, names: frozenset[str]) -> list[Observation]:
         """The observations of other sources, what they do not say of convergence filled in."""
-        known = tuple(self._prior() if callable(self._prior) else self._prior)
+        known = tuple(self._prior())
         before, about, _ = self._filled
         if names != about or len(known) != len(before) or any(a is not b for a, b in zip(known, before, strict=True)):
             spread = {n: d for n, d in self.space.items() if n in names}
@@ -413,7 +404,7 @@ class GreyBoxSampler(BaseSampler):
         over = self._over(study, best.values, held) if best.values != held else None
         if over is None or over.is_clear:
             return usual
-        return dict(held), math.exp(self.forecast(study, held)[0]), _staying(best.score, over, moved=held != start)
+        return dict(held), math.exp(self.forecast(study, held)), _staying(best.score, over, moved=held != start)
 
     def _over(self, study: optuna.Study, values: Values, other: Values) -> Advantage | None:
         """The first configuration beside the second; None where nobody can say."""
@@ -426,10 +417,9 @@ class GreyBoxSampler(BaseSampler):
         model = as_known(learn(self.coordinates(space), self._goal, observations, needs=self._needs))
         return recommend_from(model, np.random.default_rng(0))
 
-    def forecast(self, study: optuna.Study, values: Mapping[str, Any], skip: int = -1) -> tuple[float, float]:
-        """Mean and sd of ln(score) of one run of ``values``, by what all trials but ``skip`` have shown so far."""
-        observations = self.observations(study, frozenset(self.space), skip=skip)
-        return forecast(self._as_known(self.space, observations), values)
+    def forecast(self, study: optuna.Study, values: Values) -> float:
+        """Mean of ln(score) of one run of ``values``, by what all trials have shown so far."""
+        return forecast(as_known(self.model(self.space, self.observations(study, frozenset(self.space)))), values)
 
     def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
@@ -441,15 +431,8 @@ class GreyBoxSampler(BaseSampler):
         observations = self.observations(study, frozenset(self.space))
         if not any(math.isfinite(o.reached) for o in observations if not o.source):
             return []
-        model = self._as_known(self.space, observations)
+        model = as_known(self.model(self.space, observations))
         return [compared(model, values, other) for other in instead]
-
-    def _as_known(self, space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
-        """The model that proposes, as far as trials have ended."""
-        model = self.model(space, observations)
-        if self._known is None or self._known[0] is not model:
-            self._known = model, as_known(model)
-        return self._known[1]
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:
         local = [o for o in observations if not o.source and not o.open]

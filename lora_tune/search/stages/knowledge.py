@@ -492,7 +492,7 @@ class StageKnowledge:
         if self.grey_box is not None:
             return (
                 values,
-                math.exp(self.grey_box.forecast(self.at_best, {n: values[n] for n in self.searched})[0]),
+                math.exp(self.grey_box.forecast(self.at_best, {n: values[n] for n in self.searched})),
                 description,
             )
         best = self.screening.predict([self.best])[0][0]
