@@ -433,7 +433,7 @@ class Race:
         rounds = sum(map(len, finished.values())) // len(self._field)
         if rounds > self._reported:
             self._reported = rounds
-            self._echo("so far: " + "; ".join(race_text(self._study, finished)))
+            self._echo("so far: " + "; ".join(race_text(self._study, finished, self._settings)))
 
 
 def introduction(study: Study, field: Sequence[Trial], settings: ComparisonRules) -> str:

@@ -206,11 +206,12 @@ def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list
     names = [n for n in trial.tuned if n in base.tuned and trial.tuned[n] != base.tuned[n]]
     if not names or not objective_of(study).timed:
         return []
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.recorded import in_memory
-    from lora_tune.search.samplers import Compares, sampler_of
+    from lora_tune.search.samplers import sampler_of
 
     sampler = sampler_of(study, sweep)
-    if not isinstance(sampler, Compares):
+    if not isinstance(sampler, GreyBoxSampler):
         return []
     whole = study.search_space.conditions.complete(trial.tuned)
     undone = [{**whole, n: base.tuned[n]} for n in names]

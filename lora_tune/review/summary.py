@@ -48,13 +48,15 @@ def short_layout(text: str) -> str:
     return " ".join(re.findall(r"sp1|[a-z]+(?!1\b)\d+", text)) or text
 
 
-def race_text(study: Study, runs: Mapping[int, Sequence[raced.Replicate]]) -> list[str]:
+def race_text(
+    study: Study, runs: Mapping[int, Sequence[raced.Replicate]], rules: comparison.ComparisonRules | None = None
+) -> list[str]:
     """Standings of a race, best first: mean, 90% interval, runs, and runs without result.
 
-    runs: by the trial that they replicate.
+    runs: by the trial that they replicate. rules: of the race, with the noise that is known before it.
     """
     scale, text = scale_of(study), objective_of(study).text
-    means = comparison.means(raced.results(runs, runs), comparison.ComparisonRules(scale=scale))
+    means = comparison.means(raced.results(runs, runs), rules or comparison.ComparisonRules(scale=scale))
     standings = []
     for number, own in runs.items():
         name, count = raced.name_of(number), raced.runs_text(len(own), raced.missed(own), scale)

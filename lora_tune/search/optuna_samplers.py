@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.search_space import intersection_search_space
 from optuna.storages import InMemoryStorage
@@ -225,21 +225,23 @@ class _Shown:
         return math.inf if math.isnan(value) else value
 
 
+def _ordered(distribution: BaseDistribution) -> list[Any]:
+    """The values of a choice of numbers from the least on; none of another parameter."""
+    return sorted(distribution.choices) if is_ordered(distribution) else []  # type: ignore[attr-defined]
+
+
 def _in_order(distribution: BaseDistribution) -> BaseDistribution:
     """A choice of numbers as their places from the least on; all others as they are."""
-    if isinstance(distribution, CategoricalDistribution) and is_ordered(distribution):
-        return IntDistribution(0, len(distribution.choices) - 1)
-    return distribution
+    choices = _ordered(distribution)
+    return IntDistribution(0, len(choices) - 1) if choices else distribution
 
 
 def _inward(distribution: BaseDistribution, value: Any) -> Any:
-    if isinstance(distribution, CategoricalDistribution) and is_ordered(distribution):
-        places = sorted(distribution.choices)  # type: ignore[type-var]
-        return places.index(value) if value in places else -1
-    return value
+    if not (choices := _ordered(distribution)):
+        return value
+    return choices.index(value) if value in choices else -1
 
 
 def _outward(distribution: BaseDistribution, place: Any) -> Any:
-    if isinstance(distribution, CategoricalDistribution) and is_ordered(distribution):
-        return sorted(distribution.choices)[place]  # type: ignore[type-var]
-    return place
+    choices = _ordered(distribution)
+    return choices[place] if choices else place

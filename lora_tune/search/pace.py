@@ -234,7 +234,8 @@ def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
             known.objective if known.clock_objective is None else known.clock_objective,
             known.second_objective if known.clock_second_objective is None else known.clock_second_objective,
         )
-        value, second = (_moved(o, v, ratio) for o, v in zip(_both(study), clock, strict=True))
+        objectives = (*objectives_of(study), None)  # of one objective the second value is none
+        value, second = (_moved(o, v, ratio) for o, v in zip(objectives, clock, strict=False))
         yield replace(trial, metrics=replace(
             known, objective=value, second_objective=second, slower=ratio, pace_of=reference,
             clock_objective=None if value == clock[0] else clock[0],
@@ -254,12 +255,6 @@ def clock_text(study: Study, trial: Trial) -> str:
         return reference
     by_clock, value = objective.text(metrics.clock_objective), objective.text(metrics.objective)
     return f"{reference}: {by_clock} by the clock, {value} at that pace"
-
-
-def _both(study: Study) -> tuple[Objective, Objective | None]:
-    first, second, *_ = (*objectives_of(study), None)
-    assert first is not None
-    return first, second
 
 
 def _moved(objective: Objective | None, value: float | None, ratio: float | None) -> float | None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import numbers
 import warnings
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from optuna.pruners import BasePruner
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.curves import Envelope
 from lora_tune.curves.comparison import FEWEST, ComparedRun, compared_run, needed, supported
-from lora_tune.curves.published import BesideEnvelope, credibility
 from lora_tune.curves.stopping import Evidence, for_rising_metric, verdict
 from lora_tune.logs.follower import EACH, due
 from lora_tune.logs.run import Eval
@@ -54,10 +50,6 @@ class StallPruner(BasePruner):
         user attribute ``stall_length``. Trials with another ``stall_kind`` (batch, precision) are not compared.
     no_verdict_before
         Step before which only divergence prunes.
-    envelope
-        A calibrated envelope, e.g. ``curves.published(8)``, by which trials are judged instead of by finished ones.
-        The first trial is not, none is before a good one has lain within it, and none once a good one had lain
-        outside: then finished ones count.
 
     Raises
     ------
@@ -73,7 +65,6 @@ class StallPruner(BasePruner):
         references: int = FEWEST,
         max_steps: float | None = None,
         no_verdict_before: float = 0.0,
-        envelope: Envelope | None = None,
     ) -> None:
         if not 0 < false_prune_rate < 1:
             raise ValueError(f"false_prune_rate is a share between 0 and 1, not {false_prune_rate}")
@@ -86,16 +77,16 @@ class StallPruner(BasePruner):
         if max_steps is not None and not 0 < max_steps < math.inf:
             raise ValueError(f"max_steps is a step above 0, or None where it is not known, not {max_steps}")
         self._target, self._max_steps, self._count = target, max_steps, int(references)
-        self._rate, self._silent, self._envelope = false_prune_rate, no_verdict_before, envelope
+        self._rate, self._silent = false_prune_rate, no_verdict_before
         self._references_checked = False
-        if envelope is None and (kept := supported(false_prune_rate, self._count)) > false_prune_rate:
+        if (kept := supported(false_prune_rate, self._count)) > false_prune_rate:
             warnings.warn(
                 f"StallPruner: {self._count} references support a false-prune rate of {100 * kept:.1f}%, not "
                 f"{100 * false_prune_rate:g}%; references={needed(false_prune_rate)} support it",
                 stacklevel=2,
             )
         self._judged: dict[tuple[str, int], int] = {}  # values of a long trial when it was judged last
-        self._learned: tuple[Hashable, _Finished] = ((), _Finished((), credible=False, shown=()))
+        self._learned: tuple[Hashable, Sequence[ComparedRun]] = ((), ())
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
@@ -108,12 +99,9 @@ class StallPruner(BasePruner):
             return False
         self._check_references(study, trial)
         sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
-        finished = self._finished(study, sign)
-        free = not finished.credible or trial.number == _first(study.get_trials(deepcopy=False))
         evidence = Evidence(
-            finished=finished.best_first, count=self._count, rate=self._rate, shown=finished.shown,
-            published=None if free else self._envelope, no_verdict_before=self._silent,
-            unit="steps",
+            finished=self._finished(study, sign), count=self._count, rate=self._rate,
+            no_verdict_before=self._silent, unit="steps",
         )  # fmt: skip
         stall = verdict(
             _evals(trial, sign), sign * self._target, evidence, length=self._length(trial), task=_kind(trial)
@@ -155,8 +143,8 @@ class StallPruner(BasePruner):
             self._judged[key] = values
         return True
 
-    def _finished(self, study: Study, sign: float) -> _Finished:
-        """The study's finished good trials, read anew only when another one has ended."""
+    def _finished(self, study: Study, sign: float) -> Sequence[ComparedRun]:
+        """The study's finished trials, the best first; read anew only when another one has ended."""
         trials = study.get_trials(deepcopy=False)
         ended = [(t.number, t.datetime_complete) for t in trials if t.state.is_finished()]
         known, learned = (study.study_name, len(ended), *ended[-1:]), self._learned
@@ -164,17 +152,10 @@ class StallPruner(BasePruner):
             learned = self._learned = (known, self._learn(trials, sign))
         return learned[1]
 
-    def _learn(self, trials: Sequence[FrozenTrial], sign: float) -> _Finished:
-        """Finished trials, the best first, and what they say of the envelope."""
+    def _learn(self, trials: Sequence[FrozenTrial], sign: float) -> Sequence[ComparedRun]:
         done = [t for t in trials if t.state == TrialState.COMPLETE and t.value is not None and t.intermediate_values]
-        runs = {t.number: compared_run(_evals(t, sign), length=self._length(t), task=_kind(t)) for t in done}
-        ranked = [runs[t.number] for t in sorted(done, key=lambda t: sign * (t.value or 0.0))]
-        if self._envelope is None:
-            return _Finished(ranked, credible=False, shown=())
-        ended = sorted((t for t in done if math.isfinite(runs[t.number].stop(sign * self._target))), key=_end)
-        beside = (BesideEnvelope(replace(runs[t.number], task=()), self._envelope) for t in ended)
-        judged = credibility(beside, sign * self._target, self._rate)
-        return _Finished(ranked, () in judged.confirmed and judged.contradicted is None, judged.shown.get((), ()))
+        ranked = sorted(done, key=lambda t: sign * (t.value or 0.0))
+        return [compared_run(_evals(t, sign), length=self._length(t), task=_kind(t)) for t in ranked]
 
     def _length(self, trial: FrozenTrial) -> float | None:
         length = trial.user_attrs.get(LENGTH, self._max_steps)
@@ -186,30 +167,6 @@ class StallPruner(BasePruner):
             f"user attribute '{LENGTH}' of trial {trial.number} is a step above 0, or not set where it is not known, "
             f"not {length!r}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """What a study's finished trials say: their curves, the best first, whether they speak for the envelope, and how
-    far outside of it each good one lay."""
-
-    best_first: Sequence[ComparedRun]
-    credible: bool
-    shown: Sequence[float]
-
-
-def _first(trials: Sequence[FrozenTrial]) -> int | None:
-    """Number of the trial that the study began with, failed ones apart."""
-    begun = [_beginning(t) for t in trials if t.state not in (TrialState.WAITING, TrialState.FAIL)]
-    return min(begun)[1] if begun else None
-
-
-def _beginning(trial: FrozenTrial) -> tuple[datetime.datetime, int]:
-    return trial.datetime_start or datetime.datetime.min, trial.number
-
-
-def _end(trial: FrozenTrial) -> datetime.datetime:
-    return trial.datetime_complete or datetime.datetime.max
 
 
 def _kind(trial: FrozenTrial) -> Hashable:

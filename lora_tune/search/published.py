@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -25,9 +25,8 @@ implementation's values), by the names under which studies tune it."""
 @cache
 def llama2_70b_lora() -> tuple[Observation, ...]:
     """One observation a submission, with its own source, so that no site's level is taken for this one's."""
-    text = files("lora_tune.search").joinpath("published.csv").read_text(encoding="utf-8")
     submissions = []
-    for number, row in enumerate(csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))):
+    for number, row in enumerate(_rows("published.csv")):
         steps = float(row["MAX_STEPS"])
         values = {
             "LR": float(row["LR"]),
@@ -57,11 +56,14 @@ def of_benchmark(name: str) -> tuple[Observation, ...]:
     name: as MLPerf calls it. The tables (``search/data``) are made by ``python -m benchmarks.published_logs``. A mean
     stop counts as half an eval interval behind the crossing, on the grid of its round.
     """
-    table = files("lora_tune.search").joinpath(f"data/{name}.csv")
-    if not table.is_file():
-        return ()
-    lines = (line for line in table.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    return tuple(_submission(name, -1 - number, row) for number, row in enumerate(csv.DictReader(lines)))
+    return tuple(_submission(name, -1 - number, row) for number, row in enumerate(_rows(f"data/{name}.csv")))
+
+
+def _rows(name: str) -> Sequence[Mapping[str, str]]:
+    """Of a table beside this module; none where it is not there."""
+    table = files("lora_tune.search").joinpath(name)
+    lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def _submission(name: str, number: int, row: Mapping[str, str]) -> Observation:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from lora_tune.search.grey_box.features import Coordinates
-    from lora_tune.search.grey_box.sampler import Advantage, GreyBoxSampler
+    from lora_tune.search.grey_box.sampler import GreyBoxSampler
     from lora_tune.search.observations import Observation
     from lora_tune.search.optuna_samplers import WarmTPESampler
     from lora_tune.store.records import StudyRecords
@@ -51,26 +51,6 @@ class EstimatesGain(Protocol):
 
     def expected_gain(self, study: optuna.Study) -> float | None:
         """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
-        ...
-
-
-@runtime_checkable
-class Plans(Protocol):
-    """A sampler that searches in stages."""
-
-    def plan(self) -> list[str]:
-        """What each stage costs and can win, before any run, and why one is skipped; a line each."""
-        ...
-
-
-@runtime_checkable
-class Compares(Protocol):
-    """A sampler that can say what a change is worth."""
-
-    def compared(
-        self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
-    ) -> list[Advantage]:
-        """What is believed of ``values`` beside each of ``instead``. Empty where it cannot say."""
         ...
 
 

@@ -32,7 +32,7 @@ from lora_tune.search.recorded import (
     reported,
     step_attributes,
 )
-from lora_tune.search.samplers import EstimatesGain, Plans, make_sampler, sampler_kind
+from lora_tune.search.samplers import EstimatesGain, make_sampler, sampler_kind
 from lora_tune.search.sizes import smaller
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
@@ -200,7 +200,9 @@ class Session:
 
     def plan(self) -> list[str]:
         """What each stage of the search costs and can win, a line each; empty where it has none."""
-        return self._study.sampler.plan() if isinstance(self._study.sampler, Plans) else []
+        from lora_tune.search.stages.sampler import StagesSampler  # loads scipy
+
+        return self._study.sampler.plan() if isinstance(self._study.sampler, StagesSampler) else []
 
     def points_wait(self) -> bool:
         """Whether points of the study or of a person are still to be proposed."""

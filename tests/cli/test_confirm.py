@@ -36,7 +36,7 @@ from lora_tune.logs.mllog import MllogReader
 from lora_tune.review import screen
 from lora_tune.review.stopping import replicates
 from lora_tune.search.comparison import ComparisonRules
-from lora_tune.search.noise import usual_noise
+from lora_tune.search.noise import Noise, usual_noise
 from lora_tune.store import Store, sqlite_url
 from lora_tune.store.metrics import ConfirmedChoice, RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
@@ -459,6 +459,19 @@ def test_a_score_counts_the_runs_of_its_result_files_however_many_there_are() ->
     words = introduction(study, field, ComparisonRules(most=4))
     assert "9 to 12 runs, equally many of each, at most 4; " in words
     assert "2 runs, equally many of each, at most 1; " in introduction(study, field[:2], ComparisonRules(most=1))
+
+
+def test_the_lines_of_a_race_have_the_intervals_of_its_verdict() -> None:
+    """By the noise that the sweep had, not by what is usual."""
+    study, _, field = leaders(1)
+    records, lines = raced(EMPTY, field[0], 100, 104, 97), list[str]()
+    settings = ComparisonRules(most=3, noise=Noise(0.3, 0.35))
+    race = Race(study, field, settings, lambda: records, per_job=1, echo=lines.append)
+    race.tell(records.trials[0])
+    found = confirmation(study, records, field, replicates(records), race.comparison(), settings)
+    assert found is not None
+    (place,) = found.places
+    assert "{} ({} to {}, ".format(*map(duration, (place.mean, place.low, place.high))) in lines[0]
 
 
 def test_what_is_shown_of_a_race_is_what_decides_it_and_names_the_runs_that_missed() -> None:

@@ -118,7 +118,7 @@ def test_evidence_with_bounds_agrees_with_numerical_integration() -> None:
     grid = np.linspace(-40, 40, 400_001)
     density = np.exp(-0.5 * (grid / sd) ** 2) / math.sqrt(2 * math.pi) / sd
     chance = float((density * ndtr((grid - 2.0) / 0.5)).sum() * (grid[1] - grid[0]))
-    assert posterior.log_evidence == pytest.approx(math.log(chance), abs=0.02)
+    assert log_evidence(posterior.data, posterior.prior) == pytest.approx(math.log(chance), abs=0.02)
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
@@ -129,8 +129,7 @@ def test_a_bound_beside_an_exact_reading_has_the_evidence_of_both(order: list[in
     mean, sd = at(alone, 0.5)
     exact = math.log(ndtr((mean - 1.5) / math.hypot(sd, 0.3)))
     both = believe(x[order].tolist(), y[order].tolist(), below=below[order].tolist(), sd=0.3)
-    assert both.log_evidence == pytest.approx(alone.log_evidence + exact, abs=0.02)
-    assert log_evidence(both.data, both.prior) == pytest.approx(both.log_evidence, abs=1e-9)
+    assert log_evidence(both.data, both.prior) == pytest.approx(log_evidence(alone.data, alone.prior) + exact, abs=0.02)
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,7 +139,7 @@ def test_any_readings_give_a_finite_belief(rows, x) -> None:
     mean, sd = at(posterior, x)
     assert math.isfinite(mean)
     assert 0 < sd < 10
-    assert math.isfinite(posterior.log_evidence)
+    assert math.isfinite(log_evidence(posterior.data, posterior.prior))
 
 
 @given(st.floats(-1, 1))

@@ -17,7 +17,6 @@ import pytest
 
 from lora_tune.curves.published import GO_ON
 from lora_tune.logs.follower import EACH, LATER
-from lora_tune.mlperf import convergence
 from lora_tune.search import pruner
 from lora_tune.search.pruner import SENTENCE, StallPruner
 
@@ -109,44 +108,13 @@ def test_a_trial_of_its_own_length_and_kind_says_so(study: optuna.Study) -> None
         assert not trial.should_prune(), "no trial of its kind has finished, and all others are of one kind"
 
 
-LEVEL_THEN_DROP = [0.96] * 9 + [0.924]
-"""A good curve of another shape than the published ones."""
-
-
-def test_a_published_envelope_judges_once_a_good_trial_has_lain_within_it() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8)))
-    for _ in range(2):
-        assert run(study, [0.945] * len(SAMPLES)).state == optuna.trial.TrialState.COMPLETE
-    run(study, [loss(s) for s in SAMPLES])
-    trial = run(study, [0.945] * len(SAMPLES))
-    assert "above the median curve" in trial.user_attrs[SENTENCE]
-
-
-def test_an_envelope_of_other_curves_stops_no_good_trial_even_where_the_first_trial_is_bad() -> None:
-    """Were they stopped, none would be left to contradict it, and the study would lose every good trial."""
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8)))
-    run(study, [1.1] * len(SAMPLES))
-    for _ in range(6):
-        assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
-
-
 @pytest.mark.parametrize("losses", [[0.96, 0.95, 0.94, *[40.0] * 8], [0.95, math.nan, math.nan, math.nan]])
-@pytest.mark.parametrize("settings", [{"envelope": convergence.published(8)}, {"no_verdict_before": 1e9}])
-def test_a_first_trial_that_diverges_is_pruned_whatever_the_rule(
-    losses: Sequence[float], settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_first_trial_that_diverges_is_pruned_whatever_the_rule(losses: Sequence[float], tmp_path: Path) -> None:
     """In a database, too."""
-    study = optuna.create_study(pruner=StallPruner(TARGET, **settings), storage=f"sqlite:///{tmp_path}/study.db")
+    pruner = StallPruner(TARGET, no_verdict_before=1e9)
+    study = optuna.create_study(pruner=pruner, storage=f"sqlite:///{tmp_path}/study.db")
     trial = run(study, losses)
     assert study.trials[trial.number].user_attrs[SENTENCE].startswith("diverged")
-
-
-def test_an_envelope_that_a_good_trial_lay_outside_of_gives_way_to_finished_trials() -> None:
-    study = optuna.create_study(pruner=StallPruner(TARGET, envelope=convergence.published(8), max_steps=8192))
-    for _ in range(8):
-        assert run(study, LEVEL_THEN_DROP).state == optuna.trial.TrialState.COMPLETE
-    trial = run(study, [1.1] * len(SAMPLES))
-    assert "further above the best 3 of" in trial.user_attrs[SENTENCE]
 
 
 def test_a_study_of_several_objectives_is_refused() -> None:

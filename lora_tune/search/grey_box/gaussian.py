@@ -152,7 +152,6 @@ class Posterior:
     data: Data
     factor: Array
     weights: Array
-    log_evidence: float
 
     def joint(self, x: Array, basis: Array) -> Joint:
         """The belief at feature rows ``x`` (m, d) with trend rows ``basis`` (m, p)."""
@@ -223,21 +222,20 @@ def _summed(
 def condition(data: Data, prior: Prior) -> Posterior:
     """The posterior given ``data``; lower bounds enter as Gaussian sites."""
     kernel, offset, variance = _beforehand(data, prior)
-    evidence = math.nan
     if data.below.any():
-        offset, variance, evidence = sites(kernel, offset, variance, data.below)
+        offset, variance, _ = sites(kernel, offset, variance, data.below)
     factor, weights = _factorised(kernel, offset, variance)
-    if math.isnan(evidence):
-        evidence = _gaussian_evidence(offset, factor, weights)
-    return Posterior(prior=prior, data=data, factor=factor, weights=weights, log_evidence=evidence)
+    return Posterior(prior=prior, data=data, factor=factor, weights=weights)
 
 
 def log_evidence(data: Data, prior: Prior) -> float:
-    """That of :func:`condition` alone, for less where there are bounds."""
+    """ln of the density of ``data``, and of the chance of its bounds, under the prior."""
     kernel, offset, variance = _beforehand(data, prior)
     if data.below.any():
         return sites(kernel, offset, variance, data.below)[2]
-    return _gaussian_evidence(offset, *_factorised(kernel, offset, variance))
+    factor, weights = _factorised(kernel, offset, variance)
+    constant = 0.5 * len(offset) * math.log(2 * math.pi)
+    return float(-0.5 * offset @ weights - np.log(factor.diagonal()).sum() - constant)
 
 
 def _beforehand(data: Data, prior: Prior) -> tuple[Array, Array, Array]:
@@ -253,11 +251,6 @@ def _factorised(kernel: Array, offset: Array, variance: Array) -> tuple[Array, A
     noisy.flat[:: len(noisy) + 1] += variance
     factor = lower_factor(noisy)
     return factor, solved(factor, offset)
-
-
-def _gaussian_evidence(offset: Array, factor: Array, weights: Array) -> float:
-    n = len(offset)
-    return float(-0.5 * offset @ weights - np.log(factor.diagonal()).sum() - 0.5 * n * math.log(2 * math.pi))
 
 
 # Lower bounds, as Gaussian sites that are taken in one after the other (assumed-density filtering) in the belief that

@@ -38,14 +38,13 @@ TRIED = 0.003
 class Recommendation:
     """The best configuration as far as is known.
 
-    score: expected seconds; sd: of ln(score), as believed. regret: expected excess over the best there is, as a share;
+    score: expected seconds. regret: expected excess over the best there is, as a share;
     infinite while nothing known has reached the target, here or elsewhere. runs: full
     runs of exactly these hyperparameters, on any layout.
     """
 
     values: Values
     score: float
-    sd: float
     regret: float
     runs: int
 
@@ -74,8 +73,7 @@ def recommend_from(model: SearchModel, rng: np.random.Generator) -> Recommendati
     names = model.coordinates.convergence_names
     runs = sum(all(o.values.get(n) == values[n] for n in names) and not o.probe for o in model.observations)
     regret = _expected_regret(model, beliefs, (best[g], g, m), rng) if model.target_known else math.inf
-    sd = math.hypot(float(beliefs.sd[best[g]]), float(beliefs.spread[m]))
-    return Recommendation(values=values, score=float(np.exp(seconds[m])), sd=sd, runs=runs, regret=regret)
+    return Recommendation(values=values, score=float(np.exp(seconds[m])), runs=runs, regret=regret)
 
 
 def _whole(beliefs: Beliefs, at: int, g: int, m: int) -> Values:

@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from lora_tune.base.text import counted
+from lora_tune.base.text import counted, listed
 from lora_tune.search.grey_box.features import Coordinates
 from lora_tune.search.grey_box.gaussian import positive_part
 from lora_tune.search.grey_box.objective import Goal
@@ -47,6 +47,8 @@ MOST_LAYOUTS = 12
 """Layouts that are counted as in doubt before any is measured: each probe tells of several."""
 PAIR = 2
 """Whole runs, one with a changed arithmetic and one without, for which what it saves must pay at least."""
+MOST_NAMED = 4
+"""Names of switches and parameters that a line of the plan has."""
 MOST_SINGLE = 4
 """Switches of changed arithmetic of which every combination is looked at."""
 
@@ -330,9 +332,9 @@ class StageKnowledge:
         changing = [s.name for s in searched if s.precision]
         probes = self.screening.probes_needed + REPEATS + EXTRA_PROBES
         runs = 1 + min(len(changing), MOST_SINGLE)
-        what = f"{len(searched)} switches, several to a probe: {names([s.name for s in searched])}"
+        what = f"{len(searched)} switches, several to a probe: {listed([s.name for s in searched], MOST_NAMED)}"
         if changing:
-            what += f"; whole runs beside the base's of {names(changing)}, which change arithmetic"
+            what += f"; whole runs beside the base's of {listed(changing, MOST_NAMED)}, which change arithmetic"
         gain = -math.expm1(-gain_of(searched))
         hours = probes * probe + runs * whole
         switches = Stage(name="switches", what=what, probes=probes, whole_runs=runs, node_hours=hours, gain=gain)
@@ -367,7 +369,7 @@ class StageKnowledge:
 
     def _hyperparameter_stage(self, whole: float) -> Stage:
         known, speed = self.hyperparameters, self.coordinates.speed_names
-        tuned = names([n for n in self.of_all.space if n not in speed])
+        tuned = listed([n for n in self.of_all.space if n not in speed], MOST_NAMED)
         if not tuned:
             return Stage(name="hyperparameters", what="", skipped="none are tuned")
         if math.isinf(known.gain):
@@ -524,10 +526,3 @@ def gain_of(switches: Sequence[Switch], sd: float = EFFECTS[1]) -> float:
     x = np.linspace(0, 6, 1201)
     counts = [len(s.levels) - 1 for s in switches]
     return sd * sum(float(np.trapezoid(1 - ndtr(x) ** n, x)) for n in counts)
-
-
-def names(values: Sequence[str] | Mapping[str, Any], most: int = 4) -> str:
-    """The first of some names, and how many more there are."""
-    known = list(values)
-    more = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + more
