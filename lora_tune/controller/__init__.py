@@ -1,1 +1,1 @@
-"""The loop that drives a sweep, and what it decides of each trial."""
+"""The loop that drives a sweep, and its decisions on each trial."""

@@ -1,8 +1,7 @@
-"""Whether a result can be true. Pure functions of (study, trial, job status, log): a result that cannot is refused.
+"""Whether a result is plausible. Pure functions of (study, trial, job status, log): an impossible result is refused.
 
-What a log claims is checked against what the job's own life allows: by the clocks that nobody sets (the runner's, the
-kernel's, Slurm's elapsed time), by the order of its own points, by the values that the trial was given, and by what a
-loss can be.
+A log's claims are checked against the job's duration by monotonic clocks (the runner's, the kernel's, Slurm's elapsed
+time), the order of its own points, the trial's values, and the possible range of a loss.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from lora_tune.workloads.record import key_of
 
 # Whether a run's progress began at zero. Pure functions of its log.
 #
-# A program that finds a checkpoint in a folder that trials share trains only the rest, in a part of the time.
+# A program that finds a checkpoint in a folder shared by trials trains only the rest, in a fraction of the time.
 
 FASTER = 3.0
-"""How many times the fastest later pace is too fast for the way to the first point: compiling and warming up make it
-slower. In 2,202 public runs that tell both it is 1.04 times at most (26 November 2026)."""
+"""A pace up to the first point this many times the fastest later one is too fast, since compiling and warming up make
+it slower. In 2,202 public runs that state both it is at most 1.04 times as fast (26 November 2026)."""
 
 FARTHER = 2.0
-"""Of the longest later stretch between two points, how much the way to the first one must be."""
+"""The progress at the first point must be this many times the longest later interval between two points."""
 
 MISSING_SECONDS = 2.0
-"""A run that lacks less than this of its way ranks where it would with it; lines without stamps are seen so late."""
+"""A run that misses less time than this ranks about right; lines without stamps may be read so late."""
 
 
 def begun_above_zero(run: RunLog, unit: str = "samples") -> Diagnosis | None:
-    """Why a run's first point says that training had begun elsewhere, or None. unit: what the log counts.
+    """Why a run's first point shows that training began from a checkpoint, or None. unit: unit of the log's progress.
 
     Evals take time, too, so only paces without them are compared: between train points, and of blocks whose evals the
-    log marks. Of evals alone each is the end of a stretch with one eval in it: the longest stretch takes longest.
+    log marks. With evals alone, the intervals between evals are compared, each with one eval in it.
     """
     known: list[Eval | TrainPoint] = [*run.evals, *run.train]
     points = sorted((point.samples, point.seconds) for point in known if math.isfinite(point.seconds))
@@ -70,8 +69,8 @@ def begun_above_zero(run: RunLog, unit: str = "samples") -> Diagnosis | None:
 
 
 def _by_evals(run: RunLog, unit: str) -> Diagnosis | None:
-    """That the first eval came sooner than any later one came after the one before, though after ``FASTER`` times the
-    progress of each."""
+    """A diagnosis if the first eval came sooner than any later one after its predecessor, although after ``FASTER``
+    times the progress of each."""
     evals = sorted((e.samples, e.seconds) for e in run.evals if math.isfinite(e.seconds))
     if len(evals) < 3:
         return None
@@ -95,28 +94,28 @@ def _elsewhere(evidence: str) -> Diagnosis:
 
 
 def _fastest_later(run: RunLog) -> float:
-    """The highest pace after the first point, evals left out; 0 where none is known."""
+    """The highest pace after the first point, evals left out; 0 if unknown."""
     train = [point for point in run.train if math.isfinite(point.seconds)]
     between = ((b.samples - a.samples) / (b.seconds - a.seconds) for a, b in pairwise(train) if b.seconds > a.seconds)
     return max((pace for pace in (*run.throughput[1:], *between) if pace > 0), default=0.0)
 
 
-# When a job stood still: as its runner noted it, else as the driver saw it beside what the scheduler counts.
+# When a job was suspended: as noted by its runner, else by comparing the driver's polls with the scheduler's time.
 
 UNPLACED_SECONDS = 4.0
-"""Of its pauses that nobody places a trial may have so many: schedulers count whole seconds, and looks are seconds
+"""Allowed total of pauses whose place in the run is unknown: schedulers count whole seconds, and polls are seconds
 apart."""
 
 
 class ObservedPauses:
-    """Pauses of one job without a runner of ours, as the driver's looks show them; never longer than they were."""
+    """Pauses of a job without our runner, from the driver's polls; never longer than the real ones."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
         self._goes_on = False
 
     def update(self, status: JobStatus, now: float) -> JobStatus:
-        """The status with what was seen, where it names no pauses itself. now: epoch seconds of the look."""
+        """The status with observed pauses, unless it states pauses itself. now: epoch seconds of the poll."""
         if status.paused:
             begin = self._spans.pop()[0] if self._goes_on else now
             self._spans.append((begin, now))
@@ -125,7 +124,7 @@ class ObservedPauses:
 
 
 def unplaced(status: JobStatus, run: RunLog, *, left_out: bool) -> Diagnosis | None:
-    """Why the times of a run may hold a pause of its job, or None. left_out: the run is without those known to it."""
+    """Why the times of a run may include a pause of its job, or None. left_out: known pauses are already subtracted."""
     known = max(status.paused_seconds, status.standstill_seconds)
     rest = status.paused_seconds - run.paused_seconds if left_out else known
     if rest <= UNPLACED_SECONDS:
@@ -140,7 +139,7 @@ def unplaced(status: JobStatus, run: RunLog, *, left_out: bool) -> Diagnosis | N
 
 
 def suspended_text(status: JobStatus) -> str:
-    """What a person should know of a job that stands still just now; "" for all others."""
+    """A message about a job that is suspended now; "" for all others."""
     return (
         f"job {status.job_id} is suspended ({status.reason}): it goes on when it is resumed, and the time in between "
         "does not count"
@@ -149,22 +148,22 @@ def suspended_text(status: JobStatus) -> str:
     )
 
 
-# A best time that is too good beside the other trials' is confirmed by another run before it counts. Pure functions.
+# A best time that is suspiciously good compared with the other trials is confirmed by another run. Pure functions.
 #
-# What one log cannot show the others can: a program that goes on from a checkpoint which trials share, or that started
-# again inside its job, does in no time what takes every other trial long.
+# One log cannot show it, but the others can: a program that resumes from a checkpoint shared by trials, or that
+# restarted inside its job, finishes in a fraction of every other trial's time.
 
 FAR_OFF = 3.0
-"""How many times less than every other trial's a progress, a time or a length is doubted."""
+"""A progress, time or length below every other trial's by this factor is suspicious."""
 
 LIFE_SECONDS = 60.0
-"""Of a job's life beside its run that need no account."""
+"""Part of a job's life outside its run that needs no explanation."""
 
 ALIKE = 1.5
-"""Two runs of one configuration whose first evals came within so many times each other's seconds confirm each other."""
+"""Two runs of one configuration confirm each other if the seconds of their first evals agree within this factor."""
 
 SAME_LOSS = 0.03
-"""Of what their first eval is ahead of the others', two runs of one configuration and seed may differ."""
+"""Allowed difference of two first evals of one configuration and seed, relative to their lead over the others."""
 
 REMEDY = (
     "the trial is measured again, and believed where both runs agree; where its program goes on from a checkpoint, "
@@ -175,9 +174,9 @@ REMEDY = (
 def implausibility(
     study: Study, sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunLog, last: int
 ) -> Diagnosis | None:
-    """Why a run that would be the best so far is not believed yet, or None. last: number of its attempt.
+    """Why a run that would be the best is not accepted yet, or None. last: number of its attempt.
 
-    One that two attempts agree on is believed; a second that goes on where the first ended never began at zero.
+    A run that two attempts agree on is accepted; a second attempt that resumes where the first ended is not.
     """
     single = trial.probe or trial.replicates > 1 or trial.replicate_of is not None
     if single or not run.evals or not objective_of(study).judges_evals or not _would_be_best(study, sweep, trial, run):
@@ -210,7 +209,7 @@ def _would_be_best(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog)
 
 
 def _others(sweep: StudyRecords, trial: Trial) -> Mapping[int, Sequence[Eval]]:
-    """Evals of the other ended trials of the same batch size."""
+    """Evals of the other finished trials of the same batch size."""
     ended = sweep.once("ended evals", lambda: _ended(sweep))
     return {n: evals for n, evals in ended.items() if n != trial.number and task(sweep.trials[n]) == task(trial)}
 
@@ -222,7 +221,7 @@ def _ended(sweep: StudyRecords) -> dict[int, Sequence[Eval]]:
 
 
 def _usual_level(sweep: StudyRecords, trial: Trial, first: Eval) -> float:
-    """The lowest loss that any other trial had after ``FAR`` times the progress of a first eval; inf: nobody was."""
+    """The lowest loss of any other trial at up to ``FAR_OFF`` times the progress of a first eval; infinite if none."""
     others = [evals for evals in _others(sweep, trial).values() if evals[-1].samples >= FAR_OFF * first.samples > 0]
     return min((e.loss for evals in others for e in evals if e.samples <= FAR_OFF * first.samples), default=math.inf)
 
@@ -233,7 +232,7 @@ def _too_low(study: Study, first: Eval) -> str:
 
 
 def _too_soon(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> str:
-    """That the first eval came in a part of the time of every trial of equal work; "" where it did not."""
+    """The message that the first eval came in a fraction of the time of every trial of equal work; "" if not."""
     first, others = timed(run.evals[:1]), references(study, sweep, trial)
     if not first or not others:
         return ""
@@ -248,7 +247,7 @@ def _too_soon(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> s
 
 
 def _unaccounted(sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunLog) -> str:
-    """That the job lived far longer than its run, unlike those of other trials; "" where that is not so."""
+    """The message that the job lived far longer than its run, unlike those of other trials; "" if not."""
     points = timed(run.evals)
     others = [rest for t in sweep.trials.values() if t.number != trial.number and (rest := _rest(sweep, t)) is not None]
     if status.seconds is None or not points or not others:
@@ -264,7 +263,7 @@ def _unaccounted(sweep: StudyRecords, trial: Trial, status: JobStatus, run: RunL
 
 
 def _rest(sweep: StudyRecords, trial: Trial) -> float | None:
-    """Seconds that the job of a trial lived beside its run, of one that ran to its end; else None."""
+    """Seconds of a trial's job outside its run, if it ran to its end; else None."""
     attempts, points = sweep.attempts_of(trial.number), timed(sweep.last_evals(trial.number))
     ran = trial.verdict in (Verdict.REACHED, Verdict.CENSORED) and attempts and points
     if not ran or attempts[-1].started_at is None or attempts[-1].ended_at is None:
@@ -274,7 +273,7 @@ def _rest(sweep: StudyRecords, trial: Trial) -> float | None:
 
 
 def _refused(sweep: StudyRecords, trial: Trial, last: int) -> Sequence[Eval]:
-    """The evals of the newest attempt before the last that was refused for its times; none where there is none."""
+    """The evals of the newest attempt before ``last`` that was refused for its times; empty if there is none."""
     for attempt in reversed(sweep.attempts_of(trial.number)):
         evals = sweep.evals.get((trial.number, attempt.number), ())
         if attempt.number < last and attempt.failure == FailureKind.CLOCK and evals:
@@ -283,9 +282,9 @@ def _refused(sweep: StudyRecords, trial: Trial, last: int) -> Sequence[Eval]:
 
 
 def _agree(one: Eval, other: Eval, usual: float) -> bool:
-    """Whether two first evals are those of one configuration that began at zero twice. usual: the others' level.
+    """Whether two first evals are of one configuration that began at zero twice. usual: the other trials' level.
 
-    A program that goes on from a checkpoint goes further each time; the same seed comes to the same loss.
+    A program that resumes from a checkpoint gets further each time; the same seed gets to the same loss.
     """
     low, high = sorted((one.seconds, other.seconds))
     if math.isfinite(usual):
@@ -299,19 +298,19 @@ ORDER_SECONDS = 1.0
 """How far time stamps of several ranks may run backwards while samples grow; in 2,078 public logs they never do."""
 
 LATE_READ_SECONDS = 2.0
-"""How much longer than its job a run without time stamps may seem: its lines are seen late, one more than another."""
+"""How much longer than its job a run without time stamps may seem, because its lines are read late, unequally so."""
 
 STEP_SECONDS = 0.5
-"""A wall clock that was set by less than this while a job ran does not change its result by more."""
+"""A clock change smaller than this during a job is ignored, as it changes the result by no more."""
 
 ROUNDING = 1e-3
-"""Relative difference between a value and the same value as a program prints it."""
+"""Relative rounding difference between a value and its printed form."""
 
 FEW_DIGITS = 0.0505
-"""Share by which a value of two printed digits may differ. One digit says too little: 1e-4 may be another trial's."""
+"""Largest relative rounding of a value, that of two printed digits: with one digit, 1e-4 may be another trial's."""
 
 LARGEST_LOSS = 1e6
-"""A loss below minus this many times the target (or 1) is no loss."""
+"""A loss below minus this many times the target (or 1) is impossible."""
 
 STATED_BY_CONFIG = frozenset(
     {
@@ -319,8 +318,7 @@ STATED_BY_CONFIG = frozenset(
         "lora_alpha", "healing_iter",
     }
 )  # fmt: skip
-"""MLLOG keys, and printed settings, under which programs state a parameter as it was given. Under others they state
-derived values."""
+"""MLLOG keys, and printed settings, under which programs log a parameter unchanged. Other keys hold derived values."""
 
 
 def why_untrue(
@@ -334,11 +332,11 @@ def why_untrue(
     stamped: bool,
     read_at_once: Callable[[float], float | None] = lambda _: None,
 ) -> Diagnosis | None:
-    """Why the result of a job that is over cannot be true, or None.
+    """Why the result of a job that has ended cannot be true, or None.
 
-    written: what its job was written with, by variable (``workloads.base.written``).
-    stamped: its log has time stamps of its own. read_at_once: for a log without, how long nobody had looked when the
-    run's first so many seconds came at one look, with the end of the log; None where they came at several.
+    written: the values that its job received, by variable (``Workload.written``).
+    stamped: its log has its own time stamps. read_at_once: for a log without, the time since the previous poll if the
+    first so many seconds of the run and the end of the log came in one poll; None if they came in several.
     """
     return (
         _other_attempt(attempt, run)
@@ -354,15 +352,15 @@ def why_untrue(
 
 
 def _only_pace(study: Study, run: RunLog) -> bool:
-    """Whether a run that says that it goes on from a checkpoint is compared by its pace, which that leaves alone."""
+    """Whether a run that reports a checkpoint is compared by its pace alone, which a checkpoint does not affect."""
     return bool(run.resumed) and not objective_of(study).judges_evals
 
 
 def other_log(attempt: Attempt, status: JobStatus, head: bytes, end: bytes, size: int) -> Diagnosis | None:
-    """Why the file that lies there is not the log that the job wrote, or None, also where its runner did not say.
+    """Why the file is not the log that the job wrote, or None; also None if its runner recorded nothing.
 
-    head: its first bytes. end: its last ones: after a power cut a file may have its length, and zeros for what was not
-    on the disk yet. size: its length in bytes, compared with what the runner wrote down at the end.
+    head: its first bytes. end: its last ones: after a power failure a file may have its full length, with zeros for
+    unwritten data. size: its length in bytes, compared with the runner's record.
     """
     if status.log_bytes is None or not attempt.token:
         return None
@@ -379,10 +377,10 @@ def other_log(attempt: Attempt, status: JobStatus, head: bytes, end: bytes, size
 
 
 def impossible_times(run: RunLog, status: JobStatus, *, stamped: bool, unit: str = "samples") -> Diagnosis | None:
-    """Why a run's times cannot be true, or None; also for one that goes on.
+    """Why a run's times cannot be true, or None; also for a running job.
 
-    A log without time stamps is timed by a monotonic clock, so steps of the wall clock do not touch it. A
-    packed trial's log counts its own time alone, and its launcher says nothing of its job's. unit: what the log counts.
+    A log without time stamps is timed by a monotonic clock, so changes of the wall clock do not matter. A packed
+    trial's log has simulated times, which are not compared with its job's. unit: unit of the log's progress.
     """
     points: list[Eval | TrainPoint] = [*run.evals, *run.train]
     points.sort(key=lambda point: point.samples)
@@ -414,12 +412,12 @@ def _clock(evidence: str) -> Diagnosis:
 
 
 def _unit(points: list[Eval | TrainPoint]) -> float:
-    """Seconds by which a difference of two time stamps may be off: one where stamps count whole seconds."""
+    """Rounding error of a difference of two time stamps in seconds: 1 if stamps are whole seconds."""
     return 1.0 if all(point.seconds % 1 == 0 for point in points) else 0.0
 
 
 def _backwards(points: list[Eval | TrainPoint]) -> tuple[Eval | TrainPoint, Eval | TrainPoint] | None:
-    """A point, and one with more samples that claims to be earlier; None where none is. Evals come from one rank."""
+    """A point, and one with more samples but an earlier time; None if there is none. Evals come from one rank."""
     evals: list[Eval | TrainPoint] = [point for point in points if isinstance(point, Eval)]
     return _earlier(evals, STEP_SECONDS) or _earlier(points, ORDER_SECONDS)
 
@@ -443,10 +441,10 @@ def _no_time(
     *,
     stamped: bool,
 ) -> Diagnosis | None:
-    """A target whose time nobody knows: all lines came at once, or at one time by their stamps.
+    """A target whose time is unknown, because all lines were read at once, or have one time stamp.
 
-    Where the job outlived the look that brought them, they lay in a buffer, and would again. Others were over too soon
-    to be told apart: that is chance on a busy machine, and says nothing of the next attempt.
+    If the job outlived the poll that read them, they were buffered, and would be again. Otherwise the run was too
+    short to time: that is chance on a busy machine, and another attempt may succeed.
     """
     stop = _stop(study, trial, run)
     if stop is None:
@@ -476,7 +474,7 @@ def _foreign(token: str, attempt: Attempt) -> Diagnosis:
 
 
 def _other_benchmark(study: Study, run: RunLog) -> Diagnosis | None:
-    """The log is of another MLPerf benchmark than the one whose target the study goes by."""
+    """The log is of another MLPerf benchmark than the study's target."""
     goal, announced = goal_of(study), run.hyperparameters.get("submission_benchmark")
     if not goal or announced == goal or announced not in benchmark_names():
         return None
@@ -488,7 +486,7 @@ def _other_benchmark(study: Study, run: RunLog) -> Diagnosis | None:
 
 
 def _other_values(study: Study, trial: Trial, written: Mapping[str, Value], run: RunLog) -> Diagnosis | None:
-    """The log announces other hyperparameters than the job was written with."""
+    """The log states other hyperparameters than the job received."""
     benchmark = study.benchmark.name if study.benchmark else ""
     for name in trial.parameters:
         key = key_of(benchmark, name) or name.lower()
@@ -508,7 +506,7 @@ def _other_values(study: Study, trial: Trial, written: Mapping[str, Value], run:
 
 
 def _same(proposed: Value, announced: object) -> bool:
-    """Whether a number was announced as it was given, as far as its printed digits tell; other values say nothing."""
+    """Whether a logged number equals the given one, within its printed digits; True for other types."""
     numbers = isinstance(proposed, int | float) and isinstance(announced, int | float)
     if not numbers or isinstance(proposed, bool) or isinstance(announced, bool):
         return True
@@ -523,7 +521,7 @@ def _same(proposed: Value, announced: object) -> bool:
 
 
 def _impossible_loss(study: Study, run: RunLog) -> Diagnosis | None:
-    """The eval that meets the target states what no loss can be."""
+    """The eval that meets the target has an impossible value."""
     target = study.target
     stop = objective_of(study).stop(run)
     if stop is None:

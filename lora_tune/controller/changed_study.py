@@ -1,4 +1,4 @@
-"""Whether a study's file still says what it said when its sweep began, and what to do where it does not."""
+"""Whether a study's file has changed since its sweep began, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.workloads.base import Start, Workload
 from lora_tune.workloads.base_config import differences
 
-# Whether the machine's own config still is what a sweep's trials were compared with.
+# Whether the machine's own config is still the one that a sweep's trials were compared with.
 #
-# Every trial builds on that file, which others may edit or remove while a sweep goes on. The sweep has what it set on
-# record, with the trial that measured it.
+# Every trial builds on that file, which may be edited or removed during a sweep. The sweep records its values with the
+# trial that measured it.
 
 REMEDY = "put it back, use another --output, or resume with --accept-changes"
 SHOWN = 4
-"""Variables that a sentence names."""
+"""Most variables in a sentence."""
 
 
 def base_trial(sweep: StudyRecords) -> Trial | None:
-    """The trial that measured the machine's own config as it stands; None where the study names none."""
+    """The trial that measured the unchanged base config; None if the study names none."""
     return next((t for t in sweep.trials.values() if t.metrics.base is not None and t.replicate_of is None), None)
 
 
 def with_base(
     study: Study, sweep: StudyRecords, begin: Start | None = None, unread: Collection[str] = (), *, anew: bool = False
 ) -> Study:
-    """The study with a space that holds the machine's own config as the sweep's records have it.
+    """The study with a space that contains the base config as recorded by the sweep.
 
-    begin: that config as trial 0 will measure it, for a sweep that has no trial yet, or ``anew``: none that counts.
-    unread: switches that trials do not read, which are not swept.
+    begin: that config as trial 0 will measure it, for a sweep without a trial, or ``anew``: without one that counts.
+    unread: switches that trials do not read, which are not tuned.
     """
     measured = None if anew and begin is not None else base_trial(sweep)
     first = begin.tuned if begin is not None and (anew or not sweep.trials) else None
@@ -43,7 +43,7 @@ def with_base(
 
 
 def edited(workload: Workload) -> str:
-    """What of the config's files has changed since the workload read them; "" for nothing, and where it has none."""
+    """Changes of the config's files since the workload read them; "" for none, or without a config."""
     begin = workload.start()
     if begin is None:
         return ""
@@ -55,7 +55,7 @@ def edited(workload: Workload) -> str:
 
 
 def departed(sweep: StudyRecords, workload: Workload) -> str:
-    """What the config's files set otherwise than when the sweep measured it; "" for nothing, and where it did not."""
+    """Changes of the config's files since the sweep measured it; "" for none, or if it did not."""
     base = base_trial(sweep)
     if base is None or not base.base_values:
         return ""
@@ -67,7 +67,7 @@ def departed(sweep: StudyRecords, workload: Workload) -> str:
 
 
 def refuse_departed(sweep: StudyRecords, workload: Workload, remedy: str = REMEDY) -> None:
-    """Raise InputError where trials from now on would build on another config than the one that trial 0 measured."""
+    """Raise InputError if new trials would build on another config than the one that trial 0 measured."""
     if sentence := departed(sweep, workload):
         raise InputError(f"{sentence}; {remedy}")
 
@@ -79,16 +79,16 @@ def _change_text(name: str, before: Mapping[str, str], now: Mapping[str, str]) -
 
 
 _GOAL = re.compile(r"objective\.(?!curves\b)|workload\.benchmark\b")
-"""What says which runs are good, and what is measured of them. Published curves only stop runs."""
+"""Keys that define which runs are good, and what is measured; not published curves, which only stop runs."""
 
 _BUDGET = {"budget.trials": "--trials", "budget.parallel": "--parallel", "budget.node_hours": "--budget-node-hours"}
-"""What a command line may change of a sweep's budget, without a change of its study."""
+"""Budget keys that command-line options may change without a change of the study."""
 
 
 def changes_since(sweep: StudyRecords, file: Path, study: Study) -> Sequence[str]:
-    """What ``study``, as its ``file`` says it now, says other than when the sweep began; a sentence each.
+    """Differences between ``study``, as in its ``file`` now, and the sweep's recorded study; a sentence each.
 
-    By what is read from both texts today: the same text has another hash in a release that reads more keys of it.
+    Both texts are parsed by this release, because a release that reads more keys gives the same text another hash.
     """
     if sweep.digest == study.digest:
         return ()
@@ -96,9 +96,9 @@ def changes_since(sweep: StudyRecords, file: Path, study: Study) -> Sequence[str
 
 
 def unacceptable(changes: Sequence[str], sweep: StudyRecords) -> str:
-    """Why nobody can accept these changes, or "": trials that have ended were judged by another goal.
+    """Why these changes cannot be accepted, or "": finished trials were judged by another goal.
 
-    Their verdicts and times would stand beside those of trials that went for the new one, and be called the same.
+    Their verdicts and times are not comparable with those of trials under the new goal.
     """
     goal = [change for change in changes if _GOAL.match(change)]
     if not goal or all(trial.verdict not in PLAUSIBLE_VERDICTS for trial in sweep.trials.values()):
@@ -107,7 +107,7 @@ def unacceptable(changes: Sequence[str], sweep: StudyRecords) -> str:
 
 
 def remedy(changes: Sequence[str], study: Study) -> str:
-    """What to do about a study that changed since its sweep began; of a budget alone, the option that changes it."""
+    """What to do about a changed study; for changes of the budget alone, the option that makes them."""
     keys = [change.partition(":")[0] for change in changes]
     values = study.model_dump(mode="json")["budget"]
     if all(key in _BUDGET and values[key.partition(".")[2]] is not None for key in keys):

@@ -1,8 +1,7 @@
-"""An arm may be a commit: a git tree beside the parameters, of which each attempt runs a worktree of its own.
+"""Trials of a git commit: each attempt runs in its own worktree of that commit.
 
-A trial of a commit has COMMIT and TREE among its parameters: the commit that was named, and the hash of its files. Arms
-are told apart by the files (``search.campaign.arm_of``), so that a commit that changes none is a further run of the
-same arm.
+Such a trial has COMMIT and TREE among its parameters: the named commit, and the hash of its files. Arms are identified
+by the files (``search.campaign.arm_of``), so that a commit that changes none is a further run of the same arm.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ GIT_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """sha: of the commit. tree: of its files."""
+    """sha: of the commit. tree: hash of its files."""
 
     sha: str
     tree: str
 
     @property
     def of_request(self) -> dict[str, str]:
-        """As a request states it."""
+        """Its fields in a request."""
         return {"commit": self.sha, "tree": self.tree}
 
 
 def resolve(study: Study, name: str) -> Commit:
-    """The commit that a study's code has under a name (a branch, a tag, a hash).
+    """The commit with a name (a branch, a tag, a hash) in the study's code.
 
-    Raises InputError for no commit, and for a study whose trials cannot run one.
+    Raises InputError for an unknown name, and for a study whose trials cannot run a commit.
     """
     if problem := refusal(study):
         raise InputError(problem)
     folder = _code_of(study)
     try:
-        # One that begins with a dash would be an option of git's.
+        # --end-of-options: a name that begins with a dash is not an option.
         sha = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except LauncherError:
         raise InputError(f"commit {name!r}: {folder} has none of that name; git log lists them") from None
@@ -54,7 +53,7 @@ def resolve(study: Study, name: str) -> Commit:
 
 
 def refusal(study: Study) -> str:
-    """Why no trial of a study can be of a commit; "" where one can."""
+    """Why no trial of a study can run a commit; "" if one can."""
     settings = study.workload
     if settings.kind != "command":
         return f'workload.kind = "{settings.kind}": a commit is run by kind = "command" alone'
@@ -67,16 +66,16 @@ def refusal(study: Study) -> str:
 
 
 def parameters_of(request: Request | None) -> dict[str, Value]:
-    """What a trial has beside its values where its request names a commit."""
+    """The additional parameters of a trial whose request names a commit."""
     if request is None or not request.what.get("commit"):
         return {}
     return {COMMIT: str(request.what["commit"]), TREE: str(request.what["tree"])}
 
 
 def at_commit(job: Job, trial: Trial) -> Job:
-    """The job in a worktree of its trial's commit, which is made below the job's folder where it is not there yet.
+    """The job in a worktree of its trial's commit, created in the job's folder if necessary.
 
-    Raises LauncherError where git cannot make it.
+    Raises LauncherError if git fails.
     """
     sha = trial.parameters.get(COMMIT)
     if not isinstance(sha, str) or not _SHA.fullmatch(sha):
@@ -84,7 +83,7 @@ def at_commit(job: Job, trial: Trial) -> Job:
     folder, place = (job.cwd or Path.cwd()).absolute(), job.folder.absolute() / "tree"
     if not (place / ".git").exists():
         part = place.with_name("tree.part")
-        shutil.rmtree(part, ignore_errors=True)  # of a driver that was killed half way
+        shutil.rmtree(part, ignore_errors=True)  # left by a driver that was killed
         part.parent.mkdir(parents=True, exist_ok=True)
         _git(folder, "worktree", "prune")
         _git(folder, "worktree", "add", "--force", "--detach", "--quiet", str(part), sha)
@@ -93,13 +92,13 @@ def at_commit(job: Job, trial: Trial) -> Job:
 
 
 def _code_of(study: Study) -> Path:
-    """Where a study's command runs."""
+    """The working folder of a study's command."""
     cwd = (study.workload.model_extra or {}).get("cwd")
     return Path(str(cwd)).expanduser() if cwd else Path.cwd()
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises LauncherError with its words where it fails."""
+    """git's output. Raises LauncherError with its message if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_SECONDS, check=False

@@ -1,4 +1,4 @@
-"""What a job that is over makes of its trial: pure functions of (study, records, job status, log)."""
+"""The conclusion from an ended job about its trial: pure functions of (study, records, job status, log)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from lora_tune.search.objectives import Finished, objective_of, objectives_of
 from lora_tune.store.metrics import RunMetrics, TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, Verdict
 
-# What a finished trial is remembered by: numbers and words by name, read from its log and its attempts.
+# Metrics of a finished trial, from its log and its attempts.
 
 
 def measured(study: Study, trial: Trial, attempts: Sequence[Attempt], run: RunLog, now: float) -> TrialMetrics:
-    """What a finished trial's log and attempts say of it.
+    """The metrics of a finished trial, from its log and its attempts.
 
-    ``objective`` (see ``lora_tune.search.objectives``) is there only when the target was reached, or where there is
-    none.
+    ``objective`` (see ``lora_tune.search.objectives``) is set only if the target was reached, or if there is none.
     Unknown numbers are None, never zero or infinite.
     """
     change = healing.healing_samples(trial, run)
@@ -78,14 +77,14 @@ def _where_it_crosses(crossing: curves.Crossing, run: RunLog) -> TrialMetrics:
 
 
 def _public_family(study: Study, trial: Trial) -> curves.Family | None:
-    """The shape of public curves, where the study compares with them and the trial's has it."""
+    """The shape of public curves, if the study compares with them and it applies to the trial."""
     if pruning.envelope(study, trial) is None:
         return None
     return convergence.crossing_family(float(trial.parameters["GBS"]))
 
 
 def _valued(study: Study, done: Finished) -> TrialMetrics:
-    """The metrics of a run that is over, with the value of each of the study's objectives."""
+    """The metrics of a finished run, with the value of each of the study's objectives."""
     first, second = (*(_known(o.value(done)) for o in objectives_of(study)), None)[:2]
     return replace(done.metrics, objective=first, second_objective=second)
 
@@ -95,7 +94,7 @@ def _known(number: float | None) -> float | None:
 
 
 def _second_phase(healed: curves.Healed) -> TrialMetrics:
-    """What a change of precision did to the trial's pace."""
+    """The effect of a change of precision on the trial's pace."""
     return TrialMetrics(
         healing_samples=healed.samples,
         healed_samples_per_second=healed.samples_per_second,
@@ -105,28 +104,25 @@ def _second_phase(healed: curves.Healed) -> TrialMetrics:
 
 
 def estimate_text(metrics: TrialMetrics) -> str:
-    """What of a trial's time is an estimate, for people; "" for a time that was measured."""
+    """A message about the estimated part of a trial's time; "" if it was measured."""
     estimated = metrics.estimated_seconds
     return f"{estimated:.3g} s of it are estimated: its log was not being read then" if estimated else ""
 
 
 def pause_text(metrics: TrialMetrics) -> str:
-    """What was left out of a trial's time, for people; "" where nothing was."""
+    """A message about pauses excluded from a trial's time; "" if there were none."""
     paused = metrics.paused_seconds
     return f"its job stood still for {paused:.3g} s beside, which do not count" if paused else ""
 
 
 def _announced_seed(run: RunLog) -> int | None:
-    """The seed that the log states: some launch scripts draw their own, whatever they are given."""
+    """The seed in the log, because some launch scripts choose their own."""
     seed = run.hyperparameters.get("seed")
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 
 def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> tuple[RunMetrics, ...]:
-    """What each run of a job that made several has shown, oldest first.
-
-    A run that was cut short says nothing and is left out.
-    """
+    """Metrics of each run in a job of several runs, oldest first; interrupted runs are left out."""
     metrics: list[RunMetrics] = []
     begun = [run for run in runs if run.run_start_ms is not None]
     for i, run in enumerate(begun):
@@ -147,10 +143,10 @@ def several(study: Study, trial: Trial, runs: Sequence[RunLog]) -> tuple[RunMetr
 
 
 def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> tuple[float, float]:
-    """Seconds and samples at which a run of this configuration is expected to stop.
+    """(seconds, samples) at which a run of this configuration is expected to stop.
 
-    The run's own clock, corrected for its luck by the fitted crossing under the run's own eval schedule; references
-    of convergence are means of stops, half an eval interval after crossings.
+    The run's measured time, corrected for its luck by the fitted crossing under the run's own eval schedule;
+    references of convergence are mean stops, half an eval interval after crossings.
     """
     schedule = curves.Schedule(run.evals[0].samples, run.evals[1].samples - run.evals[0].samples)
     seconds = curves.clock_seconds(crossing, timing, schedule)
@@ -159,9 +155,9 @@ def _by_curve(crossing: curves.Crossing, timing: curves.Timing, run: RunLog) -> 
 
 
 def _mlperf_seconds(study: Study, trial: Trial, run: RunLog, seconds: float, samples: float) -> float | None:
-    """``seconds`` after RCP normalisation: a run that converges faster than the reference is scaled back to it.
+    """``seconds`` after RCP normalisation, which scales back a run that converges faster than the reference.
 
-    None where the study is of no benchmark of MLPerf, or its batch size has no reference.
+    None if the study has no MLPerf benchmark, or its batch size no reference.
     """
     batch = trial.parameters.get("GBS")
     benchmark = study.benchmark
@@ -170,7 +166,7 @@ def _mlperf_seconds(study: Study, trial: Trial, run: RunLog, seconds: float, sam
     reference = benchmark.reference(batch)
     if reference is None:
         return None
-    # Readers turn epochs into samples by the log's train_samples; bert's epoch_num is samples already.
+    # Readers convert epochs to samples by the log's train_samples; bert's epoch_num is already in samples.
     epoch = as_number(run.hyperparameters.get("train_samples"))
     in_epochs = benchmark.progress == "epoch_num" and reference.mean < batch and epoch
     return seconds * max(1.0, reference.mean / (samples / epoch if in_epochs and epoch else samples))
@@ -180,16 +176,16 @@ RETRIED = (
     "flaky", "infrastructure", "preempted", "host memory", "displaced", "capacity",
     "held", "drained", "clock", "foreign", "unknown",
 )  # fmt: skip
-"""Classes of failure that say nothing about the parameters: a new attempt, never a word to the search."""
+"""Failure classes that say nothing about the parameters: a new attempt is made, and the search is not told."""
 
 OF_SETUP = (
     *(kind for kind in RETRIED if kind != "unknown"), "configuration", "unsatisfiable", "unread", "mismatch",
 )  # fmt: skip
-"""Classes of failure that a person can fix without a change of the trial: it is run again when they have."""
+"""Failure classes that a user can fix without changing the trial, which is then run again."""
 
 
 UNTRIED = (FailureKind.DISPLACED, FailureKind.CAPACITY)
-"""Classes of attempts that no machine has had: they count for nothing."""
+"""Failure classes of attempts that never got a machine; they do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +215,7 @@ def conclude(
     node_at_fault: bool = False,
     far_over_memory: bool = False,
 ) -> Finish | Retry:
-    """For a job that is over: what its log and the driver's own stops make of the trial.
+    """The conclusion about a trial whose job has ended, from its log and the driver's own stops.
 
     far_over_memory: by its layout it needs far more memory than a GPU has. node_at_fault: its failure may be its
     node's, whatever its class (``node_faults.may_be_the_nodes``).
@@ -251,7 +247,7 @@ def conclude(
 
 
 def _measured(study: Study, trial: Trial, attempt: Attempt, run: RunLog, *, whole: bool) -> str:
-    """What the run measured, in a sentence; "" where it did not, or was stopped before it could.
+    """A sentence on what the run measured; "" if nothing, or if it was stopped before.
 
     whole: whether the job ended by itself without a failure.
     """
@@ -263,7 +259,7 @@ def _measured(study: Study, trial: Trial, attempt: Attempt, run: RunLog, *, whol
 
 
 def _stopped(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> Finish | None:
-    """The verdict of a trial that the driver or a person ended; None where it ended otherwise."""
+    """The verdict of a trial that the driver or a user stopped; None otherwise."""
     if attempt.stop is StopKind.PRUNED:
         return Finish(Verdict.PRUNED, attempt.stop_sentence)
     if attempt.stop is StopKind.CAPPED:
@@ -277,19 +273,19 @@ def _stopped(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> Finis
 
 
 def of_training(status: JobStatus, run: RunLog) -> JobStatus:
-    """The status without the exit code of another step, which the script survived, where the log states a run's end.
+    """The status without the exit code of another job step, if the log states the run's end.
 
-    ``mlperf-sysjson.sh`` fails in many a healthy job, and Slurm keeps the worst code of all steps.
+    ``mlperf-sysjson.sh`` fails in many a healthy job, and Slurm reports the worst code of all steps.
     """
     return replace(status, exit_code=0) if status.step_failed and run.run_stop_ms is not None and run.evals else status
 
 
 PLAUSIBLE_VERDICTS = (Verdict.REACHED, Verdict.CENSORED, Verdict.PRUNED, Verdict.CAPPED)
-"""Ends that say something of the trial's parameters."""
+"""Verdicts that say something about the trial's parameters."""
 
 
 def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Finish | Retry:
-    """For a result that cannot be true: measured again where another attempt may tell, else a named failure."""
+    """The conclusion for an impossible result: a new attempt if that may help, else a failure."""
     if untrue.kind not in RETRIED:
         return Finish(Verdict.FAILED, f"{untrue.kind}: {untrue.sentence}")
     if counted_attempts(attempts) >= study.budget.attempts:
@@ -298,16 +294,16 @@ def refuse(study: Study, attempts: Sequence[Attempt], untrue: Diagnosis) -> Fini
 
 
 def counted_attempts(attempts: Sequence[Attempt]) -> int:
-    """How many of these count: those that a machine has had, and whose fault was not fixed since."""
+    """The number of attempts that count: those that got a machine, and whose fault has not been fixed since."""
     return sum(attempt.failure not in UNTRIED and attempt.fixed_at is None for attempt in attempts)
 
 
 _LIMITED = (FailureKind.NONE, FailureKind.CONFIGURATION)
-"""What a diagnosis says of a run that only its time limit ended: any other class was there before the limit."""
+"""Diagnoses of a run ended only by its time limit; any other class was present before."""
 
 
 def _time_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> str:
-    """Which limit ended the job: the driver's own, the job's, or that of a step in it; "" for none."""
+    """The time limit that ended the job: the driver's, the job's, or that of a step in it; "" for none."""
     if attempt.stop is StopKind.TIME_LIMIT:
         return attempt.stop_sentence
     if status.state is JobState.TIME_LIMIT:
@@ -347,7 +343,7 @@ def _after_failure(
 
 
 def _by_limit(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis) -> bool:
-    """Whether a limit of time or of the queue ended it: another node does not change that."""
+    """Whether a limit of time or of the queue ended it, which another node does not change."""
     return attempt.stop is StopKind.QUEUE or bool(_time_limit(attempt, status, diagnosis))
 
 
@@ -357,11 +353,11 @@ def _last_eval(study: Study, run: RunLog) -> str:
 
 
 def cause(attempt: Attempt, status: JobStatus, diagnosis: Diagnosis, *, log_cut: bool = False) -> Diagnosis:
-    """Why an attempt failed: what its log and the cluster say (``diagnosis``), or why it was given up.
+    """Why an attempt failed: by its log and the cluster (``diagnosis``), or by the reason for giving it up.
 
-    A job that was given up always shows that it was cancelled; only another cause in its log is more telling. What the
-    log names besides is told with it. Of a log that was cut while the job ran (``log_cut``) the end is missing, where
-    the cause stands: what is left is no reason to fail a trial for good.
+    A job that was given up always shows as cancelled; only a more specific cause in its log overrides that, and other
+    findings in the log are added. If the log was cut while the job ran (``log_cut``), its end with the cause is
+    missing, so the rest never fails a trial permanently.
     """
     if log_cut and diagnosis.specific and diagnosis.kind in (FailureKind.CONFIGURATION, FailureKind.INFEASIBLE):
         remedy = "its log was cut or replaced while it ran, so the cause is unknown; the trial is run again"

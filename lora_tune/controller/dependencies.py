@@ -1,4 +1,4 @@
-"""Everything outside that the driver speaks to, as it sees it."""
+"""The driver's external dependencies, as interfaces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """Time as the driver sees it; epoch seconds."""
+    """The driver's clock; epoch seconds."""
 
     def now(self) -> float: ...
 
     def monotonic_now(self) -> float:
-        """As ``now``, and never ahead of a clock that nobody sets: no time limit counted by it comes early.
+        """``now``, at most the start time plus the monotonic clock, so that no clock jump triggers a time limit early.
 
-        A job's start may be known by the clock as it was before somebody set it, or as it is since.
+        The smaller of the two, because a job's start may be known by the clock from before or after a change.
         """
         ...
 
@@ -52,7 +52,7 @@ class RealClock:
 
 
 class View(Protocol):
-    """Somebody who watches. Neither call may fail the sweep."""
+    """A display of the sweep. Neither call may make the sweep fail."""
 
     def update(self, study: Study, sweep: StudyRecords, now: float) -> None: ...
 
@@ -60,13 +60,13 @@ class View(Protocol):
 
 
 class Proposer(Protocol):
-    """Who proposes and is told: the sampler of a sweep (``search.session``), or a race (``commands.confirm.race``).
+    """The source of proposals: the sampler of a sweep (``search.session``), or a race (``commands.confirm.race``).
 
-    It is made from the records at each start and remembers nothing beyond them.
+    It is restored from the records at each start and keeps no other state.
     """
 
     def ask(self) -> SearchPoint | str:
-        """A proposal, or why there is none now, in words; with nothing open that ends the loop."""
+        """A proposal, or why there is none now; with nothing open that ends the loop."""
         ...
 
     def report(self, number: int, evals: Sequence[Eval]) -> None:
@@ -78,24 +78,24 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class Discards(Protocol):
-    """A search that learns of a proposal of which no trial was made."""
+    """A search that is notified of proposals for which no trial is created."""
 
     def discard(self, number: int) -> None:
-        """The proposal of this number must fail, and is not run."""
+        """The proposal of this number is doomed, and not run."""
         ...
 
 
 class Projects(Protocol):
-    """Who shows the records to other programs: ``projection.OptunaTables``."""
+    """Publishes the records to other programs: ``projection.OptunaTables``."""
 
     def follow(self, sweep: StudyRecords) -> str:
-        """Show what is new; returns why that failed, "" where it did not. Never raises: it comes after the records."""
+        """Publish new records; returns why that failed, "" if it did not. Never raises, as the records are safe."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """The driver's surroundings."""
+    """The driver's external dependencies."""
 
     workload: Workload
     launcher: Launcher

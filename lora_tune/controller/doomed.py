@@ -1,4 +1,4 @@
-"""Which proposals must fail, so that no job is started for them. Pure functions of (workload, records, proposal)."""
+"""Proposals that are certain to fail, so that no job is started. Pure functions of (workload, records, proposal)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lora_tune.store.records import StudyRecords, Verdict
 from lora_tune.workloads.base import Proposal, Workload
 
 MOST = 200
-"""Proposals in a row that must fail before a sweep asks for no more."""
+"""Consecutive doomed proposals before a sweep stops asking."""
 
 ENOUGH = 2
-"""Refusals of the same choices before they are left alone: a number may have been to blame for one."""
+"""Refusals of the same choices before these are avoided, because a numeric value may have caused one."""
 
 _REFUSED = re.compile(r"val_check_interval\W{1,4}(\d+)\W.{1,80}must be less than or equal.{1,80}?\((\d+)\)")
 
 
 class _Refused(NamedTuple):
-    """A trial that a trainer refused. stated: its interval as the trainer counts it; most: the largest it takes."""
+    """A trial that a trainer refused. stated: its interval as the trainer counts it; most: the largest allowed one."""
 
     trial: int
     first: float
@@ -33,9 +33,9 @@ class _Refused(NamedTuple):
 
 
 def refused_before(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) -> str:
-    """Which trial of the same choices the program has refused, as it has each other one; "" where there is none.
+    """The refusal of an earlier trial with the same choices, if the program refused all such trials; else "".
 
-    Choices are layouts and categorical values: Megatron refuses degrees that do not go together, whatever the rate.
+    Choices are layouts and categorical values: Megatron refuses incompatible degrees, whatever the learning rate.
     """
     names = [n for n, p in study.space.items() if isinstance(p, CategoricalParameter | LayoutParameter)]
     alike = [t for t in sweep.trials.values() if t.verdict and all(t.tuned.get(n) == tuned.get(n) for n in names)]
@@ -46,10 +46,10 @@ def refused_before(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]
 
 
 def why_doomed(workload: Workload, sweep: StudyRecords, proposal: Proposal) -> str:
-    """Why a proposal's run must end without an eval; "" where it need not.
+    """Why a proposal's run must end without an eval; "" if it need not.
 
-    By its own numbers, and by what the trainer has said of a training of the same length (PyTorch Lightning: an
-    interval beyond the training's batches is refused).
+    By its own numbers, and by a trainer's refusal of a training of the same length (PyTorch Lightning rejects an
+    interval beyond the training's batches).
     """
     if (known := workload.first_eval(proposal)) is None:
         return ""

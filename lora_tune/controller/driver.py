@@ -1,7 +1,7 @@
 """The loop that drives a sweep.
 
 Each tick reads rows, job states and new log lines, decides (``policy``), acts, and records. A restart is an ordinary
-tick: jobs that run are adopted, none is lost, none is started twice. The driver is the only writer.
+tick: running jobs are adopted, none is lost, none is started twice. The driver is the only writer.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from lora_tune.store import LEASE_SECONDS, Lease
 from lora_tune.store.port import Request
 from lora_tune.store.records import Attempt, StopKind, StudyRecords, Trial, TrialState, UnitOfWork, Verdict
 
-# Jobs of a sweep that no open trial wants, such as those of records that were lost since: found and ended.
+# Orphaned jobs of a sweep, which belong to no open trial, such as those of lost records: found and cancelled.
 
 
 SURVEY_SECONDS = 600.0
-"""Between two looks for them."""
+"""Interval between searches for them."""
 
 
 class Orphans:
-    """Looks through the jobs that the launcher knows below the sweep's folder; where it knows none, nothing is done."""
+    """Searches the launcher's jobs in the sweep's folder, if the launcher can list them."""
 
     def __init__(self, launcher: Launcher, paths: SweepPaths, events: EventLog) -> None:
         self._launcher, self._paths, self._events = launcher, paths, events
         self.surveyed_at = -math.inf
 
     def look_now(self) -> None:
-        """A job was lost: look at once."""
+        """Search at once, after a job was lost."""
         self.surveyed_at = -math.inf
 
     def due(self, now: float) -> bool:
-        """Whether it is time for a look, at ``now`` in epoch seconds."""
+        """Whether a search is due at ``now``, in epoch seconds."""
         return now - self.surveyed_at >= SURVEY_SECONDS
 
     def cancel(self, open_names: Collection[str], now: float) -> None:
@@ -64,7 +64,7 @@ class Orphans:
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
 
 SHOWINGS = 3
-"""How often the records are shown to other programs at the end of a run, where that fails."""
+"""Attempts to publish the records to other programs at the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Outcome:
 class Driver:
     """Drives one sweep until its budget is spent. Construct, then :meth:`run`.
 
-    ``interrupt`` may be set at any time to a signal (from its handler): the loop ends after the tick in progress.
-    submit_grace_seconds: after an unanswered submission, before it counts as not made (a scheduler answers late).
-    fixed_at: epoch seconds; a person has fixed what made trials fail before.
+    ``interrupt`` may be set at any time to a signal (from its handler): the loop ends after the current tick.
+    submit_grace_seconds: time after an unanswered submission before it counts as lost (a scheduler may answer late).
+    fixed_at: epoch seconds when a user fixed what made trials fail before.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class Driver:
 
     @property
     def study(self) -> Study:
-        """The study as people have steered it."""
+        """The study with users' changes."""
         return self._study
 
     @property
     def sweep(self) -> StudyRecords:
-        """The records as they are now."""
+        """The present records."""
         return self._work.sweep
 
     @property
     def requests(self) -> Sequence[Request]:
-        """What people asked of the sweep, as far as it was read, with the answers."""
+        """Users' requests to the sweep that were read, with the answers."""
         return self._steering.requests
 
     def run(self) -> Outcome:
@@ -150,19 +150,19 @@ class Driver:
                 return Outcome(reason)
             if self.interrupt:
                 return Outcome("interrupted", interrupted=True)
-            if not self._proposals.unfilled:  # free slots wait for proposals alone
+            if not self._proposals.unfilled:  # else free slots wait only for proposals
                 self._dependencies.clock.sleep(self._period)
 
     def _adopt(self) -> None:
-        """Note what an earlier driver left running."""
+        """Log trials that an earlier driver left running."""
         for trial in self._work.open_trials():
             if trial.state is TrialState.RUNNING:
                 self._events.log("adopted", trial=trial.number)
 
     def tick(self) -> str:
-        """One round. Returns why the sweep is over, "" while it is not."""
+        """One round. Returns why the sweep has ended, "" while it has not."""
         if self._now() - self._records.queried_at >= LEASE_SECONDS:
-            self._save()  # it stood still for so long that another driver may have taken over: then nothing is touched
+            self._save()  # after so long a pause another driver may have taken over: then this raises
         self._cancel_orphans()
         if not self._records.away:
             self._steering.poll(self._now())
@@ -177,11 +177,11 @@ class Driver:
         self._dependencies.view.update(self._study, self.sweep, self._now())
         if self._submissions.refused is not None and not (self._on_cluster() or self._records.unsaved):
             raise SetupError(f"{self._submissions.refused}; fix it and rerun the same command")
-        # A search that gave the reason before it knew the last results is asked once more.
+        # If the search gave the reason before it knew the last results, it is asked again.
         return "" if self._work.open_trials() or self._records.unsaved or ended else reason
 
     def _submit_waiting(self) -> None:
-        """Further attempts, by number, while there is room: after a fault of the set-up there are more than slots."""
+        """Submit further attempts in order while slots are free; after a set-up fault there may be more than slots."""
         hopeless = self._proposals.hopeless() is not None
         for trial in self._work.open_trials():
             if trial.state is not TrialState.WAITING:
@@ -204,7 +204,7 @@ class Driver:
         poll = self._monitor.poll(live)
         now = self.sweep.attempts
         if any(a.submitted_at and now[a.trial, a.number].state == JobState.LOST for a in live):
-            self._orphans.look_now()  # it may run all the same, unseen, beside the attempt that follows
+            self._orphans.look_now()  # it may still run unnoticed, alongside the next attempt
         for attempt in poll.absent:
             if self._submissions.unanswered_seconds(attempt) < self._submit_grace:
                 continue
@@ -213,23 +213,23 @@ class Driver:
                 self._cancelled(self.sweep.trials[attempt.trial])
             elif self._submissions.refused is None and not self._records.away:
                 self._submissions.launch(attempt)
-        # The search hears of evals when everything is decided: jobs wait to be stopped.
+        # The search gets new evals last, because stopping jobs is urgent.
         for number, evals in poll.fresh.items():
             if evals:
                 self._dependencies.session.report(number, self.sweep.last_evals(number))
 
     def _cancel_orphans(self) -> None:
-        """Not without the lease, and not while the database is away: what is unknown here may be another driver's."""
+        """Only with the lease and the database: otherwise an unknown job may be another driver's."""
         if self._orphans.due(self._now()) and not self._records.away and self._save():
             job_names = {self._newest(t).job_name for t in self._work.open_trials() if t.state is TrialState.RUNNING}
             self._orphans.cancel(job_names, self._now())
 
     def _may_ask(self) -> bool:
-        """Not while the database is away: another driver may have taken over, and proposes as well."""
+        """Not during a database outage, because another driver may have taken over and propose as well."""
         return not (self._steering.steered.paused or self._records.away)
 
     def cancel_all(self, limit: float) -> bool:
-        """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True when all are gone."""
+        """Cancel every open trial and wait at most ``limit`` seconds for the jobs; True if all have ended."""
         deadline = self._now() + limit
         for trial in self._work.open_trials():
             if trial.state is TrialState.WAITING:
@@ -246,17 +246,17 @@ class Driver:
         return not self._work.open_trials()
 
     def _cancelled(self, trial: Trial) -> None:
-        """The end of a trial that has no job."""
+        """Finish a trial without a job as cancelled."""
         self._work.put_trial(trial.finished(Verdict.CANCELLED, "cancelled by the user", self._now()))
 
     # -- records -----------------------------------------------------------------------------------------------
 
     def _save(self) -> bool:
-        """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
+        """Save changes; returns whether all are saved. Raises SweepBusyError if the lease is lost."""
         return self._records.save(self._work.take_changes())
 
     def _tell(self) -> bool:
-        """Tell the search of trials whose end is on record, and show the records to other programs.
+        """Tell the search about trials whose end is saved, and publish the records to other programs.
 
         Returns whether there were any.
         """
@@ -269,12 +269,12 @@ class Driver:
         return bool(ended)
 
     def _show(self) -> str:
-        """Show the records to other programs; returns why that failed, "" where it did not."""
+        """Publish the records to other programs; returns why that failed, "" if it did not."""
         projection = self._dependencies.projection
         return "" if projection is None else projection.follow(self.sweep)
 
     def _show_at_last(self) -> None:
-        """As :meth:`_show`, again where it fails: no later tick makes up for it."""
+        """As :meth:`_show`, with retries, because no later tick repeats it."""
         for left in reversed(range(SHOWINGS)):
             if self._records.away or not (problem := self._show()):
                 return

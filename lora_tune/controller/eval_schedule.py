@@ -1,7 +1,7 @@
-"""When a trial of the open division evaluates: chosen by what an eval costs and what a late one loses.
+"""The eval schedule of a trial in the open division, chosen by the cost of an eval and of detecting a crossing late.
 
-Pure: from the study and its records, when a trial is proposed. The choice is among the trial's parameters from then
-on, so that an interruption changes nothing and the exported config says it.
+Pure: from the study and its records, when a trial is proposed. The choice is stored in the trial's parameters, so that
+an interruption does not change it and the exported config contains it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FREE = ("mlperf", "surface")
 """Workload kinds that read VAL_CHECK_INTERVAL and SKIP_EVALS and have no schedule of their own."""
 
 FEWEST = 4
-"""Trials that reached the target with the same global batch size, before a schedule is chosen by them."""
+"""Fewest trials that reached the target with the same global batch size to choose a schedule by."""
 
 LATEST = 0.8
-"""Of the trial's training, within which the first eval must lie: a slow run is to be seen before its end."""
+"""Share of the trial's training within which the first eval must lie, so that a slow run is detected before its end."""
 
 LAYOUT = ("TP", "PP", "VP", "CP", "EP", "SP", "MBS", "MINIBS")
 
 
 def chosen(study: Study, sweep: StudyRecords, parameters: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
-    """VAL_CHECK_INTERVAL and SKIP_EVALS for a new trial, and why in a sentence; nothing and "" where they stay.
+    """VAL_CHECK_INTERVAL and SKIP_EVALS for a new trial, and why in a sentence; empty and "" if they stay.
 
-    They stay in the closed division, where the study sets or tunes them, and until ``FEWEST`` trials with this global
-    batch size have reached the target: the spread of their crossings is what the new trial is expected to do.
+    They stay in the closed division, if the study sets or tunes them, and until ``FEWEST`` trials with this global
+    batch size have reached the target, whose crossings predict the new trial's.
     """
     batch = parameters.get("GBS")
     if not _free(study) or not isinstance(batch, int):
@@ -61,7 +61,7 @@ def chosen(study: Study, sweep: StudyRecords, parameters: Mapping[str, Value]) -
 
 
 def _free(study: Study) -> bool:
-    """Whether nothing but us says when trials evaluate."""
+    """Whether nothing else sets the eval schedule."""
     settings = study.workload.model_extra or {}
     named = {name.upper() for name in study.space} & {*INTERVAL_NAMES, *SKIP_NAMES}
     exported = {"first_eval", "eval_every"} & settings.keys() or settings.get("benchmark", LORA) != LORA
@@ -74,7 +74,7 @@ def _free(study: Study) -> bool:
 
 
 def _expected(crossings: Sequence[float]) -> curves.Crossing:
-    """Where the next trial crosses, log-normal with the mean and spread of those before it."""
+    """The next trial's crossing: log-normal with the mean and spread of earlier ones."""
     logs = [math.log(samples) for samples in crossings]
     middle, width = fmean(logs), Z90 * stdev(logs) * math.sqrt(1 + 1 / len(logs))
     return curves.Crossing(
@@ -84,7 +84,7 @@ def _expected(crossings: Sequence[float]) -> curves.Crossing:
 
 
 def _timing(alike: Sequence[Trial], parameters: Mapping[str, Value]) -> curves.Timing:
-    """Speed and eval seconds of earlier trials with the new one's layout; of all of them where it is new."""
+    """Speed and eval seconds of earlier trials with the new one's layout; of all of them if it is new."""
     layout = {name: parameters.get(name) for name in LAYOUT}
     same = [t for t in alike if {name: t.parameters.get(name) for name in LAYOUT} == layout] or alike
 

@@ -1,9 +1,9 @@
-"""Which curves apply to a running trial: one answer for the stall rule, the cap, the figure and replay alike.
+"""The curves that a running trial is compared with, shared by the stall rule, the cap, the figure and replay.
 
-These are the sweep's own finished runs of its batch and precision, or the published ones where the study says that its
-curves are like those. Its own machine may say otherwise: no trial is stopped by them before good runs of the sweep at
-its global batch size have lain among them, the one that the sweep begins with never is, and one good run that lay
-outside of them ends the belief for the whole sweep.
+They are the sweep's own finished runs of its batch and precision, or the published ones if the study declares its
+curves to be like those. The sweep may contradict that: published curves stop no trial before good runs of the sweep at
+its global batch size lie among them, they never stop the sweep's first trial, and one good run outside of them
+invalidates them for the whole sweep.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applicable:
-    """What applies to a run. evidence: by which the stall rule judges it. change: samples at which it changes its
-    precision, 0: never. published: the envelope that is believed of it, which may not stop it yet; family: its shape,
-    where that says how the run's curve goes on from here. task: what runs must share with it."""
+    """The evidence that applies to a run. evidence: for the stall rule. change: samples at which it changes its
+    precision, 0: never. published: the envelope that applies to it, but may not stop it yet; family: its shape, if that
+    predicts how the run's curve continues. task: what runs must share with it."""
 
     evidence: Evidence
     change: float
@@ -47,7 +47,7 @@ class Applicable:
 
 
 def applicable(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Applicable:
-    """Which curves apply to a trial. run: its log, as far as it goes."""
+    """The curves that apply to a trial. run: its log so far."""
     change = healing.healing_samples(trial, run, sweep)
     known, of_workload, kind = (
         applicable_envelope(study, sweep, trial),
@@ -84,7 +84,7 @@ def applicable(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> 
 
 
 def is_audit(study: Study, trial: Trial) -> bool:
-    """Whether the trial goes on when it is condemned: settled by its seed, long before anybody knows its curve."""
+    """Whether the trial continues when the rule would stop it; decided by its seed, before its curve is known."""
     draw = int.from_bytes(hashlib.sha256(f"audit {study.name} {trial.seed}".encode()).digest()[:8], "big") / 2**64
     return draw < study.audit_share
 
@@ -93,24 +93,24 @@ def is_audit(study: Study, trial: Trial) -> bool:
 
 
 def level(study: Study) -> float:
-    """What runs come down to, as evals are kept: the target; minus infinity where the study has none."""
+    """The level that runs are to reach, as evals are stored: the target; minus infinity if the study has none."""
     return study.target if objective_of(study).has_target else -math.inf
 
 
 def whole_runs(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
-    """Trials that ran to their ends and have evals, the best first. Stopped ones are none of them."""
+    """Trials that ran to their ends and have evals, best first; without stopped ones."""
     ended = (Verdict.REACHED, Verdict.CENSORED)
     every = ranked(study, sweep)
     return [t for t in every if t.verdict in ended and not t.probe and sweep.last_evals(t.number)]
 
 
 def courses(study: Study, sweep: StudyRecords) -> Sequence[ComparedRun]:
-    """The whole runs as they are compared, the best first: of each task as many as anybody asks for."""
+    """The whole runs for comparisons, best first: of each task as many as are used."""
     return [run for _, run in _referenced(study, sweep)]
 
 
 def _referenced(study: Study, sweep: StudyRecords) -> Sequence[tuple[Trial, ComparedRun]]:
-    """The same with their trials."""
+    """As :func:`courses`, with their trials."""
     return sweep.once(("references", study.digest), lambda: _compared(study, sweep))
 
 
@@ -125,46 +125,46 @@ def _compared(study: Study, sweep: StudyRecords) -> Sequence[tuple[Trial, Compar
 
 
 Beside = Sequence[tuple[Trial, ComparedRun, Array]]
-"""References of a run: the trial, its curve, and how many times as long it took by each of the run's evals."""
+"""References of a run: the trial, its curve, and its time at each of the run's evals relative to the run's."""
 
 
 def _faster(study: Study, trial: Trial, beside: Beside) -> bool:
-    """Whether a run was once so much faster than those of equal work that it hardly computes as they did."""
+    """Whether a run was ever so much faster than runs of equal work that its arithmetic must differ."""
     times = [float(ratios.max()) for other, _, ratios in beside if equal_work(study, trial, other)]
     return bool(times) and median(times) > OTHER_ARITHMETIC
 
 
 def _healed(study: Study, beside: Beside) -> float:
-    """Samples by which a run in FP4 has healed, by those that the sweep's own runs needed; 0 where none is known."""
+    """Samples by which an FP4 run has healed, by the samples that the sweep's own runs needed; 0 if unknown."""
     stops = [stop for _, other, _ in beside if math.isfinite(stop := other.stop(level(study)))]
     return HEALED * median(stops) if stops else 0.0
 
 
 def task(trial: Trial, change: float = 0.0, run: RunLog | None = None) -> Hashable:
-    """What runs must share for one to say anything of the other: the batch size, FP4, and a change of precision.
+    """What comparable runs must share: the batch size, FP4, and a change of precision.
 
-    change: samples at which the run changes it, 0: never. run: its log, as far as it goes.
+    change: samples at which the run changes it, 0: never. run: its log so far.
     """
     return trial.parameters.get("GBS"), healing.precision(trial, run).lowest == FP4, change > 0
 
 
 def _change(trial: Trial) -> float:
-    """Samples at which a finished trial changed its precision; 0: it did not, as far as is known."""
+    """Samples at which a finished trial changed its precision; 0: never, as far as is known."""
     known: float = trial.metrics.healing_samples or 0.0
     return known or (_product(trial, "HEALING_ITER", "GBS") or 0.0)
 
 
 def max_samples(trial: Trial) -> float | None:
-    """Where the trial's training ends anyway, in samples; None when its parameters do not say.
+    """Samples at the end of the trial's training; None if its parameters do not state it.
 
-    Some trainings call it -1 steps when nothing but the target ends them.
+    Some trainings use -1 steps if only the target ends them.
     """
     end = _product(trial, "MAX_STEPS", "GBS")
     return end if end is not None and 0 < end < math.inf else None
 
 
 def _product(trial: Trial, *names: str) -> float | None:
-    """The product of numeric parameters; None when one is not there."""
+    """The product of numeric parameters; None if one is missing."""
     values = [trial.parameters.get(name) for name in names]
     numbers = [float(value) for value in values if isinstance(value, int | float)]
     return math.prod(numbers) if len(numbers) == len(names) else None
@@ -174,7 +174,7 @@ def _product(trial: Trial, *names: str) -> float | None:
 
 
 def public_envelope(study: Study, trial: Trial) -> Envelope | None:
-    """What the public runs say of good curves at the trial's global batch size, where the study compares with them."""
+    """The public runs' envelope at the trial's global batch size, if the study compares with them."""
     batch = trial.parameters.get("GBS")
     if study.objective.curves == "own" or not isinstance(batch, int | float):
         return None
@@ -182,28 +182,28 @@ def public_envelope(study: Study, trial: Trial) -> Envelope | None:
 
 
 def applicable_envelope(study: Study, sweep: StudyRecords, trial: Trial) -> Envelope | None:
-    """:func:`public_envelope`, until a good run of the sweep has contradicted it."""
+    """:func:`public_envelope`; None after a good run of the sweep has contradicted it."""
     return public_envelope(study, trial) if contradiction(study, sweep) is None else None
 
 
 def contradiction(study: Study, sweep: StudyRecords) -> Trial | None:
-    """The first trial to end that reached the target although it had lain outside of the public runs' envelope."""
+    """The first trial to end that reached the target although it was outside the public runs' envelope."""
     return _credibility(study, sweep).contradiction
 
 
 def is_confirmed(study: Study, sweep: StudyRecords) -> bool:
-    """Whether good trials lay among the public runs, at any batch."""
+    """Whether good trials were within the public runs' envelope, at any batch."""
     return bool(_credibility(study, sweep).confirmed)
 
 
 def _confirmed(study: Study, sweep: StudyRecords, trial: Trial) -> bool:
-    """The same at the trial's batch: one public code needs the usual samples at GBS 8 and a third more at 32."""
+    """As :func:`is_confirmed`, at the trial's batch: a public code needs the usual samples at GBS 8, 1/3 more at 32."""
     return trial.parameters.get("GBS") in _credibility(study, sweep).confirmed
 
 
 @dataclass(frozen=True, slots=True)
 class _SweepCredibility:
-    """What :class:`~lora_tune.curves.published.Credibility` says, of trials."""
+    """:class:`~lora_tune.curves.published.Credibility`, with trials in place of indices."""
 
     shown: Mapping[Hashable, Sequence[float]]
     confirmed: frozenset[Hashable]
@@ -224,10 +224,10 @@ def _compute_credibility(study: Study, sweep: StudyRecords) -> _SweepCredibility
 
 
 def _good(study: Study, sweep: StudyRecords) -> Iterator[tuple[Trial, BesideEnvelope]]:
-    """Trials that reached the target in the order in which they ended, of which the public runs say anything."""
+    """Trials that reached the target, in order of their ends, for which an envelope exists."""
     for trial in sorted(sweep.reached(), key=lambda t: t.finished_at or 0.0):
         envelope = None if trial.probe else public_envelope(study, trial)
-        # Later trials change nothing of this one.
+        # Without the sweep, so that later trials do not change the result.
         begin = _begins_at(trial, None, None, envelope) if envelope else math.inf
         if envelope is not None and math.isfinite(begin):
             run = compared_run(sweep.last_evals(trial.number), task=trial.parameters.get("GBS"))
@@ -238,35 +238,35 @@ NEVER_TRAINED = (Verdict.INFEASIBLE, Verdict.FAILED, Verdict.CANCELLED)
 
 
 def start_of(sweep: StudyRecords) -> int | None:
-    """Number of the trial that the sweep begins with: the first one that trains, which no probe does; None before it.
+    """Number of the sweep's first trial that trains, which is no probe; None before it.
 
-    It is what was there before, where the study says what that is: that is measured first.
+    If the study names a base config, that is measured first.
     """
     begun = (t.number for t in sweep.trials.values() if not t.probe and t.verdict not in NEVER_TRAINED)
     return min(begun, default=None)
 
 
 HEALED = 1.07
-"""Of the median samples to target: from here on public FP4 runs have changed their precision and come down."""
+"""Multiple of the median samples to target by which public FP4 runs have changed precision and come down."""
 
 EVALS_TO_HEAL = 1
-"""Evals that an FP4 curve takes to come down after its healing step: public ones are within 0.006 of the target by the
-first, and two more in a row must lie outside before a run is stopped."""
+"""Evals until an FP4 curve has fallen after its healing step: public ones are within 0.006 of the target by the first,
+and two more in a row must lie outside before a run is stopped."""
 
 
 OTHER_ARITHMETIC = 1.1
-"""Times as fast as runs of equal work, from which on a run does not compute as they did, whatever it states: FP4 on
-public B200 and GB200 is 1.2 to 1.4 times as fast as FP8 (v5.0, v5.1)."""
+"""Speed relative to runs of equal work above which a run's arithmetic must differ, whatever it states: FP4 on public
+B200 and GB200 is 1.2 to 1.4 times as fast as FP8 (v5.0, v5.1)."""
 
 
 def _begins_at(
     trial: Trial, run: RunLog | None, sweep: StudyRecords | None, published: Envelope, *, stated: bool = True
 ) -> float:
-    """Samples before which runs in other precisions say nothing of the trial, because it may train in FP4 until then.
+    """Samples before which runs in other precisions are no evidence on the trial, as it may train in FP4 until then.
 
-    0 where its precision is known to be another one; infinite where it trains in FP4 and nobody knows for how long.
-    run: its log, as far as it goes; sweep: whose trials alike may tell. None: only what is kept of the trial counts.
-    stated: what is stated of its precision can be true.
+    0 if its precision is known to be another one; infinite if it trains in FP4 for an unknown time. run: its log so
+    far; sweep: its similar trials may tell. None: only the trial's own records count. stated: whether its stated
+    precision is credible.
     """
     change = healing.healing_samples(trial, run or RunLog(), sweep)
     if change > 0:

@@ -1,7 +1,7 @@
-"""Which numerical precision a trial trains in, and where it changes it, from everything that says so.
+"""A trial's numerical precision, and where it changes, from all sources.
 
-In order of trust: what the trial's log prints, what its program is given (parameters, the implementation's configs,
-the environment; remembered with the trial when it is launched), its parameters, and the curves of trials alike.
+In order of precedence: the trial's log, the settings of its program (parameters, the implementation's configs, the
+environment; recorded at launch), its parameters, and the curves of similar trials.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import StudyRecords, Trial
 
 ALIKE = re.compile(r"FP4|FP8|BF16|HEALING|PRECISION|QUANT|RECIPE|^GBS$", re.IGNORECASE)
-"""Parameters in which trials must agree for their curves to change precision at the same place."""
+"""Parameters that trials must share for their curves to change precision at the same place."""
 
 
 def remembered(settings: Mapping[str, object]) -> TrialMetrics:
-    """What a trial keeps of the settings that its program is given; nothing where they say nothing."""
+    """The precision in a program's settings, as metrics of the trial; empty if they do not state it."""
     stated = precision_of(settings)
     steps = float(stated.healing_steps) if stated.healing_steps else None
     return TrialMetrics(precision=stated.lowest or None, healing_steps=steps)
 
 
 def precision(trial: Trial, run: RunLog | None = None) -> Precision:
-    """What is stated of the trial's precision. run: its log, as far as it goes."""
+    """The trial's stated precision. run: its log so far."""
     lowest, steps = trial.metrics.precision or "", int(trial.metrics.healing_steps or 0)
     kept = Precision(lowest=lowest, healing_steps=steps if lowest in ("", FP4) else 0)
     return (precision_of(run.hyperparameters) if run else Precision()) | kept | precision_of(trial.parameters)
 
 
 def healing_samples(trial: Trial, run: RunLog, sweep: StudyRecords | None = None) -> float:
-    """Samples after which the trial changes precision; 0: it does not, as far as anybody knows.
+    """Samples after which the trial changes precision; 0: never, as far as is known.
 
-    Stated as a step; infinite while its batch size is unknown. Where nothing is stated, from the curves of the
-    ``sweep``'s trials alike that reached the target, and from the run's own.
+    From the stated step; infinite while its batch size is unknown. If nothing is stated, from the curves of the
+    ``sweep``'s similar trials that reached the target, and from the run's own.
     """
     steps = precision(trial, run).healing_steps
     if steps:
@@ -51,7 +51,7 @@ def healing_samples(trial: Trial, run: RunLog, sweep: StudyRecords | None = None
 
 
 def has_special_curve(trial: Trial, run: RunLog | None = None) -> bool:
-    """Whether curves of runs in other precisions say nothing of this trial's. run: its log, as far as it goes."""
+    """Whether curves of runs in other precisions are no evidence on this trial. run: its log so far."""
     stated = precision(trial, run)
     return stated.lowest == FP4 or stated.healing_steps > 0 or (trial.metrics.healing_samples or 0.0) > 0
 

@@ -1,4 +1,4 @@
-"""An attempt in the terms of those who run it: as a proposal, as a job, as a ticket."""
+"""Converts an attempt to a proposal, a job or a ticket, and stops its job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lora_tune.logs.run import LogReader
 from lora_tune.store.records import Attempt, StopKind, Trial, UnitOfWork
 from lora_tune.workloads.base import Job, Proposal, Value, Workload
 
-# Jobs that are asked to end: the wish on record first, then the launcher.
+# Stops of jobs: the intention is recorded first, then passed to the launcher.
 
 
 class JobStops:
@@ -28,18 +28,18 @@ class JobStops:
         self._launcher, self._clock, self._work, self._jobs, self._events = launcher, clock, work, jobs, events
 
     def stop(self, attempt: Attempt, action: policy.Stop) -> None:
-        """Ask a job to end, for the reason that ``action`` gives."""
+        """Ask a job to end, for the reason in ``action``."""
         why, now = action.diagnosis, self._clock.monotonic_now()
         stopped = replace(attempt, stop=action.kind, stop_sentence=action.sentence, stop_at=now)
         self._work.put_attempt(replace(stopped, failure=why.kind.value, line=why.line, remedy=why.remedy))
         self._cancel(attempt, force=False)
 
     def give_up(self, attempt: Attempt, sentence: str = "") -> None:
-        """Ask a job to end because a person wants it; sentence: who, "" for who drives the sweep."""
+        """Ask a job to end for a user; sentence: who, "" for the one who drives the sweep."""
         self.stop(attempt, policy.Stop(StopKind.USER, sentence))
 
     def kill(self, attempt: Attempt) -> None:
-        """End a job that was asked to and has not."""
+        """Kill a job that was asked to end and has not."""
         self._events.log("kill", trial=attempt.trial, text=f"trial {attempt.trial} does not end: kill")
         self._work.put_attempt(replace(attempt, killed_at=self._clock.monotonic_now()))
         self._cancel(attempt, force=True)
@@ -48,11 +48,11 @@ class JobStops:
         try:
             self._launcher.cancel(self._jobs.ticket(attempt), force=force)
         except LauncherError as error:
-            self._events.warn_once("cluster", str(error))  # the kill that follows tries again
+            self._events.warn_once("cluster", str(error))  # the kill that follows retries
 
 
 def proposal(trial: Trial, attempt: int) -> Proposal:
-    """What a workload is told of a trial."""
+    """The trial as a workload's input."""
     return Proposal(
         number=trial.number,
         attempt=attempt,
@@ -64,13 +64,13 @@ def proposal(trial: Trial, attempt: int) -> Proposal:
 
 
 class Jobs:
-    """Makes jobs and tickets of the attempts of one sweep. sweep: its id."""
+    """Creates jobs and tickets of the attempts of one sweep. sweep: its id."""
 
     def __init__(self, workload: Workload, paths: SweepPaths, sweep: str = "") -> None:
         self._workload, self._paths, self._sweep = workload, paths, sweep
 
     def job(self, trial: Trial, attempt: Attempt) -> Job:
-        """What the launcher is given."""
+        """The job for the launcher."""
         built = self._workload.job(proposal(trial, attempt.number), self._paths.root / attempt.folder)
         identity = {SWEEP_VARIABLE: self._sweep, ATTEMPT_VARIABLE: attempt.token} if attempt.token else {}
         environment = {**built.environment, **identity}
@@ -85,18 +85,18 @@ class Jobs:
         )
 
     def written(self, trial: Trial) -> Mapping[str, Value]:
-        """What the trial's jobs are written with: what its log is held against."""
+        """The values that the trial's jobs receive, with which its log is compared."""
         return self._workload.written(proposal(trial, 0))
 
     def foreign_record(self, attempt: Attempt) -> str:
-        """Which record in the folder of an attempt is another one's; "" where none is."""
+        """A message about a record of another attempt in an attempt's folder; "" if there is none."""
         for path, token in self._records(attempt):
             if attempt.token and (other := foreign(path.name, token, attempt.token)):
                 return f"{attempt.folder}: {other}"
         return ""
 
     def foreign_folder(self, attempt: Attempt) -> str:
-        """What in the folder of an attempt that nobody has submitted yet is of another one; "" where nothing is."""
+        """A message about files of another attempt in the folder of an unsubmitted one; "" if there are none."""
         if sentence := self.foreign_record(attempt):
             return sentence
         log = AttemptPaths(self._paths.root / attempt.folder).log
@@ -104,23 +104,23 @@ class Jobs:
         return f"{attempt.folder} has a log that this attempt did not write" if foreign_log else ""
 
     def _records(self, attempt: Attempt) -> list[tuple[Path, str]]:
-        """The readable records in the folder of an attempt, each with the token that it carries."""
+        """The readable records in an attempt's folder, each with its token."""
         files = AttemptPaths(self._paths.root / attempt.folder)
         paths = (files.job, files.slurm, files.claim, files.started, files.ended)
         contents = ((path, read_json(path).content) for path in paths)
         return [(path, text_of(content, "token")) for path, content in contents if content is not None]
 
     def elsewhere(self, attempt: Attempt) -> Attempt:
-        """The attempt in a folder that no other one has."""
+        """The attempt moved to a new folder."""
         first = self._paths.attempt(attempt.trial, attempt.number).folder.relative_to(self._paths.root)
         return replace(attempt, folder=f"{first}-{attempt.token[:8]}")
 
     def reader(self, trial: Trial, attempt: Attempt) -> Callable[[], LogReader]:
-        """Makes fresh readers for the attempt's log."""
+        """A factory of readers for the attempt's log."""
         return lambda: self._workload.reader(proposal(trial, attempt.number))
 
     def ticket(self, attempt: Attempt) -> Ticket:
-        """By what the launcher finds its job again."""
+        """The launcher's key to find the attempt's job again."""
         return Ticket(
             name=attempt.job_name,
             folder=self._paths.root / attempt.folder,

@@ -1,7 +1,7 @@
-"""Known configurations that are run beside the search's own: the leader again, and last what is recommended.
+"""Runs of known configurations in addition to the search's: the leader again, and finally the recommended one.
 
-A search without a model of its own has its leader run a second and a third time. Before a sweep ends, the configuration
-that it will hand over is run as a whole, if no trial has run it.
+A search without its own model repeats its leader once or twice. Before a sweep ends, the configuration that it will
+recommend is run as a whole, if no trial has run it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from lora_tune.search.session import SearchPoint
 
 WHY = "the configuration that is believed best, which no trial has run as a whole"
-"""Why such a trial is proposed."""
+"""The reason of such a trial."""
 
 MOST = 2
-"""Such trials of one sweep: each moves the belief a little, and the budget is for the search."""
+"""Most such trials of one sweep: each changes the estimate a little, and the budget is for the search."""
 
 
 class Proposes(Proposer, Enqueues, Discards, Protocol):
-    """A search that also takes points from outside."""
+    """A search that also accepts points from outside."""
 
     def points_wait(self) -> bool:
-        """Whether points that somebody asked for are still to be proposed."""
+        """Whether requested points are still to be proposed."""
         ...
 
     def propose(self, tuned: Mapping[str, Value], why: str) -> SearchPoint:
@@ -41,9 +41,9 @@ class Proposes(Proposer, Enqueues, Discards, Protocol):
 
 
 def last(study: Study, sweep: StudyRecords, now: float) -> bool:
-    """Whether the budget has room for one more trial after those that run.
+    """Whether the budget has room for one more trial after the running ones.
 
-    Never where all trials begin at once: then no result is there to believe in.
+    False if all trials begin at once, because no result exists then.
     """
     budget = study.budget
     if budget.trials is not None and len(sweep.trials) >= budget.trials - 1:
@@ -66,12 +66,12 @@ def _open(sweep: StudyRecords) -> list[Trial]:
 
 
 class LastRun:
-    """A search whose last proposal is what it recommends, where that was never run as a whole.
+    """A search whose last proposal is its recommendation, if that was never run as a whole.
 
-    Points that somebody asked for go before it.
+    Requested points go before it.
 
-    search: who proposes otherwise. study: as it is now, since people change its budget while it runs. records: the
-    sweep as it is now. now: epoch seconds.
+    search: the source of other proposals. study: the present study, because users may change its budget. records: the
+    present records. now: epoch seconds.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LastRun:
         self._search, self._study, self._records, self._now = search, study, records, now
 
     def ask(self) -> SearchPoint | str:
-        """The search's own proposal, or what is believed best; meanwhile why nothing is proposed."""
+        """The search's own proposal, or the recommended configuration; else why nothing is proposed now."""
         study = self._study()
         if (repeated := self._baseline_point(study)) is not None:
             return repeated
@@ -99,7 +99,7 @@ class LastRun:
         return self._unrun() or self._search.ask()
 
     def _baseline_point(self, study: Study) -> SearchPoint | None:
-        """The leader again, of a sampler whose proposals do not repeat what is in doubt themselves."""
+        """The leader again, for a sampler that does not repeat configurations itself."""
         if not repeats_leader(study) or not self._records().reached() or self._search.points_wait():
             return None
         from lora_tune.search.noise import WHY as RERUN_REASON
@@ -111,7 +111,7 @@ class LastRun:
         )
 
     def _unrun(self) -> SearchPoint | None:
-        """A trial of what is recommended; None where one has run it, or while others run."""
+        """A trial of the recommendation; None if one has run it, or while others run."""
         from lora_tune.search.recommendation import recommend
 
         sweep = self._records()

@@ -1,4 +1,4 @@
-"""Jobs that wait, in the queue or for nodes to be had: why, for how long they may, what a person should know of it."""
+"""Jobs that wait in the queue or for nodes: why, for how long they may, and what to tell the user."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from lora_tune.launchers.base import JobState, JobStatus, Waits
 from lora_tune.logs.failures import Diagnosis, FailureKind
 from lora_tune.store.records import Attempt, StudyRecords, Trial, TrialState, Verdict
 
-# Whether a sweep goes on: its budgets, and trials that all fail alike. Pure functions of (study, records, now).
+# Whether a sweep continues: its budgets, and trials that all fail alike. Pure functions of (study, records, now).
 
 SAME_FAILURES = 3
-"""Trials in a row that fail for a reason of configuration before the whole sweep stops."""
+"""Consecutive trials that fail for a configuration reason before the whole sweep stops."""
 
 ALIKE = f"{SAME_FAILURES} trials in a row failed"
 
 UNSUBMITTED = "not submitted, "
-"""Before the budget that ended a trial which waited for an attempt, in its sentence."""
+"""Marks, in a trial's sentence, that the budget ended it while it waited for an attempt."""
 
 
 def may_propose(study: Study, sweep: StudyRecords, now: float) -> str:
-    """ "" when another trial may be proposed, otherwise the reason why not, in words.
+    """ "" if another trial may be proposed, otherwise the reason why not.
 
-    The budget is checked against what was spent and what runs, so it is exceeded by no more than what runs.
+    The budget is compared with what was spent and what runs, so it is exceeded by no more than what runs.
     """
     budget = study.budget
     open_trials = sum(t.state is not TrialState.FINISHED for t in sweep.trials.values())
@@ -39,7 +39,7 @@ def may_propose(study: Study, sweep: StudyRecords, now: float) -> str:
 
 
 def spent(study: Study, sweep: StudyRecords, now: float) -> str:
-    """ "" while anything may be submitted, another attempt too; otherwise which budget is used up."""
+    """ "" while anything may be submitted, another attempt included; otherwise which budget is spent."""
     budget = study.budget
     if budget.node_hours is not None and sweep.charged_hours(now) >= budget.node_hours:
         return f"the budget of {budget.node_hours:g} node-hours is spent"
@@ -49,10 +49,10 @@ def spent(study: Study, sweep: StudyRecords, now: float) -> str:
 
 
 def hopeless(sweep: StudyRecords, fixed_at: float = -math.inf) -> Trial | None:
-    """The newest of several trials in a row that failed alike for a reason of configuration, with none that ran.
+    """The newest of several consecutive trials that failed alike for a configuration reason, if none ran.
 
-    Or of one whose log the study cannot read: no other trial's log would be read either.
-    Such a sweep would only burn its budget. fixed_at: epoch seconds; what failed before has been fixed since.
+    Or one whose log the study cannot read, because no other trial's log would be readable either. Such a sweep would
+    only waste its budget. fixed_at: epoch seconds; earlier failures have been fixed since.
     """
     ended = sorted((t for t in sweep.trials.values() if t.verdict), key=lambda t: t.finished_at or 0.0)
     recent = [t for t in ended if (t.finished_at or 0.0) >= fixed_at][-SAME_FAILURES:]
@@ -65,10 +65,10 @@ def hopeless(sweep: StudyRecords, fixed_at: float = -math.inf) -> Trial | None:
 
 
 UNSATISFIABLE_SECONDS = 600.0
-"""How long a job may wait that the cluster says it can never run: nodes that come back may yet change that."""
+"""How long a job may wait that the cluster reports as unsatisfiable, because nodes may come back."""
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 30.0, 900.0
-"""Before a job whose nodes could not be had is submitted again: the first time; twice as long each further time."""
+"""Waiting time before resubmitting a job that got no nodes: the first time, doubled each time up to the longest."""
 
 NO_NODES = (
     "no nodes can be had: jobs ended before they began, since their nodes did not come up (sinfo --list-reasons); "
@@ -88,13 +88,13 @@ _WAITS = {
 
 
 def why_it_waits(status: JobStatus) -> Diagnosis:
-    """The class of a wait, with its remedy."""
+    """The failure class of a wait, with its remedy."""
     kind, remedy = _WAITS[status.waits]
     return Diagnosis(kind, status.reason or "in the queue", remedy.format(job=status.job_id))
 
 
 def waiting(status: JobStatus) -> str:
-    """What a person should know of a job that waits for more than its turn; "" for all others."""
+    """A message about a job that waits for more than its turn; "" for all others."""
     if status.state is not JobState.QUEUED or status.waits is Waits.NORMAL:
         return ""
     reason = why_it_waits(status)
@@ -102,7 +102,7 @@ def waiting(status: JobStatus) -> str:
 
 
 def too_long(study: Study, status: JobStatus, waited: float) -> tuple[str, Diagnosis] | None:
-    """Why a job that has waited for so many seconds is given up, as a sentence and a class; None while it is not."""
+    """Why a job that has waited for so many seconds is given up, as a sentence and a class; None if it is not."""
     limit = study.site.queue_minutes * 60
     if status.waits is Waits.UNSATISFIABLE:
         limit = min(limit, UNSATISFIABLE_SECONDS)
@@ -112,15 +112,15 @@ def too_long(study: Study, status: JobStatus, waited: float) -> tuple[str, Diagn
 
 
 def may_be_submitted(attempts: Sequence[Attempt], now: float) -> bool:
-    """Whether the next attempt of a trial may be submitted at ``now`` (epoch seconds), or waits for nodes to be had."""
+    """Whether the next attempt of a trial may be submitted at ``now`` (epoch seconds), or must wait for nodes."""
     if not (without := _without_nodes(attempts)):
         return True
     wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(len(without) - 1, 10))
-    return abs(now - (without[0].ended_at or now)) >= wait  # a clock that was set keeps nobody waiting
+    return abs(now - (without[0].ended_at or now)) >= wait  # abs: a clock change must not block submissions
 
 
 def without_nodes(study: Study, attempts: Sequence[Attempt]) -> str:
-    """For how long a trial has been given no nodes, in words, once that is longer than it may wait; else ""."""
+    """How long a trial has got no nodes, in words, once that exceeds its limit; else ""."""
     without = _without_nodes(attempts)
     waited = max(a.ended_at or a.intended_at for a in without) - min(a.intended_at for a in without) if without else 0.0
     if waited <= study.site.queue_minutes * 60:
@@ -129,5 +129,5 @@ def without_nodes(study: Study, attempts: Sequence[Attempt]) -> str:
 
 
 def _without_nodes(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The newest attempts, the newest first, that could be given no nodes, up to one that ran."""
+    """The newest attempts, newest first, that got no nodes, up to one that ran."""
     return list(itertools.takewhile(lambda a: a.failure == FailureKind.CAPACITY, reversed(attempts)))

@@ -1,4 +1,4 @@
-"""What the driver does about the jobs that are on the cluster: it follows their logs and has those that end judged."""
+"""Monitors jobs on the cluster: follows their logs, stops them, and concludes their trials."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from lora_tune.search.physics import far_over_memory
 from lora_tune.store.metrics import TrialMetrics
 from lora_tune.store.records import Attempt, StopKind, Trial, TrialState, UnitOfWork, Verdict
 
-# A verdict as one terse line for who watches; the whole sentence stands in driver.log, status and the report.
+# A verdict as one short line for the screen; the full sentence is in driver.log, status and the report.
 
 _NUMBER, _OUTCOME = 9, 11
-"""Characters of the columns "trial 12" and "infeasible"."""
+"""Widths of the columns "trial 12" and "infeasible", in characters."""
 
 
 def verdict_line(trial: Trial, outcome: str, sentence: str) -> str:
-    """``trial 3  pruned      diverged: ...``: the columns of all verdicts stand below one another.
+    """``trial 3  pruned      diverged: ...``, with aligned columns.
 
-    A replicate is ``run 3    reached     trial 13: ...``: its number is not that of the trial that is run again.
-    word: the trial's verdict, for people. sentence: why.
+    A replicate is ``run 3    reached     trial 13: ...``, because its number is not that of the repeated trial.
+    outcome: display name of the verdict. sentence: why.
     """
     if trial.replicate_of is None:
         return f"{f'trial {trial.number}':<{_NUMBER}}{outcome:<{_OUTCOME}} {sentence}"
@@ -52,25 +52,25 @@ def verdict_line(trial: Trial, outcome: str, sentence: str) -> str:
 
 
 def first_clause(sentence: str) -> str:
-    """What a sentence says first; statistics and remedies stand behind its semicolons."""
+    """A sentence up to its first semicolon, without statistics and remedies."""
     return sentence.partition("; ")[0]
 
 
-# What a job's end means for its trial: its verdict and metrics on record, or another attempt.
+# Concludes trials whose jobs have ended: records a verdict and metrics, or another attempt.
 
 
 class EndedJobs:
-    """Concludes the trials of one sweep whose jobs are over. It submits and stops nothing."""
+    """Concludes the trials of one sweep whose jobs have ended. It submits and stops nothing."""
 
     def __init__(self, study: Study, clock: Clock, work: UnitOfWork, jobs: Jobs, events: EventLog) -> None:
         self._study, self._clock, self._work, self._jobs, self._events = study, clock, work, jobs, events
 
     def follow(self, study: Study) -> None:
-        """Go by this study from now on."""
+        """Use this study from now on."""
         self._study = study
 
     def conclude(self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower) -> None:
-        """Put on record what one job's end means. log: read to its end."""
+        """Record the conclusion of one job's end. log: read to its end."""
         now = self._clock.monotonic_now()
         runs = log.runs() if trial.replicates > 1 else ()
         run = next((r for r in runs if r.reached(self._study.target)), log.run())
@@ -111,7 +111,7 @@ class EndedJobs:
     def _untrue(
         self, trial: Trial, attempt: Attempt, status: JobStatus, log: LogFollower, runs: Sequence[RunLog]
     ) -> Diagnosis | None:
-        """Why one of the attempt's runs cannot be believed, or None."""
+        """Why one of the attempt's runs is implausible, or None."""
         if foreign := self._jobs.foreign_record(attempt):
             remedy = "files of different trials were swapped; the trial is run again"
             return Diagnosis(FailureKind.FOREIGN, foreign, remedy)
@@ -141,7 +141,7 @@ class EndedJobs:
             return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
         state, code = status.state.value, status.exit_code
         if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
-            # A log that is gone, or of which a part is, says nothing about the study's pattern.
+            # An incomplete or missing log says nothing about the study's pattern.
             truncated = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
             return (
                 truncated
@@ -199,19 +199,19 @@ def _incomplete(evidence: str) -> Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What one look at the jobs showed. fresh: new evals by trial. absent: intended, and never on the cluster."""
+    """The result of one poll. fresh: new evals by trial. absent: attempts intended but never seen on the cluster."""
 
     fresh: Mapping[int, Sequence[Eval]]
     absent: tuple[Attempt, ...] = ()
 
 
 def _never_began(status: JobStatus) -> bool:
-    """Whether a job was never heard of: one that has begun is over, also where the record of its end is gone."""
+    """Whether a job was never seen; one that has begun counts as ended, even if the record of its end is lost."""
     return status.state is JobState.LOST and status.started_at is None
 
 
 class JobMonitor:
-    """Looks at jobs and puts on record what it sees; ``stops`` ends those that are condemned. It submits nothing."""
+    """Polls jobs and records their state; ``stops`` ends those to be stopped. It submits nothing."""
 
     def __init__(
         self, study: Study, dependencies: Dependencies, work: UnitOfWork, jobs: Jobs, events: EventLog, stops: JobStops
@@ -226,7 +226,7 @@ class JobMonitor:
         self.shared = SharedJobs(dependencies.launcher, work, events)
 
     def poll(self, live: Sequence[Attempt]) -> PollResult:
-        """One question to the launcher for all, and then each job's log."""
+        """Query the launcher once for all jobs, and then read each job's log."""
         if not live:
             return PollResult({})
         try:
@@ -242,10 +242,10 @@ class JobMonitor:
         return PollResult(fresh, absent)
 
     def _advance(self, attempt: Attempt, status: JobStatus, budget: ReadBudget) -> Sequence[Eval]:
-        """Act on what one job did since the last look; returns its new evals."""
+        """Act on one job's changes since the last poll; returns its new evals."""
         now = self._dependencies.clock.monotonic_now()
         key = attempt.trial, attempt.number
-        status = self._over.get(key, status)  # the cluster forgets a job while its log is still being read
+        status = self._over.get(key, status)  # the cluster may forget a job while its log is still being read
         status = self._pauses.setdefault(key, ObservedPauses()).update(status, now)
         attempt = replace(
             attempt,
@@ -306,7 +306,7 @@ class JobMonitor:
         if isinstance(action, policy.Stop):
             action = pruning.by_the_machine(self._study, self._work.sweep, trial, run, action)
         if action is None and attempt.stop is StopKind.NONE and (fresh or log.train_is_new()):
-            # What is judged by times that cannot be true is judged when the job is over, and measured again.
+            # A curve with impossible times is judged after the job has ended, and measured again.
             impossible = impossible_times(run, status, stamped=log.stamped)
             trusted = impossible is None and unplaced(status, run, left_out=log.leaves_out_pauses) is None
             judgement = pruning.judge_curve(self._study, self._work.sweep, trial, run) if trusted else None
@@ -315,7 +315,7 @@ class JobMonitor:
             else:
                 action = judgement
         if isinstance(action, policy.Stop):
-            # Not shown: the verdict follows, with the same words.
+            # Not shown on screen, because the verdict follows with the same words.
             self._events.log("stop", trial=trial.number, text=f"trial {trial.number}: stopping it: {action.sentence}")
             self._stops.stop(attempt, action)
         elif isinstance(action, policy.Kill):
@@ -326,7 +326,7 @@ class JobMonitor:
             self._remark(trial, waits or policy.silence_warning(self._study, snapshot, now))
 
     def _audit(self, trial: Trial, audited: pruning.Audited, run: RunLog) -> None:
-        """Remember that the rule would stop a trial that goes on; said once."""
+        """Record once that the rule would stop a trial that continues as an audit."""
         if trial.metrics.audited:
             return
         metrics = replace(trial.metrics, audited=audited.sentence, audited_samples=run.evals[-1].samples)
@@ -336,14 +336,14 @@ class JobMonitor:
         )
 
     def _remark(self, trial: Trial, sentence: str) -> None:
-        """Show with the trial what a person should know of its job; said once."""
+        """Record a remark on a trial's job, and report it once."""
         if sentence != trial.sentence:
             self._work.put_trial(replace(trial, sentence=sentence))
             if sentence:
                 self._events.note(f"trial {trial.number}: {sentence}", "remark", trial=trial.number)
 
     def follow(self, study: Study) -> None:
-        """Go by this study from now on: a person has changed its budget."""
+        """Use this study from now on, after a user changed its budget."""
         self._study = study
         self._ended.follow(study)
         self._dependencies.launcher.widen(study.budget.parallel)

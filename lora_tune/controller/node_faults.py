@@ -1,7 +1,7 @@
 """Which failures are a node's and not a trial's: pure functions of the records.
 
-A fault of the machine (infrastructure, flaky) is always taken for the node's. Any other failure is taken for it when it
-sits on that node alone: other nodes run trials, and none of them fails like this.
+A machine fault (infrastructure, flaky) always counts as the node's. Any other failure does if it occurs only on that
+node: other nodes run trials, and none of them fails like this.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from lora_tune.store.records import Attempt, Changes, StopKind, StudyRecords, Tr
 from lora_tune.workloads.base import Start
 from lora_tune.workloads.base_config import parameters_at
 
-# Trials that a fault of the set-up ended are run again once a person has fixed it. Pure functions of the records.
+# Trials that failed by a fault of the set-up are run again once a user has fixed it. Pure functions of the records.
 #
-# A missing container, data that are not mounted, an option that Slurm's plugins refuse: such a fault says nothing of
-# the trial that met it. When the same command is given again, its trial waits once more under its own number, with its
-# own point and parameters, before anything new is proposed. The attempts that failed of it count for no budget. So do
-# trials that waited for an attempt when the budget was spent, once it is larger.
+# A missing container, unmounted data, an option that Slurm's plugins reject: such a fault says nothing about the trial.
+# When the same command is run again, the trial waits again under its own number, with its own point and parameters,
+# before any new proposal. Its failed attempts count towards no budget. The same holds for trials that waited for an
+# attempt when the budget was spent, once it is larger.
 
 
 def nothing_measured(study: Study, sweep: StudyRecords) -> bool:
-    """Whether all that a sweep ever submitted failed of its set-up: then no result depends on what it began with."""
+    """Whether all attempts of a sweep failed in the set-up, so that no result depends on its initial state."""
     return all(
         attempt.fixed_at is not None or _of_setup(study, sweep, attempt, measured=False)
         for attempt in sweep.attempts.values()
@@ -38,17 +38,17 @@ def nothing_measured(study: Study, sweep: StudyRecords) -> bool:
 
 
 def retryable_trials(study: Study, sweep: StudyRecords) -> list[Trial]:
-    """The trials that a fault of the set-up ended, by number; replicates of a race are made anew by the race itself."""
+    """The trials that failed by a fault of the set-up, by number, without replicates, which their race recreates."""
     measured = any(trial.verdict in _TELLING for trial in sweep.trials.values())
     ended = (t for _, t in sorted(sweep.trials.items()) if t.verdict is Verdict.FAILED and t.replicate_of is None)
     return [trial for trial in ended if _fails_of_setup(study, sweep, trial, measured=measured)]
 
 
 def retry_after_fix(study: Study, sweep: StudyRecords, begin: Start | None, now: float) -> Changes:
-    """What changes in the records where a person has fixed the set-up at ``now`` (epoch seconds).
+    """The changes to the records after a user fixed the set-up at ``now`` (epoch seconds).
 
-    begin: the machine's own config as it is now, None where the study names none. While nothing was measured, the fix
-    may be in that config: then it is the new one that trial 0 measures and all others change.
+    begin: the machine's present config, None if the study names none. While nothing was measured, the fix may be in
+    that config: then trial 0 measures the new one, and all others build on it.
     """
     back = {trial.number: _waiting(trial) for trial in retryable_trials(study, sweep)}
     attempts = [a for number in back for a in sweep.attempts_of(number) if a.fixed_at is None]
@@ -61,26 +61,26 @@ def retry_after_fix(study: Study, sweep: StudyRecords, begin: Start | None, now:
 
 
 def _unsubmitted(sweep: StudyRecords) -> list[Trial]:
-    """The trials that waited for an attempt when the budget was spent: they go on where it is larger now."""
+    """The trials that waited for an attempt when the budget was spent, which continue if it is larger now."""
     ended = (t for t in sweep.trials.values() if t.verdict is Verdict.CANCELLED and t.replicate_of is None)
     return [trial for trial in ended if limits.UNSUBMITTED in trial.sentence]
 
 
 _TELLING = (*PLAUSIBLE_VERDICTS, Verdict.INFEASIBLE)
-"""Ends of trials whose programs ran."""
+"""Verdicts of trials whose programs ran."""
 
 
 def _fails_of_setup(study: Study, sweep: StudyRecords, trial: Trial, *, measured: bool) -> bool:
     attempts = sweep.attempts_of(trial.number)
-    if not attempts or attempts[-1].submitted_at is None:  # it asks for more than the scheduler ever gives
+    if not attempts or attempts[-1].submitted_at is None:  # it requests more than the scheduler ever grants
         return False
     return _of_setup(study, sweep, attempts[-1], measured=measured) and not _persists(study, sweep, attempts)
 
 
 def _of_setup(study: Study, sweep: StudyRecords, attempt: Attempt, *, measured: bool) -> bool:
-    """Whether an attempt that is over failed of what is the same for every trial.
+    """Whether an ended attempt failed by something that is the same for every trial.
 
-    measured: whether trials of this sweep have run; until then a failure that nobody knows counts as the set-up's, too.
+    measured: whether trials of this sweep have run; before that an unknown failure also counts as the set-up's.
     """
     over = attempt.ended_at is not None or (attempt.submitted_at is None and attempt.failure != "")
     if not over:
@@ -91,13 +91,13 @@ def _of_setup(study: Study, sweep: StudyRecords, attempt: Attempt, *, measured: 
 
 
 def _limit_raised(study: Study, trial: Trial, attempt: Attempt) -> bool:
-    """Whether the limit of time that ended it is longer now than it lived."""
+    """Whether the time limit that ended it is now longer than it ran."""
     lived = (attempt.ended_at or 0.0) - (attempt.started_at or attempt.ended_at or 0.0)
     return study.budget.trial_minutes * 60 * trial.replicates > lived + study.site.kill_seconds
 
 
 def _persists(study: Study, sweep: StudyRecords, attempts: Sequence[Attempt]) -> bool:
-    """Whether its failure came back after a fix with which others ran, or too often: then it is the trial's own."""
+    """Whether its failure recurred after a fix with which others ran, or too often: then it is the trial's own."""
     last = attempts[-1]
     cause = (last.failure, last.remedy)
     fixes = {a.fixed_at for a in attempts[:-1] if a.fixed_at is not None and (a.failure, a.remedy) == cause}
@@ -108,7 +108,7 @@ def _persists(study: Study, sweep: StudyRecords, attempts: Sequence[Attempt]) ->
 
 
 def _waiting(trial: Trial) -> Trial:
-    """The trial as it was when it was proposed."""
+    """The trial reset to its proposal."""
     return replace(
         trial, state=TrialState.WAITING, verdict=None, sentence="", seconds=None, samples=None, finished_at=None,
         metrics=TrialMetrics(base=trial.metrics.base),
@@ -116,7 +116,7 @@ def _waiting(trial: Trial) -> Trial:
 
 
 def _on(begin: Start, trial: Trial, space: Space) -> Trial:
-    """The trial with the machine's own config as it is now: as it stands, or changed by the trial's own point."""
+    """The trial on the machine's present config: unchanged, or with the trial's own point."""
     if trial.metrics.base is not None:
         tuned = space.conditions.present(begin.tuned or {})
         return replace(trial, tuned=tuned, parameters=begin.parameters, base_values=begin.values)
@@ -126,25 +126,25 @@ def _on(begin: Start, trial: Trial, space: Space) -> Trial:
 
 
 IN_A_ROW = 2
-"""Failures in a row, of different trials, after which a node is left out."""
+"""Consecutive failures of different trials after which a node is excluded."""
 
 LEFT_OUT_SECONDS = 24 * 3600.0
-"""How long a node is left out: it may have been repaired since."""
+"""How long a node is excluded; it may have been repaired since."""
 
 MACHINE = ("infrastructure", "flaky")
-"""Classes of failure that a machine alone explains."""
+"""Failure classes that a machine alone explains."""
 
 ANY = (*MACHINE, "configuration", "unknown", "infeasible")
-"""Classes of failure that a machine explains where no other machine shows them."""
+"""Failure classes that a machine explains if no other machine shows them."""
 
 
 def suspect_nodes(sweep: StudyRecords, now: float) -> dict[str, str]:
-    """Nodes to leave out for a while, each with the reason in words: their last trials all failed.
+    """Nodes to exclude for a while, each with the reason: their last trials all failed.
 
-    A job that was cancelled or lost says nothing about its node. now: epoch seconds.
+    Cancelled and lost jobs do not count. now: epoch seconds.
     """
     recent = _recent(sweep.attempts.values(), now)
-    if not any(a.failure for a in recent):  # asked before every submission: the common case is quick
+    if not any(a.failure for a in recent):  # called before every submission: keep the common case fast
         return {}
     return {
         node: f"{len(failed)} trials in a row failed there, last: {list(failed.values())[-1].line}"
@@ -155,9 +155,9 @@ def suspect_nodes(sweep: StudyRecords, now: float) -> dict[str, str]:
 
 
 def may_be_the_nodes(sweep: StudyRecords, attempt: Attempt, now: float) -> bool:
-    """Whether ``attempt``, which failed, deserves a try on another node although its class speaks against the study.
+    """Whether ``attempt``, which failed, should be tried on another node although its class blames the study.
 
-    So it is while no other node has failed like this, and on a node that never ran a trial where others do.
+    True while no other node has failed like this, and on a node that never ran a trial where others do.
     """
     if not attempt.nodes:
         return False
@@ -174,14 +174,14 @@ def may_be_the_nodes(sweep: StudyRecords, attempt: Attempt, now: float) -> bool:
 
 
 def _recent(attempts: Iterable[Attempt], now: float) -> list[Attempt]:
-    """Those that run, and those that ended in the last day of what was not fixed since; by their end."""
+    """Running attempts, and those that ended in the last day and were not fixed since; by their end."""
     known = (a for a in attempts if a.started_at and a.fixed_at is None)
     recent = [a for a in known if a.ended_at is None or now - a.ended_at < LEFT_OUT_SECONDS]
     return sorted(recent, key=lambda a: a.ended_at or now)
 
 
 def _failed_in_a_row(recent: Sequence[Attempt]) -> dict[str, dict[int, Attempt]]:
-    """Node -> the attempts, by trial, that failed on it since one there did not."""
+    """Node -> the attempts, by trial, that failed on it since the last one there that did not."""
     failed: dict[str, dict[int, Attempt]] = {}
     for attempt in (a for a in recent if a.ended_at is not None):
         ended_by_itself = attempt.state not in (JobState.CANCELLED, JobState.LOST, JobState.PREEMPTED)
@@ -195,7 +195,7 @@ def _failed_in_a_row(recent: Sequence[Attempt]) -> dict[str, dict[int, Attempt]]
 
 
 def _sits_on(node: str, failed: Mapping[int, Attempt], recent: Collection[Attempt], now: float) -> bool:
-    """Whether what failed on ``node`` runs elsewhere: other trials without any such failure, or one of these trials."""
+    """Whether what failed on ``node`` runs elsewhere: other trials without such a failure, or one of these trials."""
     lived = max(_seconds(a, now) for a in failed.values())
     elsewhere = [a for a in recent if a.nodes and node not in a.nodes]
     working = [a for a in elsewhere if _works(a, lived, now)]
@@ -204,7 +204,7 @@ def _sits_on(node: str, failed: Mapping[int, Attempt], recent: Collection[Attemp
 
 
 def _works(attempt: Attempt, lived: float, now: float) -> bool:
-    """Whether an attempt ended well, or has run for twice as long as those ``lived`` that failed."""
+    """Whether an attempt ended well, or has run for twice as long as those that failed (``lived`` seconds)."""
     if attempt.ended_at is None:
         return _seconds(attempt, now) > 2 * lived
     return not attempt.failure and attempt.stop is not StopKind.USER

@@ -1,4 +1,4 @@
-"""What happens to a trial next: pure functions of (study, records, job status, log, now)."""
+"""The next action for a trial: pure functions of (study, records, job status, log, now)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import Attempt, StopKind, Trial
 
 GRACE_SECONDS = 30.0
-"""How long a job whose log shows the target may take to end by itself."""
+"""Time for a job to end by itself after its log shows the target."""
 
 
 NO_FAILURE = Diagnosis()
 
 SILENCE_SECONDS = 120.0
-"""Silence of a log in which nothing was read yet after which a person is told."""
+"""Silence of a log without any recognised line after which the user is warned."""
 
 FLUSH = "flush each line (print(..., flush=True), python -u, stdbuf -oL COMMAND for other programs)"
-"""The remedy where the output of a program lies in a buffer of its own."""
+"""Remedy for a program that buffers its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask the job to end. diagnosis: the class of failure that this is, where it is one."""
+    """Ask the job to end. diagnosis: the failure class, if it is a failure."""
 
     kind: StopKind
     sentence: str
@@ -40,19 +40,19 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The job was asked and did not end: kill it. sentence: what a person should know, "" while it is routine."""
+    """Kill a job that was asked to end and did not. sentence: message to the user, "" if routine."""
 
     sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """What the driver sees of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
+    """The driver's view of a live attempt. ``grew_at``: epoch seconds of the log's last growth.
 
-    begun: runs that its log shows so far, of those that the trial is to make one after another.
+    begun: runs in its log so far, of those that the trial makes in sequence.
     ran_at: epoch seconds at which this driver first saw it run.
-    unreadable: why the log cannot be read, "" while it can. unmatched: why nothing in the log is an eval, "" while
-    some is or it is too early to say. log: its file.
+    unreadable: why the log cannot be read, "" if it can. unmatched: why nothing in the log is an eval, "" if something
+    is or it is too early to say. log: its file.
     """
 
     attempt: Attempt
@@ -68,14 +68,14 @@ class JobSnapshot:
 
 
 def unread(study: Study, sentence: str, log: str) -> Diagnosis:
-    """Why a log in which the study's reader finds nothing is nobody's fault but the study's; ``sentence`` says what."""
+    """The failure of a log in which the study's reader finds nothing, a fault of the study; ``sentence``: what."""
     show = f"python -m lora_tune.logs --study {study.name} {shlex.quote(log)}"
     remedy = f"correct [workload.log]; {show} shows what each line is read as"
     return Diagnosis(FailureKind.UNREAD, sentence, remedy, certain=True)
 
 
 def missing_evals(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
-    """There are more evals than a reader keeps, and what counts may be one of the others."""
+    """The failure of a log with more evals than a reader keeps, if the decisive one may be among the others."""
     objective = objective_of(study)
     if not run.missing_evals or not objective.judges_evals or objective.stop(run) or objective.over(trial, run):
         return None
@@ -85,7 +85,7 @@ def missing_evals(study: Study, trial: Trial, run: RunLog) -> Diagnosis | None:
 
 
 def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None:
-    """For a job that is queued or running: leave it alone, stop it, or kill it. The eval curve is judged elsewhere."""
+    """For a queued or running job: None, stop it, or kill it. The eval curve is judged elsewhere."""
     attempt, site = snapshot.attempt, study.site
     if attempt.stop is not StopKind.NONE:
         overdue = attempt.stop_at is not None and now - (attempt.killed_at or attempt.stop_at) > site.kill_seconds
@@ -93,13 +93,13 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     if snapshot.status.state is JobState.QUEUED:
         return _queued(study, snapshot, now)
     if snapshot.status.paused:
-        return None  # nothing in it can go on, and no time of it counts
+        return None  # it is suspended, and the time does not count
     started = attempt.started_at or now
     limit = study.budget.trial_minutes * snapshot.trial.replicates
-    # A start is by the cluster's clock, and this driver's may be ahead of it: then only what the driver saw counts.
+    # The start is by the cluster's clock; this driver's may be ahead, so only the time that it observed counts.
     lived = now - max(started, snapshot.ran_at) if snapshot.status.seconds is None else snapshot.status.seconds
     lived -= snapshot.status.standstill_seconds
-    # Of a trial that shares its node with others, its own share of the time counts.
+    # For a trial that shares its node, its own share of the time counts.
     share = snapshot.status.share_seconds
     if (lived * snapshot.status.node_share if share is None else share) > limit * 60:
         sentence = f"ran into the limit of {limit:g} min"
@@ -114,7 +114,7 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     if last and not snapshot.trial.probe and (why := _nothing_more(study, snapshot, silence)):
         return Stop(StopKind.REACHED, why)
     if missing := missing_evals(study, snapshot.trial, snapshot.run):
-        return Stop(StopKind.UNREAD, missing.line, missing)  # whatever it trains from here on would count for nothing
+        return Stop(StopKind.UNREAD, missing.line, missing)  # further training would be useless
     if silence > site.stall_minutes * 60:
         sentence = snapshot.unreadable or f"its log has been silent for {silence / 60:.0f} min"
         remedy = f"it hung, its output goes elsewhere, or lies in a buffer ({FLUSH}); it is run again on another node"
@@ -123,9 +123,9 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
 
 
 def silence_warning(study: Study, snapshot: JobSnapshot, now: float) -> str:
-    """What a person should know of a running job that prints nothing from its start on; "" for all others.
+    """A warning about a running job that has printed nothing since its start; "" for all others.
 
-    Said long before such a job is given up: a script whose output lies in a buffer looks like one that hangs.
+    Given long before such a job is stopped, because a script with buffered output looks like one that hangs.
     """
     limit = study.site.stall_minutes * 60
     silence = now - max(snapshot.grew_at, snapshot.attempt.started_at or now, snapshot.ran_at)
@@ -140,7 +140,7 @@ def silence_warning(study: Study, snapshot: JobSnapshot, now: float) -> str:
 
 
 def _nothing_more(study: Study, snapshot: JobSnapshot, silence: float) -> str:
-    """Why a run whose job goes on has nothing more to show; "" while it has, and while it may end by itself."""
+    """Why a running job has nothing more to show; "" while it has, or may still end by itself."""
     objective, run = objective_of(study), snapshot.run
     stop = objective.stop(run)
     if stop is None:
@@ -153,20 +153,20 @@ def _nothing_more(study: Study, snapshot: JobSnapshot, silence: float) -> str:
 
 
 def _trained_on(run: RunLog, stop: Eval) -> bool:
-    """Whether the log shows training beyond ``stop``: a program that knows no target only ends at its last step."""
+    """Whether the log shows training beyond ``stop``: a program without a target ends only at its last step."""
     latest = [*(e.samples for e in run.evals[-1:]), *(p.samples for p in run.train[-1:])]
     return run.run_stop_ms is None and max(latest) > stop.samples
 
 
 def _overrun(run: RunLog, stop: Eval) -> float:
-    """Seconds for which the log of a run goes on after ``stop``."""
+    """Seconds for which a run's log continues after ``stop``."""
     if run.run_stop_ms is not None or run.run_start_ms is None or run.last_ms is None or math.isnan(stop.seconds):
         return 0.0
     return (run.last_ms - run.run_start_ms) / 1000 - stop.seconds
 
 
 def _queued(study: Study, snapshot: JobSnapshot, now: float) -> Stop | None:
-    """For a job in the queue: give it up when it waited for too long, or can never start."""
+    """For a queued job: stop it if it waited for too long, or can never start."""
     waited = now - (snapshot.attempt.submitted_at or snapshot.attempt.intended_at)
     overdue = limits.too_long(study, snapshot.status, waited)
     return None if overdue is None else Stop(StopKind.QUEUE, *overdue)

@@ -1,4 +1,4 @@
-"""Free slots become trials: the search is asked, and what it proposes goes on record and to the launcher."""
+"""Fills free slots: asks the search for proposals, records them as trials, and submits them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lora_tune.search.session import SearchPoint
 
 FILL_SECONDS = 0.5
-"""Time of one tick for proposals: with a thousand slots to fill, running trials must not wait for the last of them."""
+"""Time limit of proposals per tick, so that filling a thousand slots does not delay running trials."""
 
 
 class Proposals:
@@ -34,13 +34,13 @@ class Proposals:
     Parameters
     ----------
     may_ask : callable
-        Whether the search may be asked now; no reason to end the sweep where it may not.
+        Whether the search may be asked now; False does not end the sweep.
     save : callable
-        Writes all changes down.
+        Saves all changes.
     fixed_at : float
-        Epoch seconds; a person has fixed what made trials fail before.
+        Epoch seconds when a user fixed what made trials fail before.
     requests : callable
-        What people have asked for, of which a trial takes the commit.
+        Users' requests, from which a trial takes its commit.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Proposals:
         self._dependencies, self._work, self._submissions, self._events = dependencies, work, submissions, events
         self._may_ask, self._save, self._fixed_at, self._requests = may_ask, save, fixed_at, requests
         self.unfilled = False
-        """Whether slots were left free for want of time alone."""
+        """Whether slots were left free only for lack of time."""
         self._in_a_row = 0
-        """Proposals that must fail, since the last one that was run: over ticks, as one may have time for few."""
+        """Consecutive doomed proposals since the last one that was run, counted over ticks."""
 
     def refill(self, study: Study, interrupted: Callable[[], bool]) -> str:
         """Propose until the slots are full; returns why no more, which ends the sweep once nothing runs.
 
-        Raises SetupError where trials fail one after another for a reason of configuration and none runs.
+        Raises SetupError if trials fail one after another for a configuration reason and none runs.
         """
         self.unfilled = False
         if reason := self._hopeless():
@@ -95,11 +95,11 @@ class Proposals:
         return ""
 
     def hopeless(self) -> Trial | None:
-        """The newest of the trials that show that every trial fails alike; None where they show no such thing."""
+        """The newest of the trials that show that every trial fails alike; None if they do not."""
         return limits.hopeless(self._work.sweep, self._fixed_at)
 
     def _hopeless(self) -> str:
-        """Why no trial is worth starting while others run, "" where one is."""
+        """Why no trial should be started while others run, "" if one may."""
         if (failed := self.hopeless()) is None:
             return ""
         unread = self._newest(failed).failure == FailureKind.UNREAD
@@ -113,9 +113,9 @@ class Proposals:
         raise SetupError(f"{count}: {failed.sentence}; {remedy}; fix it and rerun the same command")
 
     def _doomed(self, study: Study, trial: Trial) -> str:
-        """Why a trial that the search proposed is not run, since it must fail; "" where it is run.
+        """Why a proposed trial is doomed and not run; "" if it is run.
 
-        What a person asked for and the machine's own config are run as they are.
+        Users' requests and the machine's own config are always run.
         """
         search = self._dependencies.session
         was_requested = trial.metrics.base is not None or trial.request is not None or trial.replicate_of is not None
@@ -153,7 +153,7 @@ class Proposals:
         )
 
     def _commit(self, number: int | None) -> dict[str, Value]:
-        """The commit that a request names."""
+        """The commit parameters of a request."""
         return parameters_of(next((r for r in self._requests() if r.number == number), None))
 
     def _newest(self, trial: Trial) -> Attempt:

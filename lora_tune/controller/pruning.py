@@ -1,4 +1,4 @@
-"""Whether a running trial's curve says to stop it: diverged, stalled, or without a chance to win. Pure functions."""
+"""Whether a running trial's curve calls for a stop: diverged, stalled, or unable to win. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from lora_tune.store.records import StopKind, StudyRecords, Trial, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The rule would stop the run, which goes on to its end, so that the sweep learns how often the rule errs."""
+    """The rule would stop the run, which continues to its end to measure how often the rule errs."""
 
     sentence: str
 
 
 def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | Audited | None:
-    """Whether the eval curve says to stop: divergence, a comparison with the best runs, or no chance to win.
+    """Whether to stop by the eval curve: divergence, comparison with the best runs, or no chance to win.
 
-    An audit trial that the comparison condemns is not stopped, then or later.
+    An audit trial that the comparison would stop continues to its end.
     """
     if study.pruning.rule == "none" or trial.probe or run.run_stop_ms is not None:
         return None
@@ -59,17 +59,17 @@ def judge_curve(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) ->
 
 
 SLOWER = 1.03
-"""A trial is too slow when even this times its pace is below the best: ten times what speeds differ between runs."""
+"""A trial is too slow if even this times its pace is below the best: ten times the scatter of speed between runs."""
 
 STAMP_SECONDS = 1.0
 """How late a line's time may be: logs without time stamps are stamped when they are read."""
 
 
 def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> Stop | None:
-    """Whether the trial's pace cannot become the best throughput on its number of nodes.
+    """A stop if the trial's pace cannot become the best throughput on its number of nodes.
 
-    Compared at the reference pace, and on equal nodes only: fewer nodes are slower for another reason, and worth
-    knowing for its own.
+    Compared at the reference pace, and only among equal node counts: fewer nodes are slower for another reason, and
+    their result is of interest.
     """
     nodes = study.search_space.node_count(trial.parameters)
     rivals = [
@@ -88,9 +88,9 @@ def _too_slow(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> S
 
 
 def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, known: Applicable) -> Stop | None:
-    """Whether the run can no longer beat the best trial, at the study's risk, by the log's own clock.
+    """A stop if the run can no longer beat the best trial, at the study's risk, by the log's own clock.
 
-    Where the machine is slower than at the reference pace, the best one is as slow, too.
+    If the machine is slower than at the reference pace, the best trial's times are scaled likewise.
     """
     best = best_run(study, sweep)
     comparable = objective_of(study).timed and study.objective.second is None
@@ -116,10 +116,10 @@ def _capped(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, known:
 
 
 def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog, stop: Stop) -> Stop:
-    """A stop at a limit of wall-clock time that says so where the machine was slow, and then blames no configuration.
+    """A stop at a wall-clock limit, attributed to the machine instead of the configuration if the machine was slow.
 
-    Without an eval nothing is known of the trial: it is run again. Where it shows no progress at all, what the runs
-    before it have shown of its nodes counts.
+    A trial without an eval is run again. If it shows no progress at all, the slowdown of its nodes in earlier runs
+    counts.
     """
     if stop.kind is not StopKind.TIME_LIMIT:
         return stop
@@ -133,8 +133,8 @@ def by_the_machine(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog,
 
 
 def _incumbent(study: Study, sweep: StudyRecords, best: Trial, slower: float) -> Incumbent:
-    """The best trial with all runs of its configuration, on a machine ``slower`` times as slow. One that was run again
-    is known by those runs too, not by its luckiest alone."""
+    """The best trial with all runs of its configuration, on a machine ``slower`` times as slow. With repeats, all runs
+    count instead of the luckiest alone."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
     machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
     seconds = tuple(slower * each for each in confirmed or seconds_of(sweep).get(settings(best), (math.inf,)))
@@ -143,12 +143,12 @@ def _incumbent(study: Study, sweep: StudyRecords, best: Trial, slower: float) ->
 
 
 def envelope(study: Study, trial: Trial) -> curves.Envelope | None:
-    """The public runs' envelope, where the study compares with it and the trial's curve has its shape."""
+    """The public runs' envelope, if the study compares with it and it applies to the trial."""
     return None if healing.has_special_curve(trial) else public_envelope(study, trial)
 
 
 def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, float, float]]:
-    """(samples, usual loss, loss above which a run like this trial is stopped); empty where nothing says it."""
+    """(samples, usual loss, loss above which a run like this trial is stopped); empty if undefined."""
     evals = sweep.last_evals(trial.number)
     known = applicable(study, sweep, trial, RunLog(evals=tuple(evals)))
     if known.evidence.published is not None:
@@ -161,7 +161,7 @@ def band(study: Study, sweep: StudyRecords, trial: Trial) -> list[tuple[float, f
 
 
 def lone_reason(study: Study, sweep: StudyRecords, trial: Trial) -> str:
-    """Why a trial is compared with no other although others are; "" where it is compared."""
+    """Why a trial is compared with no other although others are; "" if it is compared."""
     known = applicable(study, sweep, trial, RunLog(evals=tuple(sweep.last_evals(trial.number))))
     finished = courses(study, sweep)
     if known.evidence.published or len(finished) <= known.evidence.count:

@@ -1,4 +1,4 @@
-"""A sweep's driver from its parts, under its lease: what ``sweep`` does for one study."""
+"""Builds and runs a sweep's driver under its lease: the work of ``sweep`` for one study."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ from lora_tune.workloads.script_needs import (
     script_text,
 )
 
-# What a sweep needs made before its first trial: run once, recorded, and taken up again after an interruption.
+# A sweep's preparation, which precedes its first trial: run once, recorded, and resumed after an interruption.
 #
-# The record (``prepare/preparation.json``) is written before the job is submitted, as a trial's is. A preparation
-# that ended well is not repeated while its command stays the same.
+# The record (``prepare/preparation.json``) is written before the job is submitted, as a trial's is. A preparation that
+# succeeded is not repeated while its command is the same.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """How a preparation is made and watched.
+    """How to create and monitor a preparation.
 
-    make: the job that runs in a folder. tick: called between two looks; waits, and keeps the sweep's lease.
+    make: the job to run in a folder. tick: called between two polls; waits, and renews the sweep's lease.
     """
 
     make: Callable[[Path], Job | None]
@@ -74,7 +74,7 @@ class Preparation:
 
 
 def prepare(paths: SweepPaths, preparation: Preparation) -> None:
-    """Run the sweep's preparation unless it is done. Raises SetupError with its remedy when it fails."""
+    """Run the sweep's preparation unless it is done. Raises SetupError with a remedy if it fails."""
     first = preparation.make(paths.preparation(0).folder)
     if first is None:
         return
@@ -113,9 +113,9 @@ def prepare(paths: SweepPaths, preparation: Preparation) -> None:
 
 
 def _run(job: Job, preparation: Preparation) -> JobStatus:
-    """Submit the job, or take up the one that an earlier command submitted, and wait for its end.
+    """Submit the job, or adopt the one that an earlier command submitted, and wait for its end.
 
-    Raises RefusedError for what the scheduler refuses for good, or for too long.
+    Raises RefusedError if the scheduler refuses it permanently, or for too long.
     """
     ticket = Ticket(name=job.name, folder=job.folder)
     status = JobStatus(state=JobState.LOST)
@@ -127,7 +127,7 @@ def _run(job: Job, preparation: Preparation) -> JobStatus:
             status = preparation.launcher.poll([ticket])[job.name]
             if status.state is JobState.LOST:
                 if submitted:
-                    return status  # it was there, and vanished without a trace
+                    return status  # it was submitted, and vanished
                 submitted = preparation.launcher.submit(job)
                 ticket = Ticket(name=job.name, folder=job.folder, job_id=submitted, submitted_at=preparation.now())
                 preparation.echo(f"preparation: {job.name} is job {submitted}")
@@ -144,7 +144,7 @@ def _run(job: Job, preparation: Preparation) -> JobStatus:
 
 
 def _diagnosis(job: Job, status: JobStatus) -> Diagnosis:
-    """Its exit code decides: a preparation measures nothing."""
+    """Success depends on the exit code alone, because a preparation measures nothing."""
     if status.state is JobState.ENDED and not status.exit_code:
         return Diagnosis()
     log = job.log.read_bytes() if job.log.exists() else b""
@@ -152,7 +152,7 @@ def _diagnosis(job: Job, status: JobStatus) -> Diagnosis:
 
 
 def _record(paths: SweepPaths, job: Job) -> dict[str, Any]:
-    """The record of this preparation; a new one where there is none, or where another command was prepared."""
+    """The record of this preparation; a new one if there is none, or the command differs."""
     command = json.dumps([job.argv, sorted(job.environment.items()), str(job.cwd), job.resources.nodes])
     key = hashlib.sha256(command.encode()).hexdigest()[:12]
     record = read_json(paths.prepared).content or {}
@@ -165,7 +165,7 @@ def _record(paths: SweepPaths, job: Job) -> dict[str, Any]:
 
 
 def _last_attempt(paths: SweepPaths) -> int:
-    """The number of the last attempt that has a folder, -1 without any: its record is absent or damaged."""
+    """The number of the last attempt with a folder, -1 without any, if the record is missing or damaged."""
     names = (folder.name.rpartition("-")[2] for folder in paths.prepared.parent.glob("attempt-*"))
     return max((int(number) for number in names if number.isdecimal()), default=-1)
 
@@ -175,19 +175,19 @@ def _write(paths: SweepPaths, record: dict[str, Any]) -> None:
     write_json(paths.prepared, record)
 
 
-# What can be told before any trial of a sweep runs.
+# Checks before any trial of a sweep runs.
 
 
 def preflight_warnings(workload: Workload, study: Study, paths: SweepPaths) -> Sequence[str]:
-    """What its trials need and may not find, a sentence each.
+    """A sentence for each thing that trials need and may not find.
 
-    Raises SetupError for what is surely missing, and for options of ``sbatch`` under which no job is its trial's.
+    Raises SetupError for certain problems, and for options of ``sbatch`` under which a job would not run its trial.
     """
     checked = workload.check()
     try:
         job = workload.job(some_proposal(study), paths.attempt(0, 0).folder)
         before = workload.preparation(paths.preparation(0).folder)
-    except LoraTuneError:  # of these values; what is wrong with a trial's own is said when it is made
+    except LoraTuneError:  # caused by these values; a trial's own problems are reported when it is created
         return checked
     for each in (job, *([before] if before else [])):
         for sentence in option_refusals(each, study):
@@ -196,7 +196,7 @@ def preflight_warnings(workload: Workload, study: Study, paths: SweepPaths) -> S
 
 
 def _shell_warnings(job: Job, study: Study, checked: Sequence[str]) -> list[str]:
-    """What a job's scripts have in the shell that starts the sweep, and a job lacks. checked: doubts so far."""
+    """What a job's scripts find in the shell that starts the sweep, but not in a job. checked: earlier warnings."""
     if not launcher_kind(study.site).slurm:
         return []
     inherited = handed_on(os.environ)
@@ -212,7 +212,7 @@ def _shell_warnings(job: Job, study: Study, checked: Sequence[str]) -> list[str]
 
 
 def option_refusals(job: Job, study: Study) -> list[str]:
-    """Under which options of its script and its site a job would not be its trial's, a sentence each."""
+    """A sentence for each option of its script or site under which a job would not run its trial."""
     if not launcher_kind(study.site).slurm:
         return []
     tokens = (study.workload.model_extra or {}).get("argv", ())
@@ -233,9 +233,9 @@ def option_refusals(job: Job, study: Study) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrivePlan:
-    """What is to be driven. from_file: the study as its file ``file`` with ``text`` says it.
+    """A study to run. from_file: the study in ``file``, whose content is ``text``.
 
-    study: the same with the command line's ``options``, sections of the study, laid over it.
+    study: the same with the command line's ``options``, sections of the study, merged over it.
     """
 
     file: Path
@@ -247,7 +247,7 @@ class DrivePlan:
     workload: Workload
 
     def registration(self, text: str) -> Registered:
-        """What the database holds of it. text: of the study, as it is kept there."""
+        """Its row in the database. text: of the study, as stored there."""
         return Registered(
             name=self.study.name,
             study_toml=text,
@@ -259,7 +259,7 @@ class DrivePlan:
 
     @property
     def launcher_kind(self) -> LauncherKind:
-        """What the study's site names; it sets the driver's pace."""
+        """The launcher kind of the study's site, which determines the driver's period."""
         return launcher_kind(self.study.site)
 
     @property
@@ -269,14 +269,14 @@ class DrivePlan:
 
 
 def make_clock(study: Study, launcher: Launcher) -> Clock:
-    """This machine's clock; simulated jobs run on their launcher's own time."""
+    """This machine's clock, or the launcher's virtual clock for simulated jobs."""
     return cast(Clock, launcher) if launcher_kind(study.site).keeps_time else RealClock()
 
 
 def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> stores.Store:
-    """The sweep's folder, and its database with its row in it; before that, whether its trials can run at all.
+    """Create the sweep's folder and its row in the database, after checking that its trials can run.
 
-    Raises ForeignFolderError where the two do not belong together; nothing is written then.
+    Raises ForeignFolderError if the two do not belong together; nothing is written then.
     """
     root, study = plan.paths.root, plan.study
     preflight_warnings(plan.workload, study, plan.paths)
@@ -301,8 +301,8 @@ def open_sweep(plan: DrivePlan, storage: str | None, now: float) -> stores.Store
 
 @contextlib.contextmanager
 def _looking_twice(begun_since: Callable[[], bool]) -> Iterator[None]:
-    """A folder is foreign only where its records are still not there: who begins the sweep at this moment writes them
-    first, and then the folder's mark. The lease, and the folder's owner, decide between the two."""
+    """Ignore ForeignFolderError if the records appear meanwhile: a concurrent start writes the records first, and then
+    the folder's mark. The lease and the folder's lock then decide between the two."""
     try:
         yield
     except errors.ForeignFolderError:
@@ -313,9 +313,9 @@ def _looking_twice(begun_since: Callable[[], bool]) -> Iterator[None]:
 def record_study(
     plan: DrivePlan, store: stores.Store, lease: Lease, *, accept_changes: bool, fixed: bool = False
 ) -> None:
-    """Make the plan the sweep's; refuses a study or base config that changed since, unless ``accept_changes``.
+    """Store the plan as the sweep's; refuses a changed study or base config, unless ``accept_changes``.
 
-    fixed: a person has fixed what made trials fail; while nothing was measured, that may be in the base config.
+    fixed: the user has fixed what made trials fail; while nothing was measured, the fix may be in the base config.
     """
     sweep = store.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its lease"
@@ -341,9 +341,8 @@ def record_study(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What differs between one who drives and another. pause: waits between two looks at the preparation; it may raise
-    to give up. search: what the driver asks instead of the session itself. fixed: a person starts this, who was told
-    what to fix where trials had failed."""
+    """What differs between callers. pause: waits between polls of the preparation; may raise to give up. search: wraps
+    the session that the driver asks. fixed: started by a user who was told what to fix after trials failed."""
 
     launcher: Launcher
     clock: Clock
@@ -357,9 +356,9 @@ class Environment:
 def driver(
     plan: DrivePlan, store: stores.Store, lease: Lease, environment: Environment, *, accept_changes: bool
 ) -> Iterator[Driver]:
-    """The sweep's driver, with what an earlier one could not save in the database and the preparation done.
+    """The sweep's driver, after restoring unsaved records of an earlier one and running the preparation.
 
-    The lease is renewed meanwhile and given back at the end.
+    The lease is renewed meanwhile and released at the end.
     """
     from lora_tune.search.optuna_tables import OptunaTables
 
@@ -380,7 +379,7 @@ def driver(
 
 
 def meaning(study: Study, file: Path) -> dict[str, Any]:
-    """What a number of the sweep means, for those who see Optuna's tables alone. commit: of the study file's folder."""
+    """Metadata of the sweep for users of Optuna's tables alone. commit: of the study file's folder."""
     objectives = objectives_of(study)
     return {
         "lora_tune:metric_names": [objective.name for objective in objectives],
@@ -394,7 +393,7 @@ def meaning(study: Study, file: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked_folder(plan: DrivePlan, store: stores.Store, lease: Lease) -> Iterator[FolderLock]:
-    """The folder of the plan, for this driver alone; the lease is kept while an earlier owner is waited for.
+    """Lock the plan's folder for this driver; renews the lease while waiting for an earlier owner.
 
     Raises SweepBusyError, ForeignFolderError.
     """
@@ -411,17 +410,17 @@ def locked_folder(plan: DrivePlan, store: stores.Store, lease: Lease) -> Iterato
 
 @contextlib.contextmanager
 def release_at_exit(store: stores.Store, lease: Lease) -> Iterator[None]:
-    """The lease is given back at the end of the block."""
+    """Release the lease at the end of the block."""
     try:
         yield
     finally:
-        with contextlib.suppress(errors.StoreError):  # a lease that cannot be given back runs out
+        with contextlib.suppress(errors.StoreError):  # an unreleased lease expires
             store.release(lease)
 
 
 @contextlib.contextmanager
 def noting(count: stores.SaveCount) -> Iterator[None]:
-    """The count of saves is noted in the folder when the block ends, however it ends."""
+    """Write the count of saves to the folder at the end of the block, even after an exception."""
     try:
         yield
     finally:
@@ -440,10 +439,10 @@ def at_work(
     requests: stores.Requests | None = None,
     projection: Projects | None = None,
 ) -> Iterator[Driver]:
-    """A driver of what ``search`` proposes, under a lease that is renewed meanwhile, in the folder of ``lock``.
+    """A driver for the proposals of ``search``, under a lease that it renews, in the folder of ``lock``.
 
-    prepared: the folder whose preparation counts, and where it is made if it is not there. requests: of people, for
-    the sweep. projection: who shows the records to other programs.
+    prepared: the folder of the preparation, which runs if necessary. requests: users' requests to the sweep.
+    projection: publishes the records to other programs.
     """
     clock = environment.clock
     count = stores.SaveCount(store, plan.study.name, plan.paths.saved)
@@ -478,7 +477,7 @@ def at_work(
 def retry_after_fix(
     plan: DrivePlan, records: stores.Store | FencedStore, lease: Lease, now: float, echo: Callable[[str], None]
 ) -> None:
-    """Trials that the set-up failed wait for another attempt; a search that is made after this knows of no failure."""
+    """Reset trials that failed in the set-up to waiting; a search created after this does not see their failures."""
     sweep = records.load(plan.study.name)
     assert sweep is not None, "the sweep's row is made before its driver"
     retries = node_faults.retry_after_fix(plan.study, sweep, plan.workload.start(), now)
@@ -491,7 +490,7 @@ def retry_after_fix(
 
 
 def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
-    """The sweep's search, made from its records."""
+    """The sweep's search, restored from its records."""
     from lora_tune.search import priors
     from lora_tune.search.samplers import make_sampler, start_of
     from lora_tune.search.session import Session
@@ -508,11 +507,11 @@ def _session(plan: DrivePlan, store: stores.Store) -> Proposes:
 def _prepare_once(
     plan: DrivePlan, dependencies: Dependencies, lease: Lease, pause: Callable[[float], None], prepared: SweepPaths
 ) -> None:
-    """What the workload wants made before the first trial."""
+    """Run the workload's preparation before the first trial."""
 
     def tick() -> None:
         pause(plan.period)
-        with contextlib.suppress(errors.StoreError):  # the preparation goes on while the database is away
+        with contextlib.suppress(errors.StoreError):  # the preparation continues during a database outage
             dependencies.store.save(lease, Changes(), dependencies.clock.now())
 
     how = Preparation(

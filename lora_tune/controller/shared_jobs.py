@@ -1,8 +1,8 @@
-"""What jobs that trials share held while they trained nobody: their start, measuring, and waiting for more trials.
+"""Overhead of shared jobs: the time that they held nodes without training, for start-up, measuring and waiting.
 
-Of a job's time each trial has its share. The rest is no trial's, but it is paid for: it is booked as overhead with the
-attempt for which the job was started, so that the sweep's node-hours are those of its jobs. Of a job only its open
-trials are looked at: what those that have ended used is added up once.
+Each trial has its share of a job's time. The rest belongs to no trial, but is paid for: it is booked as overhead of the
+attempt for which the job was started, so that the sweep's node-hours equal those of its jobs. Only open trials of a job
+are re-examined; the usage of ended ones is added up once.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from lora_tune.logs.failures import FailureKind
 from lora_tune.store.records import Attempt, UnitOfWork
 from lora_tune.workloads.base import Job
 
-# How many trials may train beside one whose job was killed under it: pure functions of the records.
+# How many trials may share a job with one whose job was killed: pure functions of the records.
 #
-# A job that several trials share dies with all of them, and nobody can tell which one took too much. So those that were
-# in it train again in smaller company, and in the end alone: then only the one that is to blame fails.
+# A job shared by several trials dies with all of them, and the culprit is unknown. So its trials are retried in smaller
+# packs, and finally alone: then only the culprit fails.
 
 FEWER = 4
-"""Of so many side by side one is left after a job's first death for want of memory."""
+"""Factor by which a pack shrinks after a job's first death for lack of memory."""
 CRASHES = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV)
-"""Signals that end a program at once, for its own fault or by somebody's hand."""
+"""Signals of crashes and kills."""
 _CODES = {code for number in CRASHES for code in (-number, 128 + number)}
 
 
 def with_packing_limit(study: Study, job: Job, earlier: Sequence[Attempt]) -> Job:
-    """The job of a trial with these attempts before it, with the company that it may have."""
+    """The job of a trial after the attempts ``earlier``, with its limit of trials per pack."""
     if job.slot is None:
         return job
     slots, parallel = study.site.slots, study.budget.parallel
@@ -42,11 +42,10 @@ def with_packing_limit(study: Study, job: Job, earlier: Sequence[Attempt]) -> Jo
 
 
 def max_packed_trials(earlier: Sequence[Attempt], most: int, slots_used: int) -> int:
-    """How many may train side by side in the attempt that follows, itself counted; 0: any number.
+    """How many trials, including itself, may share a pack in the next attempt; 0: any number.
 
-    most: attempts that are allowed. together: trials that train side by side otherwise. The first death for want of
-    memory leaves a quarter of them; any other may have been an accident. After a second one, and in the last attempt
-    that is allowed, the trial is alone.
+    most: allowed attempts. slots_used: normal pack size. After the first death for lack of memory a quarter of that;
+    any other first death may have been an accident. After a second one, and in the last allowed attempt, alone.
     """
     deaths = [attempt for attempt in earlier if _killed(attempt)]
     if not deaths:
@@ -62,17 +61,17 @@ def _killed(attempt: Attempt) -> bool:
 
 
 RELEASE_SECONDS = 30.0
-"""How long a sweep that is over waits for the ends of jobs that it lets go."""
+"""How long a finished sweep waits for shared jobs to end after it released them."""
 LEAST_SECONDS = 1.0
-"""Overhead of a job that runs is written down when it has changed by this much."""
+"""Smallest change of a running job's overhead that is recorded."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """What one shared job held and gave.
+    """Usage of one shared job.
 
-    bearer: job name of the attempt that bears its overhead, "" while none of its trials is on record. known: how many
-    of its trials were seen. open: of these the ones that are not over. used: node-seconds of the others.
+    bearer: job name of the attempt that bears its overhead, "" while none of its trials is recorded. known: number of
+    its trials seen. open: those that have not ended. used: node-seconds of the others.
     """
 
     bearer: str = ""
@@ -81,7 +80,7 @@ class _Account:
     used: float = 0.0
 
     def overhead(self, job: SharedJob, attempts: Mapping[str, Attempt], now: float) -> float:
-        """Seconds for which the job has held its nodes up to ``now`` and trained nobody. attempts: by job name."""
+        """Seconds up to ``now`` in which the job held its nodes without training. attempts: by job name."""
         new = job.trials[self.known :]
         self.known, using, waiting = len(job.trials), 0.0, [*self.open, *(name for name in new if name in attempts)]
         self.bearer = self.bearer or next((name for name in (job.first, *waiting) if name in attempts), "")
@@ -98,22 +97,22 @@ class _Account:
 
 
 class SharedJobs:
-    """Books the overhead of the launcher's jobs, and lets them go at the end."""
+    """Books the overhead of the launcher's shared jobs, and releases the jobs at the end."""
 
     def __init__(self, launcher: Launcher, work: UnitOfWork, events: EventLog) -> None:
         self._launcher, self._work, self._events = launcher, work, events
         self._released_at: float | None = None
         self._accounts: dict[str, _Account] = {}
-        self._borne: dict[str, dict[str, float]] = {}  # seconds of each job, by who bears them
+        self._borne: dict[str, dict[str, float]] = {}  # bearer -> seconds by job
 
     def charge(self, now: float) -> None:
-        """Book what the jobs have held up to ``now``, while trials run."""
+        """Book the jobs' overhead up to ``now``, while trials run."""
         self._released_at = None
         self._charge(now)
 
     def _charge(self, now: float) -> bool:
-        """Whether that changed anything."""
-        over: dict[str, bool] = {}  # by who bears them, whether a job has ended
+        """As :meth:`charge`; returns whether anything changed."""
+        over: dict[str, bool] = {}  # bearer -> whether one of its jobs has ended
         for job in self._launcher.shared_jobs():
             account = self._accounts.setdefault(job.name, _Account())
             seconds = account.overhead(job, self._work.by_job_name, now)
@@ -124,7 +123,7 @@ class SharedJobs:
         return any(changed)
 
     def _bear(self, name: str, seconds: float, *, at_once: bool) -> bool:
-        """Write the overhead down with the attempt that bears it; whether it was another one before."""
+        """Record the overhead with the attempt that bears it; returns whether it changed."""
         bearer, seconds = self._work.by_job_name[name], round(seconds, 3)
         change = abs(seconds - bearer.overhead_seconds)
         if change == 0 or (change < LEAST_SECONDS and not at_once):
@@ -133,7 +132,7 @@ class SharedJobs:
         return True
 
     def let_go(self, now: float) -> bool:
-        """Let jobs end that only wait for more trials; True once they have and all is booked, or it took too long."""
+        """Release jobs that only wait for more trials; True once they have ended and are booked, or on time-out."""
         self._released_at = now if self._released_at is None else self._released_at
         try:
             alive = self._launcher.let_go()

@@ -1,6 +1,6 @@
-"""A person steers a sweep that runs: the driver reads requests, does as asked, and says what it did.
+"""Users steer a running sweep: the driver reads their requests, acts on them, and answers.
 
-What was accepted is on record with who asked and when, so a later driver steers by the same requests.
+Accepted requests are recorded with user and time, so that a later driver applies them, too.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ SETTINGS = ("parallel", "trials", "node_hours", "wall_hours", "trial_minutes")
 
 @runtime_checkable
 class Enqueues(Protocol):
-    """A search that takes a person's proposals."""
+    """A search that accepts a user's proposals."""
 
     def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
-        """Propose this next; what it leaves out the search fills in. request: its number."""
+        """Propose this next; the search completes missing values. request: its number."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SteeredStudy:
-    """What the accepted requests make of a study. paused: nothing is proposed."""
+    """A study with the accepted requests applied. paused: propose nothing."""
 
     study: Study
     paused: bool = False
 
 
 def apply_requests(study: Study, requests: Sequence[Request]) -> SteeredStudy:
-    """The study as its budget was changed, in the order of the requests. Pure."""
+    """The study with the requests' budget changes applied in order. Pure."""
     steered = SteeredStudy(study)
     for request in requests:
         if request.accepted and request.kind == "set":
@@ -55,7 +55,7 @@ def apply_requests(study: Study, requests: Sequence[Request]) -> SteeredStudy:
 
 
 def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
-    """Why these tuned values are no point of the space; "" where they are (they may leave some out). Pure."""
+    """Why these tuned values are not a point of the space; "" if they are (some may be missing). Pure."""
     space = study.search_space
     tuned, absent = space.distributions(), space.conditions.absent(values)
     for name, value in values.items():
@@ -69,7 +69,7 @@ def refusal_of_values(study: Study, values: Mapping[str, Value]) -> str:
 
 
 def describe(request: Request) -> str:
-    """What was asked for, for people."""
+    """The request in words."""
     what = request.what
     values = " ".join(f"{name}={value}" for name, value in what.get("values", what).items())
     return {
@@ -82,16 +82,16 @@ def describe(request: Request) -> str:
 
 
 def request_reason(request: Request) -> str:
-    """Why a trial is run that a person asked for."""
+    """The reason of a trial that a user requested."""
     return f"asked for by {request.who}: {describe(request)}"
 
 
 def fulfilled(requests: Iterable[Request], trials: Iterable[Trial], conditions: Conditions) -> frozenset[int]:
-    """Numbers of the requests that one of these trials was made for, each trial counted for one. Pure.
+    """Numbers of the requests for which one of these trials was made; each trial counts for one request. Pure.
 
-    Records of earlier releases name no request: they say it in words, or, where the sampler had words of its own, by
-    their values alone. None counts for a request that was asked after it was proposed: numbers began anew where an
-    earlier release rescued a database. An answer before the question comes from two clocks.
+    Records of earlier releases have no request number: they match by their reason, or if the sampler set another
+    reason, by their values. No trial counts for a request made after it was proposed, because numbers restarted when an
+    earlier release rescued a database. An answer earlier than its request comes from different clocks.
     """
     known, pending, run = list(trials), list(requests), set()
     for matches_request in (_by_number, _by_reason, partial(_by_values, conditions)):
@@ -114,13 +114,13 @@ def _by_reason(request: Request, trial: Trial) -> bool:
 
 
 def _by_values(conditions: Conditions, request: Request, trial: Trial) -> bool:
-    """A trial of an earlier release that has the values; later ones name what they answer."""
+    """Whether a trial of an earlier release has the values; later trials name their request."""
     unnamed = trial.request is None and trial.point is None and trial.metrics.base is None
     return unnamed and conditions.agrees(trial.tuned, request.what["values"])
 
 
 class Steering:
-    """Reads people's requests once a tick; none where nobody may steer, as in a race of replicates."""
+    """Reads users' requests once per tick; disabled where nobody may steer, as in a race of replicates."""
 
     def __init__(
         self,
@@ -133,17 +133,17 @@ class Steering:
     ) -> None:
         self._from_file, self._store, self._search = study, dependencies.requests, dependencies.session
         self._work, self._monitor, self._stops, self._events = work, monitor, stops, events
-        self._enqueued: set[int] = set()  # numbers of requests whose points the search has, or had
+        self._enqueued: set[int] = set()  # requests whose points the search has or had
         self._known: dict[int, Request] = {}
         self.steered = SteeredStudy(study)
 
     @property
     def requests(self) -> Sequence[Request]:
-        """All that were ever read, oldest first, with their answers, whatever has become of the database."""
+        """All requests ever read, oldest first, with their answers, even if the database lost them."""
         return tuple(self._known.values())
 
     def poll(self, now: float) -> None:
-        """Answer what is new, and follow what was accepted. A database that is away is asked again later."""
+        """Answer new requests, and apply accepted ones. Retries later during a database outage."""
         if self._store is None:
             return
         try:
@@ -160,14 +160,14 @@ class Steering:
         self._monitor.follow(self.steered.study)
 
     def _read(self, requests: Iterable[Request]) -> None:
-        """Remember what is new. Where the database was set back, what it has forgotten is kept."""
+        """Add new requests. Requests that a reset database has lost are kept."""
         for request in requests:
             known = self._known.get(request.number)
             if known is None or known.answered_at is None:
                 self._known[request.number] = request
 
     def _enqueue_new(self, requests: Sequence[Request]) -> None:
-        """Give the search the points of accepted requests, but for those that an earlier driver has run."""
+        """Pass the points of accepted requests to the search, except those that an earlier driver has run."""
         if not isinstance(self._search, Enqueues) or not (new := {r.number for r in requests} - self._enqueued):
             return
         self._enqueued |= new
@@ -212,7 +212,7 @@ class Steering:
     def _set(self, request: Request, now: float) -> str:
         if unknown := sorted(request.what.keys() - {*SETTINGS}):
             raise InputError(f"{unknown[0]} cannot change while a sweep runs; {', '.join(SETTINGS)} can")
-        self.steered.study.with_options({"budget": request.what})  # raises InputError for a value that cannot be
+        self.steered.study.with_options({"budget": request.what})  # raises InputError for an invalid value
         return "from now on"
 
     def _switch(self, request: Request, now: float) -> str:
@@ -228,4 +228,4 @@ KINDS: Mapping[str, Apply] = {
     "pause": Steering._switch,
     "resume": Steering._switch,
 }
-"""What a person may ask for. Each returns what was done, and raises InputError for what cannot be."""
+"""Kind of request -> handler, which returns what was done, and raises InputError for an invalid request."""

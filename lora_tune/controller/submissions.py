@@ -1,4 +1,4 @@
-"""How a trial becomes a job: the intention on record first, then the launcher, and what it answers."""
+"""Turns a trial into a job: records the intention, submits it, and handles the answer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lora_tune.launchers.files import write_files
 from lora_tune.logs.failures import FailureKind
 from lora_tune.store.records import Attempt, Trial, TrialState, UnitOfWork, Verdict
 
-# A scheduler that takes no more jobs: for how long a sweep asks again, and what becomes of the trial.
+# A scheduler that accepts no more jobs: how long to retry, and what becomes of the trial.
 
 UNKNOWN_SECONDS = 600.0
-"""For how long a refusal that nobody knows is tried again before it counts as one that lasts."""
+"""How long an unknown refusal is retried before it counts as permanent."""
 
 
 LIMIT_SECONDS = 60.0
-"""The longest pause before a scheduler that takes no further job for now is asked again."""
+"""Longest pause between submissions while a scheduler's job limit is reached."""
 
 
 class Refusal:
-    """Remembers what a scheduler said since it last took a job. final: why nothing more is submitted, None: go on."""
+    """Tracks refusals since the last accepted job. final: why nothing more is submitted, None: continue."""
 
     def __init__(self) -> None:
         self.final: RefusedError | None = None
@@ -39,32 +39,32 @@ class Refusal:
         self._queried_at = 0.0
 
     def taken(self) -> None:
-        """A job was accepted."""
+        """Record an accepted job."""
         self._since = self._limited_since = None
 
     def limited(self, now: float) -> None:
-        """At ``now`` (epoch seconds) no further job was taken beside those that are there: one of them must end first.
+        """Record that at ``now`` (epoch seconds) a job limit was reached: a present job must end first.
 
-        However long that is, it is no refusal that lasts.
+        However long that takes, it is not a permanent refusal.
         """
         self._since = None
         self._limited_since = now if self._limited_since is None else self._limited_since
         self._queried_at = now
 
     def may_ask(self, now: float) -> bool:
-        """Whether it is time to try again at ``now``: under a limit less and less often, once a minute in the end."""
+        """Whether to retry at ``now``: under a limit at growing intervals, at most a minute."""
         if self._limited_since is None:
             return True
         wait = min(LIMIT_SECONDS, (self._queried_at - self._limited_since) / 4)
-        return abs(now - self._queried_at) >= wait  # a clock that was set keeps nobody waiting
+        return abs(now - self._queried_at) >= wait  # abs: a clock change must not block submissions
 
     def refused(
         self, study: Study, trial: Trial, attempt: Attempt, error: RefusedError, now: float
     ) -> tuple[Trial, Attempt]:
         """The trial and its attempt after a refusal at ``now`` (epoch seconds).
 
-        A trial that asks for too much where others ask for less has failed. All others stay open, and no budget is
-        spent on them: once a person has fixed what was refused, the same attempt is submitted.
+        A trial that requests too much, while others request less, has failed. All others stay open at no cost to any
+        budget: once a user has fixed the cause, the same attempt is submitted.
         """
         refused = replace(attempt, failure=FailureKind.CONFIGURATION.value, line=error.answer, remedy=error.remedy)
         if error.by_size and study.search_space.varies_nodes:
@@ -76,14 +76,14 @@ class Refusal:
         return replace(trial, sentence=str(error)), refused
 
     def delayed(self, error: RefusedError, now: float) -> None:
-        """Nothing can be submitted at ``now``; ``error``, which may go away, is final when it lasts."""
+        """Record that nothing can be submitted at ``now``; the temporary ``error`` becomes final if it lasts."""
         self._since = now if self._since is None else self._since
         if now - self._since >= UNKNOWN_SECONDS:
             self.final = self.final or error
 
 
 class Submissions:
-    """Makes attempts of one sweep. save: writes all changes down; False while the database does not take them."""
+    """Creates attempts of one sweep. save: saves all changes; False during a database outage."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class Submissions:
 
     @property
     def refused(self) -> RefusedError | None:
-        """What the cluster will never accept, once that is known: nothing more is submitted then."""
+        """The permanent refusal by the cluster, if any: nothing more is submitted then."""
         return self._refusal.final
 
     def submit(self, trial: Trial) -> None:
-        """A new attempt: the intention is on record before the launcher hears of it."""
+        """Create a new attempt; its intention is recorded before it is launched."""
         sentence = changed_study.edited(self._dependencies.workload)
         self._events.warn_once("base", sentence and f"{sentence}; nothing is started until it is put back")
         if sentence:
@@ -131,7 +131,7 @@ class Submissions:
             self.launch(attempt)
 
     def _nodes_to_leave_out(self, trial: Trial) -> tuple[str, ...]:
-        """Where this trial failed before, and nodes where others fail one after another; none on one machine."""
+        """Nodes to exclude: those this trial failed on, and suspects; none on a single machine."""
         if on_this_machine(self._study.site.launcher):
             return ()
         suspect = node_faults.suspect_nodes(self._work.sweep, self._dependencies.clock.now())
@@ -142,9 +142,9 @@ class Submissions:
         return tuple(sorted(failed_nodes | suspect.keys()))
 
     def unanswered_seconds(self, attempt: Attempt) -> float:
-        """For how long an intended attempt has been missing on the cluster.
+        """How long an intended attempt has been missing on the cluster, in seconds.
 
-        One from the future was written down before somebody set the clock back: it counts from when it was missed.
+        An intention in the future means that the clock was set back: count from when it was first missed.
         """
         now = self._dependencies.clock.now()
         since = min(now, attempt.intended_at, self._unanswered_since.get(attempt.job_name, now))
@@ -152,7 +152,7 @@ class Submissions:
         return now - since
 
     def launch(self, attempt: Attempt) -> None:
-        """Hand an attempt that is on record to the launcher."""
+        """Pass a recorded attempt to the launcher."""
         trial, now = self._work.sweep.trials[attempt.trial], self._dependencies.clock.now()
         if not self._refusal.may_ask(now):
             return
@@ -179,7 +179,7 @@ class Submissions:
             if trial.sentence != str(error):
                 self._work.put_trial(replace(trial, sentence=str(error)))
             return
-        except (LauncherError, OSError) as error:  # a full disk, say; tried again until it is fixed
+        except (LauncherError, OSError) as error:  # such as a full disk; retried until it is fixed
             self._events.warn_once(f"submission of {attempt.job_name}", str(error))
             noted = replace(trial, sentence=str(error))
             if isinstance(error, RefusedError):

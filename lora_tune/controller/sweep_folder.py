@@ -1,7 +1,7 @@
-"""The bond between a sweep's folder and its records: ``sweep.json`` carries the id that the database has.
+"""Ties a sweep's folder to its records: ``sweep.json`` holds the id in the database.
 
-A log is believed by the folder that it lies in. So a folder is driven only with the records that belong to it, and
-each of the ways in which the two come apart is refused with what to do.
+Logs are attributed to trials by their folder. So a folder is used only with its own records, and each way in which the
+two can mismatch raises an error with a remedy.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from lora_tune.base.paths import SweepPaths, display_path
 from lora_tune.store import LEASE_SECONDS, Changes, Lease
 from lora_tune.store.records import StudyRecords, TrialState
 
-# One driver a folder, whatever databases drivers write to and whatever hosts they run on.
+# One driver per folder, across databases and hosts.
 #
-# ``driver.lock`` says whose the folder is. Its owner touches it every few seconds. Whoever sees it untouched for
-# LEASE_SECONDS, by a clock of its own, may take it over, so hosts' clocks need not agree, and no lock daemon is needed
-# on a network file system. An owner that was overtaken sees another token in the file and stops.
+# ``driver.lock`` names the folder's owner, which touches it every few seconds. Another driver that sees it untouched
+# for LEASE_SECONDS, by its own clock, may take it over. So hosts' clocks need not agree, and no lock daemon is needed
+# on a network file system. The former owner then finds another token in the file and stops.
 
 LOOK_SECONDS = 0.5
-"""Between two looks at a lock that somebody else holds."""
+"""Interval between checks of a lock that another driver holds."""
 
 UNSEEN_SECONDS = LEASE_SECONDS / 2
-"""An owner that did not touch its lock for so long looks at it before it acts again: it may have been overtaken."""
+"""An owner that has not touched its lock for so long checks it before it acts, as it may have been taken over."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LockState:
-    """A lock as it lies there: whose, and when it was touched, by the file system's clock."""
+    """Content of a lock file: its owner, and when it was touched, by the file system's clock."""
 
     token: str
     owner: str
@@ -49,7 +49,7 @@ class _LockState:
 
 
 class FolderLock:
-    """The right to drive what lies in one folder. path: the lock file. about: what is driven, for people."""
+    """Exclusive use of one folder by a driver. path: the lock file. about: its description in messages."""
 
     def __init__(self, path: Path, about: str) -> None:
         self._path, self._about = path, about
@@ -58,10 +58,10 @@ class FolderLock:
         self._guard = threading.Lock()
 
     def take(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Take the folder, also from an owner that is gone. Raises SweepBusyError while somebody else is at work.
+        """Acquire the lock, also from a dead owner. Raises SweepBusyError while another driver is active.
 
-        A living owner shows itself within a few seconds; the lock of one that vanished with its host is taken over
-        after LEASE_SECONDS.
+        An active owner shows within a few seconds; the lock of one whose host vanished is taken over after
+        LEASE_SECONDS.
         """
         first, since = self._look(), steady()
         while (current := self._look()) is not None and not current.process.gone:
@@ -76,14 +76,14 @@ class FolderLock:
                 raise SweepBusyError(self._busy(now))
             self._write()
         if not exclusive:
-            sleep(2 * LOOK_SECONDS)  # who wrote at the same moment has done so by now, and the last one has it
+            sleep(2 * LOOK_SECONDS)  # a concurrent writer has finished by now, and the last one owns the lock
         self.touch()
 
     def touch(self) -> None:
-        """Show that the owner lives. Raises SweepBusyError where another driver has taken over."""
+        """Show that the owner is alive. Raises SweepBusyError if another driver has taken over."""
         with self._guard:
             current = self._look()
-            if current is None:  # somebody removed the file; the folder is still ours
+            if current is None:  # the file was removed; the folder is still ours
                 self._write()
             elif current.token != self._token:
                 raise SweepBusyError(f"{self._path.parent} was taken over by {current.owner}; this driver stops")
@@ -92,9 +92,9 @@ class FolderLock:
             self._checked_at = steady()
 
     def check(self) -> None:
-        """Raise SweepBusyError unless the folder is ours; the file is looked at where it was not for a while.
+        """Raise SweepBusyError unless the folder is ours; reads the file only after a while.
 
-        Raises SetupError where the folder itself is gone.
+        Raises SetupError if the folder no longer exists.
         """
         if steady() - self._checked_at <= UNSEEN_SECONDS:
             return
@@ -108,7 +108,7 @@ class FolderLock:
             ) from error
 
     def release(self) -> None:
-        """Give the folder back, if it is still ours."""
+        """Release the lock, if it is still ours."""
         with self._guard, contextlib.suppress(OSError):
             current = self._look()
             if current is not None and current.token == self._token:
@@ -119,7 +119,7 @@ class FolderLock:
         write_json(self._path, {"token": self._token, "about": self._about, **process})
 
     def _look(self) -> _LockState | None:
-        """The lock, None where there is none; one that is damaged has no owner."""
+        """The lock, None if there is none; a damaged one has no owner."""
         try:
             touched = self._path.stat().st_mtime
         except FileNotFoundError:
@@ -140,7 +140,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[bool]:
-    """Whether no other driver can look at the lock and write it meanwhile: some network file systems have no locks."""
+    """Whether other drivers are locked out while this one reads and writes the lock; False if flock is unsupported."""
     with path.with_name(f"{path.name}.guard").open("a") as guard:
         try:
             fcntl.flock(guard, fcntl.LOCK_EX)
@@ -160,7 +160,7 @@ ANOTHER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderIdentity:
-    """What a folder says of itself. sweep: the id of its sweep. database: its URL without a password."""
+    """A folder's ``sweep.json``. sweep: the id of its sweep. database: its URL without a password."""
 
     sweep: str
     study: str
@@ -168,7 +168,7 @@ class FolderIdentity:
 
 
 def read_identity(paths: SweepPaths) -> FolderIdentity | None:
-    """What the folder says of itself; None where it says nothing, or nothing that can be read."""
+    """The folder's identity; None if it is missing or unreadable."""
     content = read_json(paths.identity).content
     if content is None or not text_of(content, "sweep"):
         return None
@@ -178,9 +178,9 @@ def read_identity(paths: SweepPaths) -> FolderIdentity | None:
 
 
 def refuse_foreign(paths: SweepPaths, sweep: StudyRecords | None, database: str) -> None:
-    """Raise ForeignFolderError where the folder and the records do not belong together.
+    """Raise ForeignFolderError if the folder and the records do not belong together.
 
-    sweep: what the database knows of the study, None where it knows nothing. database: its URL without a password.
+    sweep: the study's records in the database, None if there are none. database: its URL without a password.
     """
     identity = read_identity(paths)
     if identity is not None and (sweep is None or identity.sweep != sweep.id):
@@ -207,9 +207,9 @@ def _of_other_records(where: str, identity: FolderIdentity, database: str) -> st
 
 
 def _refuse_other_place(paths: SweepPaths, placed: Path, sweep: StudyRecords, database: str, *, same: bool) -> None:
-    """Raise ForeignFolderError unless the sweep's folder was moved to ``paths`` from ``placed``, and nothing runs.
+    """Raise ForeignFolderError unless the sweep's folder was moved from ``placed`` to ``paths``, and nothing runs.
 
-    same: the folder says that it is the sweep's.
+    same: the folder's identity is the sweep's.
     """
     where = display_path(paths.root)
     if not same:
@@ -234,12 +234,12 @@ def _refuse_other_place(paths: SweepPaths, placed: Path, sweep: StudyRecords, da
 
 
 def _trials_in(paths: SweepPaths) -> int:
-    """How many trials have folders here."""
+    """The number of attempts with folders here."""
     return sum(1 for _ in paths.trials.glob("*/attempt-*")) if paths.trials.is_dir() else 0
 
 
 class FencedStore:
-    """A driver's records, written only while the folder is the driver's own."""
+    """A driver's records, written only while it owns the folder."""
 
     def __init__(self, inner: stores.BufferedStore, lock: FolderLock) -> None:
         self._inner, self._lock = inner, lock
@@ -249,7 +249,7 @@ class FencedStore:
         return self._inner.load(name, known)
 
     def save(self, lease: Lease, changes: Changes, now: float) -> None:
-        """As the store's. Raises SweepBusyError also when another driver has taken the folder over."""
+        """As the store's. Raises SweepBusyError also if another driver has taken over the folder."""
         self._lock.check()
         self._inner.save(lease, changes, now)
 
@@ -263,9 +263,9 @@ class FencedStore:
 def owned(
     paths: SweepPaths, sweep: StudyRecords, database: str, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[FolderLock]:
-    """The folder, for this driver alone, and marked as that of ``sweep``. sleep: waits while looking at a lock.
+    """Lock the folder for this driver, and mark it as that of ``sweep``. sleep: waits between checks of a lock.
 
-    Raises SweepBusyError while another driver works in it, ForeignFolderError where it belongs to another sweep.
+    Raises SweepBusyError while another driver uses it, ForeignFolderError if it belongs to another sweep.
     """
     paths.root.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(paths.lock, f"study {sweep.name}, records in {database}")

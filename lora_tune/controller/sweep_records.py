@@ -1,4 +1,4 @@
-"""Writing a sweep down: what the database has not taken waits here, and what it lost goes into a fresh one."""
+"""Saves a sweep: changes wait here during a database outage, and a lost database is replaced by a new one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from lora_tune.store import Changes, Lease
 from lora_tune.store.port import Records, Request
 from lora_tune.store.records import StudyRecords
 
-# What becomes of a driver's memory when its database is not the one any more that it wrote to.
+# What happens to a driver's records if its database was replaced or reset.
 
 
 def check_store(store: stores.Store, sweep: StudyRecords, requests: Sequence[Request], path: Path, now: float) -> None:
-    """The last look of a driver that is about to end: what it wrote is in the sweep's database.
+    """Final check of a driver: its records are in the sweep's database.
 
-    requests: what people asked of the sweep. Raises SetupError where the database was deleted, exchanged or set
-    back meanwhile, after keeping the sweep at ``path``.
+    requests: users' requests to the sweep. Raises SetupError if the database was deleted, replaced or reset, after
+    saving the sweep at ``path``.
     """
     try:
         store.refuse_set_back(sweep.name)
@@ -39,9 +39,9 @@ def check_store(store: stores.Store, sweep: StudyRecords, requests: Sequence[Req
 
 
 class Rescue:
-    """Keeps a sweep in a fresh SQLite database at ``path`` from the moment on when its own cannot be trusted.
+    """Saves a sweep to a new SQLite database at ``path`` once its own can no longer be trusted.
 
-    lost: what happened to the sweep's own database, "" while nothing did.
+    database_error: what happened to the sweep's own database, "" while it is fine.
     """
 
     def __init__(self, path: Path, store: Records) -> None:
@@ -49,9 +49,9 @@ class Rescue:
         self.database_error = ""
 
     def keep(self, database_error: str, sweep: StudyRecords, requests: Sequence[Request], now: float) -> None:
-        """Write the whole sweep, in place of what was kept before. Raises StoreError or OSError; what was kept stays.
+        """Write the whole sweep, replacing the previous copy. Raises StoreError or OSError, keeping that copy.
 
-        lost: what happened to its database, a sentence. requests: what people asked, with the answers.
+        database_error: what happened to its database, a sentence. requests: users' requests, with the answers.
         """
         self.database_error = database_error
         partial = self._path.with_name(f"{self._path.name}.partial")
@@ -62,14 +62,14 @@ class Rescue:
         sync_folder(self._path.parent)
 
     def forget(self) -> None:
-        """The sweep's own database is back, and holds what it did."""
+        """Delete the copy, because the sweep's own database is back and complete."""
         if self.database_error:
             self._path.unlink(missing_ok=True)
         self.database_error = ""
 
     @property
     def advice(self) -> str:
-        """What happened and what a person can do, a sentence."""
+        """What happened and what a user can do, as a sentence."""
         return (
             f"{self.database_error}; nothing is written there any more, running jobs are watched to their end, and all "
             f"records are in {self._path}. To go on: stop this command, put the database back or copy "
@@ -78,24 +78,24 @@ class Rescue:
         )
 
 
-# ``driver.log``: what the driver did and why, one JSON object a line.
+# ``driver.log``: the driver's actions and reasons, one JSON object per line.
 
 
 KEPT_LINES = 1000
-"""Lines that wait in memory while the disk takes none; the oldest go first, and their number is written down."""
+"""Most lines kept in memory while the disk is full; the oldest are dropped, and their number is logged."""
 
 
 class EventFile:
-    """Appends to a file; secrets in texts are hidden. A full disk does not stop who writes: lines wait for room."""
+    """Appends to a file, with secrets hidden. A full disk does not stop the writer: lines wait for space."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._waiting: deque[str] = deque()
         self._dropped = 0
-        path.open("a", encoding="utf-8").close()  # a folder that cannot be written is said at once
+        path.open("a", encoding="utf-8").close()  # fail at once if the folder is not writable
 
     def write(self, now: float, event: str, **facts: Any) -> None:
-        """One line: the time in epoch seconds, the event's name, and its facts."""
+        """Write one line: the time in epoch seconds, the event's name, and its facts."""
         clean = {key: redact(value) if isinstance(value, str) else value for key, value in facts.items()}
         self._waiting.append(_line({"at": round(now, 3), "event": event, **clean}))
         if len(self._waiting) > KEPT_LINES:
@@ -110,7 +110,7 @@ class EventFile:
 
 
 def _append(path: Path, text: str) -> bool:
-    """Append all of ``text``, or nothing: False where the disk takes none, which the driver says by itself."""
+    """Append all of ``text``, or nothing: False if the disk is full, which the driver reports elsewhere."""
     before = -1
     try:
         with path.open("ab") as file:
@@ -128,29 +128,29 @@ def _line(content: dict[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
-# What the driver says: to its log, and to whoever watches.
+# Output of the driver, to its log and to the screen.
 
 
 class EventLog:
-    """Both at one time. path: the log. show: told each text. now: epoch seconds."""
+    """Writes to log and screen. path: the log. show: called with each text. now: epoch seconds."""
 
     def __init__(self, path: Path, show: Callable[[str], None], now: Callable[[], float]) -> None:
         self._journal, self._show, self._now = EventFile(path), show, now
         self._troubles: dict[str, str] = {}
 
     def log(self, event: str, **facts: Any) -> None:
-        """To the log only."""
+        """Write to the log only."""
         self._journal.write(self._now(), event, **facts)
 
     def note(self, text: str, event: str, *, shown: str = "", **facts: Any) -> None:
-        """An event, in words. shown: what is said to who watches, where that is not the whole text."""
+        """Report an event. shown: a shorter text for the screen."""
         self.log(event, **facts, text=text)
         self._show(shown or text)
 
     def warn_once(self, about: str, text: str, *, kind: str = "") -> None:
-        """Trouble that may last is said when it begins or changes, not every tick. "": it is over.
+        """Report lasting trouble only when it begins or changes, not every tick. "": it is over.
 
-        kind: what makes it another trouble, where its words grow with what is seen; the text itself by default.
+        kind: identifies the trouble if its text keeps changing; by default the text itself.
         """
         known = text and (kind or text)
         if text and known != self._troubles.get(about):
@@ -161,8 +161,8 @@ class EventLog:
 class SweepRecords:
     """One sweep in the database, written under a lease.
 
-    away: the database took nothing when it was last asked, at ``asked_at`` (epoch seconds). sweep: the records as they
-    are, a live view. requests: what people asked, as far as the driver has read it.
+    away: the database was unavailable at the last query, at ``queried_at`` (epoch seconds). sweep: the present records,
+    a live view. requests: users' requests, as far as the driver has read them.
     """
 
     def __init__(
@@ -184,11 +184,11 @@ class SweepRecords:
 
     @property
     def database_error(self) -> str:
-        """What to do where the database has lost the sweep; "" while it has not."""
+        """What to do if the database has lost the sweep; "" if it has not."""
         return self._rescue.advice if self._rescue.database_error else ""
 
     def save(self, changes: Changes) -> bool:
-        """Whether everything is on record. Raises SweepBusyError when the lease is lost."""
+        """Save changes; returns whether all are saved. Raises SweepBusyError if the lease is lost."""
         self.unsaved = self.unsaved + changes
         try:
             self._store.save(self._lease, self.unsaved, self._now())
@@ -210,7 +210,7 @@ class SweepRecords:
         return True
 
     def _keep_elsewhere(self, error: DatabaseChangedError) -> None:
-        """All that is known goes into a fresh database: the sweep's own was deleted, replaced or set back."""
+        """Save everything to a new database, because the sweep's own was deleted, replaced or reset."""
         try:
             self._rescue.keep(str(error), self._sweep, self._requests(), self._now())
         except (StoreError, OSError) as second:
