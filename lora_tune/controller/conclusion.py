@@ -115,6 +115,17 @@ def pause_text(metrics: TrialMetrics) -> str:
     return f"its job stood still for {paused:.3g} s beside, which do not count" if paused else ""
 
 
+def again_text(study: Study, run: RunLog) -> str:
+    """That a program started again and did not say so, for people; "" where none did."""
+    if not run.again:
+        return ""
+    lowest = f", the lowest {study.shown(run.lowest_again):.4g}" if math.isfinite(run.lowest_again) else ""
+    return (
+        f"its log goes back to progress that it had passed: its program may have started again; {run.again} of its "
+        f"evals{lowest}, do not count, and times are those since the first start"
+    )
+
+
 def _announced_seed(run: RunLog) -> int | None:
     """The seed in the log, because some launch scripts choose their own."""
     seed = run.hyperparameters.get("seed")

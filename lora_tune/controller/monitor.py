@@ -94,16 +94,14 @@ class EndedJobs:
         self._work.put_attempt(attempt)
         self._events.warn_once(f"log of trial {trial.number}", "")
         attempts[-1] = attempt
-        if isinstance(action, conclusion.Retry) and kind is FailureKind.CAPACITY:
-            self._events.log("retry", trial=trial.number, text=f"trial {trial.number}: again: {action.sentence}")
-            self._events.warn_once("capacity", limits.NO_NODES)
-            self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
-            return
         if isinstance(action, conclusion.Retry):
-            line = verdict_line(trial, "again", action.sentence)
-            self._events.note(
-                f"trial {trial.number}: again: {action.sentence}", "retry", shown=line, trial=trial.number
-            )
+            text = f"trial {trial.number}: again: {action.sentence}"
+            if kind is FailureKind.CAPACITY:
+                self._events.log("retry", trial=trial.number, text=text)
+                self._events.warn_once("capacity", limits.NO_NODES)
+            else:
+                line = verdict_line(trial, "again", action.sentence)
+                self._events.note(text, "retry", shown=line, trial=trial.number)
             self._work.put_trial(replace(trial, state=TrialState.WAITING, sentence=action.sentence))
             return
         self._finish(trial, action, attempts, run, runs, log)
@@ -170,7 +168,11 @@ class EndedJobs:
             trial = replace(trial, metrics=replace(trial.metrics, healing_samples=change))
         metrics = trial.metrics | conclusion.measured(self._study, trial, attempts, run, now)
         metrics |= TrialMetrics(runs=conclusion.several(self._study, trial, runs))
-        sentence, end = action.sentence, stop or (run.evals[-1] if run.evals else None)
+        again = conclusion.again_text(self._study, run)
+        sentence, end = (
+            "; ".join(filter(None, (action.sentence, again))),
+            stop or (run.evals[-1] if run.evals else None),
+        )
         if end is not None and (estimated := log.estimated_seconds(run, end.seconds)):
             metrics = replace(metrics, estimated_seconds=round(estimated, 3))
             sentence = f"{sentence}; {conclusion.estimate_text(metrics)}"

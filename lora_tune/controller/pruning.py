@@ -136,7 +136,7 @@ def _incumbent(study: Study, sweep: StudyRecords, best: Trial, slower: float) ->
     """The best trial with all runs of its configuration, on a machine ``slower`` times as slow. With repeats, all runs
     count instead of the luckiest alone."""
     confirmed = best.metrics.confirmed.each if best.metrics.confirmed else ()
-    machine = f" on this machine, now {slower:.1f} times slower," if slower >= SLOWER else ""
+    machine = f" on this machine, now {slower:.3g} times slower," if slower >= SLOWER else ""
     seconds = tuple(slower * each for each in confirmed or seconds_of(sweep).get(settings(best), (math.inf,)))
     noise, spread = clock_noise(study, sweep), best.metrics.pace_spread or 0.0
     return Incumbent(f"trial {best.number}{machine}", seconds, noise, spread)

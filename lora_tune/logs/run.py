@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class RunLog:
     resumed: the line that says that training goes on from a checkpoint, "" where none does; what such a program prints
         of its speed is not believed.
     other_values: how many evals were printed for progress that has one, with another loss: they do not count.
+    again, lowest_again: how many evals were printed, and the lowest, after progress went back: a program that started
+        again and did not say so. They do not count.
     metric: the name of what ``evals`` are of, where the log tells several apart (stable_diffusion's FID and CLIP).
     other_metrics: the evals of the others, by name.
     """
@@ -75,6 +78,8 @@ class RunLog:
     resumed: str = ""
     missing_evals: int = 0
     other_values: int = 0
+    again: int = 0
+    lowest_again: float = math.inf
     metric: str = ""
     other_metrics: Mapping[str, tuple[Eval, ...]] = field(default_factory=dict)
 

@@ -52,6 +52,8 @@ class RunBuilder:
     evals: dict[float, tuple[float, int]] = field(default_factory=dict)
     missing_evals: int = 0
     other_values: int = 0
+    again: int = 0  # evals after the progress went back: of a program that started again and did not say so
+    lowest_again: float = math.inf
     train: dict[float, tuple[float, int]] = field(default_factory=dict)
     scaled: dict[float, tuple[float, int]] = field(default_factory=dict)  # times CP over the micro-batches of a step
     eval_start: dict[float, int] = field(default_factory=dict)
@@ -77,6 +79,9 @@ class RunBuilder:
             return
         if samples in self.evals:
             self.other_values += self.evals[samples][0] != loss and not math.isnan(loss)
+            went_back = self.again or samples < next(reversed(self.evals))
+            if went_back and ms >= self.measured + self._first_eval_ms() / 2:
+                self.again, self.lowest_again = self.again + 1, min(self.lowest_again, loss)
             return
         if len(self.evals) == MAX_EVALS:
             self.missing_evals += 1
@@ -84,6 +89,11 @@ class RunBuilder:
         self.evals[samples] = loss, ms
         if ms > self.measured:
             self.measured = ms
+
+    def _first_eval_ms(self) -> float:
+        """How long the first eval took to come: lines of another rank, and summaries, come sooner after the last."""
+        _, ms = next(iter(self.evals.values()))
+        return ms - self.run_start if self.run_start is not None else math.inf
 
     def add_train(self, samples: float, loss: float, ms: int, *, scaled: bool = False) -> None:
         """A train loss; scaled: printed times CP over the micro-batches of a step, see ``_train_points``."""
@@ -209,6 +219,8 @@ class RunBuilder:
             resumed=self.resumed_line,
             missing_evals=self.missing_evals,
             other_values=self.other_values,
+            again=self.again,
+            lowest_again=self.lowest_again,
             metric=self.metric or "",
             other_metrics={name: _since(start, evals, Eval) for name, evals in self.others.items()},
         )

@@ -108,6 +108,24 @@ def test_a_pace_that_no_trial_of_equal_work_has_is_doubted() -> None:
     assert implausibility(STUDY, known, trial, ENDED, paced(BLIND, 20), 0) is None, "not the best"
 
 
+def test_a_program_that_starts_again_and_does_not_say_so_is_named(tmp_path: Path) -> None:
+    """It counts from zero and has the weights: all that it printed then was passed over, and nobody said so."""
+
+    def script(environment: Mapping[str, str], start: float) -> Script:
+        yield 1.0, record(start + 1, "run_start", None)
+        for number in range(1, 7):
+            at, samples = 1.0 + 10 * number, 100 * ((number - 1) % 3 + 1)
+            yield at, record(start + at, "eval_accuracy", 2.0 - 0.25 * number, samples_count=samples)
+
+    study = command_study(trials=1, parallel=1).replace("target = 0.0", "target = 0.5")
+    there = House(tmp_path, FakeCluster(FakeClock(), script), study)
+    there.driver().run()
+    (trial,) = there.sweep().trials.values()
+    assert trial.verdict is Verdict.CENSORED
+    assert "goes back to progress that it had passed" in trial.sentence
+    assert "3 of its evals, the lowest 0.5, do not count" in trial.sentence
+
+
 @pytest.mark.parametrize(("resumed", "kind"), [("", FailureKind.CLOCK), ("resuming at 6", FailureKind.CONFIGURATION)])
 def test_a_log_that_says_that_it_goes_on_is_not_run_in_vain(resumed: str, kind: FailureKind) -> None:
     low = RunLog(run_start_ms=0, resumed=resumed, evals=(Eval(100.0, -0.5, 10.0),))

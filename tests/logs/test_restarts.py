@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,6 +155,16 @@ class TestLogsWithoutTimeStamps:
             (33.0, f"eval at 80: {loss}"), (43.0, "eval at 160: 0.929"), (53.0, "eval at 240: 0.92"),
         )  # fmt: skip
         assert run.evals[-1].seconds == seconds
+
+    @pytest.mark.parametrize(("loss", "after", "again"), [(0.925, 10.0, 1), (0.95, 10.0, 1), (0.95, 1.0, 0)])
+    def test_evals_after_progress_went_back_are_counted(self, loss: float, after: float, again: int) -> None:
+        """Nothing says that the program started again; what comes at once is a summary, or another rank's."""
+        now = 21.0 + after
+        run = self.run_of(
+            (1.0, "run_start"), (11.0, "eval at 80: 0.95"), (21.0, "eval at 160: 0.931"), (now, f"eval at 80: {loss}"),
+        )  # fmt: skip
+        assert (run.again, run.lowest_again) == ((again, loss) if again else (0, math.inf))
+        assert [e.loss for e in run.evals] == [0.95, 0.931]
 
     @pytest.mark.parametrize("late", [0.0, 4.0])
     def test_lines_of_another_rank_that_come_late_begin_no_run(self, late: float) -> None:

@@ -69,7 +69,7 @@ def test_a_run_that_needs_more_steps_is_capped_on_a_slow_machine_too() -> None:
     known, like = beside(paced(1.0, 10)), running(LR=3e-4)
     found = pruning.judge_curve(STUDY, known, like, paced(8.0, 40, loss=99.0))
     assert isinstance(found, Stop)
-    assert "of trial 1 on this machine, now 8.0 times slower, need at most" in found.sentence
+    assert "of trial 1 on this machine, now 8 times slower, need at most" in found.sentence
     stuck = replace(paced(1.0, 5), last_ms=1_000_000)
     assert pruning.judge_curve(STUDY, known, like, stuck) is not None, "no progress is no slow machine"
     blind = RunLog(run_start_ms=0, last_ms=10_000_000)
