@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _LONG = frozenset({
     "array", "clusters", "comment", "error", "export", "hold", "ignore-pbs", "job-name", "ntasks", "ntasks-per-node",
-    "output", "parsable", "partition", "quiet", "requeue", "test-only", "time", "time-min", "wait",
+    "output", "parsable", "partition", "qos", "quiet", "requeue", "reservation", "test-only", "time", "time-min",
+    "wait",
 })  # fmt: skip
 _NAMESAKES = frozenset({
     "cluster-constraint", "constraint", "container", "contiguous", "core-spec", "cores-per-socket", "export-file",
     "exclude", "exclusive", "account", "acctg-freq", "cpus-per-gpu", "cpus-per-task", "nodelist", "nodefile", "nodes",
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "open-mode", "overcommit", "oversubscribe", "power",
-    "priority", "profile", "qos", "help", "hint", "reboot", "reservation",
+    "priority", "profile", "help", "hint", "reboot",
     "threads-per-core", "thread-spec", "tmp", "wait-all-nodes", "wckey", "wrap",
 })  # fmt: skip
 """Other options that share prefixes with these, which makes abbreviations ambiguous."""
@@ -27,6 +28,7 @@ _SHORT = {
     "M": "clusters",
     "n": "ntasks",
     "p": "partition",
+    "q": "qos",
     "Q": "quiet",
     "t": "time",
     "W": "wait",
@@ -45,8 +47,13 @@ class SbatchOption:
     text: str
 
 
-def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
-    """The options in ``line`` that this module knows, in their order."""
+def sbatch_options(
+    line: Sequence[str], short: Mapping[str, str] = _SHORT, short_flags: str = _SHORT_FLAGS
+) -> list[SbatchOption]:
+    """The options in ``line`` that this module knows, in their order.
+
+    short: one-letter options by their long names; short_flags: letters without a value. sbatch's own where not named.
+    """
     options: list[SbatchOption] = []
     rest = list(line)
     while rest:
@@ -54,7 +61,7 @@ def sbatch_options(line: Sequence[str]) -> list[SbatchOption]:
         if token.startswith("--"):
             options += _long(token, rest)
         elif token.startswith("-"):
-            options += _short(token, rest)
+            options += _short(token, rest, short, short_flags)
         elif token in _HETEROGENEOUS:
             options.append(SbatchOption("hetjob", "", token))
     return options
@@ -72,15 +79,15 @@ def _long(token: str, rest: list[str]) -> list[SbatchOption]:
     return [SbatchOption(names[0], value, token)]
 
 
-def _short(token: str, rest: list[str]) -> list[SbatchOption]:
+def _short(token: str, rest: list[str], short: Mapping[str, str], flags: str) -> list[SbatchOption]:
     """``-x value``, ``-xvalue`` and combined letters."""
     options = []
     for place, letter in enumerate(token[1:], start=2):
         value = ""
-        if letter not in _SHORT_FLAGS:
+        if letter not in flags:
             value = token[place:] or (rest.pop(0) if rest else "")
-        if letter in _SHORT:
-            options.append(SbatchOption(_SHORT[letter], value, f"-{letter} {value}".strip()))
-        if letter not in _SHORT_FLAGS:
+        if letter in short:
+            options.append(SbatchOption(short[letter], value, f"-{letter} {value}".strip()))
+        if letter not in flags:
             break
     return options

@@ -43,7 +43,7 @@ from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask, cluster_of, inherited_variables
 from lora_tune.launchers.slurm.launcher import COMMANDS, SlurmLauncher
 from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
-from lora_tune.launchers.slurm.submission import question
+from lora_tune.launchers.slurm.submission import as_submitted, question
 from lora_tune.workloads import load as load_workload
 from lora_tune.workloads.base import ALSO, PYXIS, Job, Resources, Workload, places, some_proposal
 
@@ -142,7 +142,7 @@ def _slurm(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Find
     except LoraTuneError:
         return  # reported with the files
     yield good(inherited_variables(os.environ))
-    yield from time_limit(queried, study.site, job.resources.minutes)
+    yield from time_limit(queried, as_submitted(job, study.site), job.resources.minutes)
     for refusal in option_refusals(job, study):
         what, _, fix = refusal.rpartition("; ")
         yield problem(what, "no job would be its trial's", fix)
@@ -243,7 +243,7 @@ def time_limit(ask: Ask, site: Site, minutes: float) -> Iterator[Finding]:
     waits = "trials would wait in the queue forever"
     with contextlib.suppress(LauncherError):  # reported by partition()
         if what := parse.beyond_limit(ask(*parse.LIMITS), site, minutes):
-            yield (warning if parse.by_qos(site) else problem)(what, waits, parse.REMEDY)
+            yield (warning if site.qos else problem)(what, waits, parse.REMEDY)
     with contextlib.suppress(LauncherError):  # reported by accepted()
         shown = ask(*parse.reservation(site)) if site.reservation else ""
         if what := parse.beyond_reservation(shown, minutes, time.time()):

@@ -138,7 +138,8 @@ class EndedJobs:
             remedy = "check the file and its disk; the trial is run again"
             return Diagnosis(FailureKind.INFRASTRUCTURE, log.unreadable, remedy)
         state, code = status.state.value, status.exit_code
-        if code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
+        lived = status.state in (JobState.ENDED, JobState.TIME_LIMIT)  # of what a node's fault ended Slurm says 0, too
+        if lived and code == 0 and attempt.stop is StopKind.NONE and (unmatched := log.unmatched(ended=True)):
             # An incomplete or missing log says nothing about the study's pattern.
             truncated = _incomplete(incomplete) if (incomplete := log.incomplete()) else None
             return (

@@ -46,10 +46,9 @@ from lora_tune.workloads.script_needs import (
     environment_options,
     environment_warnings,
     function_warnings,
-    header_options,
+    job_header,
     path_warnings,
     refusals,
-    script_text,
 )
 
 # A sweep's preparation, which precedes its first trial: run once, recorded, and resumed after an interruption.
@@ -221,7 +220,7 @@ def option_refusals(job: Job, study: Study) -> list[str]:
     }
     unnamed = {name for name in by_environment if not any(f"{{{name}}}" in token for token in tokens)}
     return refusals(
-        header_options(script_text(job, job.argv[0])) if job.script else (),
+        job_header(job),
         sbatch_options(study.site.sbatch_args),
         script=Path(job.argv[0]).name if job.script else "",
         needed={*(unnamed if job.script else ()), *job.secrets},

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lora_tune.base.errors import SetupError
@@ -441,14 +441,22 @@ _OVERRULED = frozenset({"error", "output", "quiet", "requeue"})
 """Options that a header may have: our command line overrides them, and sbatch reads --quiet only there."""
 
 
-_PBS = {"J": "array", "t": "array", "e": "error"}
-"""PBS options that sbatch honours, and that change which job a trial is."""
+_OTHERS = {
+    "#PBS": ({"J": "array", "e": "error", "h": "hold", "q": "partition", "t": "array", "v": "export"}, "hIVz"),
+    "#BSUB": ({"e": "error", "q": "partition"}, "x"),
+}
+"""Headers of other schedulers that sbatch honours: options that change which job a trial is, and those without a value."""
+
+
+def job_header(job: Job) -> list[SbatchOption]:
+    """The options in the header of a job's batch script; none for a command in our own batch file."""
+    return header_options(script_text(job, job.argv[0])) if job.script else []
 
 
 def header_options(script: str) -> list[SbatchOption]:
     """The options in the text of a batch script; sbatch reads ``#SBATCH`` lines up to the first command.
 
-    It also honours PBS options (``#PBS -J 0-2``) anywhere, unless ``--ignore-pbs`` is set.
+    It also honours PBS and LSF options (``#PBS -J 0-2``) anywhere, unless ``--ignore-pbs`` is set.
     """
     tokens: list[str] = []
     for line in script.splitlines():
@@ -458,13 +466,18 @@ def header_options(script: str) -> list[SbatchOption]:
             break
     options = sbatch_options(tokens)
     ignored = any(option.name == _IGNORE_PBS for option in options)
-    return [option for option in options if option.name != _IGNORE_PBS] + ([] if ignored else _pbs_options(script))
-
-
-def _pbs_options(script: str) -> list[SbatchOption]:
-    lines = (line.removeprefix("#PBS") for line in script.splitlines() if line.startswith("#PBS "))
-    matches = ((match[1], match[2]) for line in lines for match in re.finditer(r"(?:^|\s)-([Jte])\s*(\S+)", line))
-    return [SbatchOption(_PBS[letter], value, f"#PBS -{letter} {value}") for letter, value in matches]
+    others = (
+        []
+        if ignored
+        else [
+            replace(option, text=f"{magic} {option.text}")
+            for magic, known in _OTHERS.items()
+            for line in script.splitlines()
+            if line.startswith(magic)
+            for option in sbatch_options(_tokens(line.removeprefix(magic)), *known)
+        ]
+    )
+    return [option for option in options if option.name != _IGNORE_PBS] + others
 
 
 def environment_options(variables: Mapping[str, str]) -> list[SbatchOption]:
@@ -496,7 +509,7 @@ def refusals(
     nodes: of one job. minutes: time limit of a job, 0: none. environment: the options in the variables of its jobs.
     """
     without_pbs = any(option.name == _IGNORE_PBS for option in site)
-    read = [option for option in header if not (without_pbs and option.text.startswith("#PBS"))]
+    read = [option for option in header if not (without_pbs and option.text.startswith("#"))]
     effective = {o.name: (o, f"{script}: {o.text if o.text.startswith('#') else f'{_MAGIC} {o.text}'}") for o in read}
     effective |= {option.name: (option, f"[site.environment] {option.text}") for option in environment}
     effective |= {option.name: (option, f"site.sbatch_args: {option.text}") for option in site}
@@ -514,8 +527,9 @@ def refusals(
             why = _several_tasks(name, option.value, nodes)
         if why:
             remedy = f"take it out of {f'a copy of {script}' if of_header else place.split()[0].rstrip(':')}"
-            instead = {"export": "--export=ALL", "clusters": f"--clusters={option.value}"}.get(name, "")
-            instead = "--ignore-pbs" if option.text.startswith("#PBS") else instead
+            one = "" if _not_one_cluster(option.value) else f"--clusters={option.value}"
+            instead = {"export": "--export=ALL", "clusters": one}.get(name, "")
+            instead = "--ignore-pbs" if option.text.startswith("#") else instead
             other = f', or write sbatch_args = ["{instead}"] in [site]' if of_header and instead else ""
             sentences.append(f"{place} {why}; {remedy}{other}")
     return sentences

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,16 +204,24 @@ time.sleep(600)
 """
 
 
+BOOTED = ["sh", "-c", 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"']
+"""A machine of this one's name that booted another time: ``$0`` is a file with its boot id."""
+
+
+@pytest.mark.parametrize("another_host", [False, True], ids=["a container", "another host of this name"])
 def test_a_job_of_another_pid_namespace_runs_while_it_touches_its_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another_host: bool
 ) -> None:
     """Its driver was killed and its container was not: it was called lost, and its trial ran twice at a time."""
+    (tmp_path / "boot").write_text(f"{uuid.uuid4()}\n")
+    booted = [*BOOTED, str(tmp_path / "boot")] if another_host else []
     later = [0.0]
     monkeypatch.setattr(local, "steady", lambda: steady() + later[0])
     folder = tmp_path / "x"
-    container = subprocess.Popen([*NAMESPACE, sys.executable, "-c", START, str(folder)], cwd=REPOSITORY)
+    container = subprocess.Popen([*NAMESPACE, *booted, sys.executable, "-c", START, str(folder)], cwd=REPOSITORY)
     try:
         claim = wait_for(lambda: read_records(AttemptPaths(folder), "").claim, 60, "its claim")
+        assert (claim.process.place.partition("/")[0] != boot()) == another_host
         job = job_of(folder, "")
         launcher, ticket = LocalLauncher(), ticket_of(job, str(claim.process.pid))
         log_until(job, "waiting")

@@ -26,6 +26,10 @@ PartitionName=short Nodes=ALL MaxTime=30 State=UP DefMemPerCPU=500
 TRAIN = """#!/bin/bash
 #SBATCH --error={folder}/elsewhere.err
 #SBATCH --job-name=mine
+#SBATCH -n 4 --ntasks-per-node=4
+#SBATCH --comment="a 'b' c" --output={folder}/elsewhere.out
+#SBATCH {header}
+#BSUB -e {folder}/elsewhere.err
 echo "lr $LR" >&2
 for step in 1 2 3 4; do
     sleep 0.5
@@ -67,10 +71,12 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def sweep_of_nobody(cluster: Cluster, folder: Path, partition: str) -> subprocess.CompletedProcess[str]:
+def sweep_of_nobody(
+    cluster: Cluster, folder: Path, partition: str, header: str = "--nodes=1"
+) -> subprocess.CompletedProcess[str]:
     """A sweep driven by another user than root; who may read this checkout, wherever it lies."""
     folder.mkdir()
-    (folder / "train.sub").write_text(TRAIN.format(folder=folder))
+    (folder / "train.sub").write_text(TRAIN.format(folder=folder, header=header))
     (folder / "s.toml").write_text(STUDY.format(folder=folder, partition=partition))
     for path in (folder, *folder.iterdir()):
         os.chown(path, NOBODY, NOBODY)
@@ -95,12 +101,17 @@ def test_a_hidden_partition_runs_each_trial_once_and_its_log_holds_all_that_it_s
     assert [trial.verdict for trial in sweep.trials.values()] == [Verdict.REACHED] * 2
     assert len(sweep.attempts) == 2, "each was submitted once"
     assert "lr 0.00" in (folder / "out" / "trials" / "0000" / "attempt-0" / "job.log").read_text()
-    assert not (folder / "elsewhere.err").exists(), "the header's --error would split the log"
+    assert not list(folder.glob("elsewhere.*")), "the header's --error and --output would split the log"
+    logs = [log.read_text() for log in (folder / "out" / "trials").rglob("job.log")]
+    assert [log.count("lr ") for log in logs] == [1, 1], "four tasks, and one runner"
 
 
-def test_a_partition_that_allows_less_time_is_said_at_the_start(private: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("partition", "header"), [('partition = "short"', "--nodes=1"), ("", "-p short")])
+def test_a_partition_that_allows_less_time_is_said_at_the_start(
+    private: Cluster, tmp_path: Path, partition: str, header: str
+) -> None:
     """Slurm takes such a job and lets it wait for ever; each attempt waited ten minutes."""
-    swept = sweep_of_nobody(private, tmp_path / "u", 'partition = "short"')
+    swept = sweep_of_nobody(private, tmp_path / "u", partition, header)
     assert swept.returncode == 3
     assert "asks for 60 minutes, and its partition allows less (short: 30:00)" in swept.stdout + swept.stderr
     assert "lower budget.trial_minutes" in swept.stdout + swept.stderr

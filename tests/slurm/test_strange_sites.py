@@ -148,6 +148,8 @@ done
         ("--export=NONE", "keeps LR from the job", "--export=ALL"),
         ("--array=0-2", "makes an array of jobs of each trial", ""),
         ("--hold", "holds every trial in the queue", ""),
+        ("--wait", "keeps sbatch, and with it the sweep", ""),
+        ("--comment=x\n#PBS -v FOO=1", "keeps LR from the job", "--ignore-pbs"),
     ],
 )
 def test_a_header_that_would_spoil_the_trials_is_refused_and_what_the_sentence_says_helps(
@@ -162,7 +164,7 @@ def test_a_header_that_would_spoil_the_trials_is_refused_and_what_the_sentence_s
     study.write_text(text)
     refused = command(place, "sweep")
     assert refused.returncode == 3, refused.stdout + refused.stderr
-    assert f"train.sub: #SBATCH {header} {words}" in refused.stderr
+    assert f"train.sub: {f'#SBATCH {header}'.splitlines()[-1]} {words}" in refused.stderr
     assert words in command(place, "doctor").stdout
     assert str(place) not in slurm.run("squeue", "--noheader", "--states=all", "--format=%o"), "nothing was submitted"
 
@@ -177,6 +179,52 @@ def test_a_header_that_would_spoil_the_trials_is_refused_and_what_the_sentence_s
     rates = {line.split()[1] for log in logs for line in log.read_text().splitlines() if line.startswith("lr ")}
     assert len(logs) == len(rates) == 2, "each trial has its own rate, and its log holds one run"
     assert "2e-4" not in rates
+
+
+ONCE = """
+import os, time
+print("loading", flush=True)
+try:
+    os.mkdir("{folder}/once")
+    {before}
+    time.sleep(300)
+except FileExistsError:
+    pass
+"""
+EVAL = """print('{"step": 1, "eval_loss": 0.9, "seconds": 0.01}', flush=True)"""
+
+
+@pytest.mark.parametrize(
+    ("before", "update", "failure"),
+    [
+        ("", "NodeName={node} State=DOWN Reason=power", "infrastructure"),
+        (EVAL, "JobId={job} TimeLimit=1", "preempted"),
+    ],
+)
+def test_what_an_operator_ends_says_nothing_of_the_trial_and_is_run_again(
+    place: Path, slurm: Cluster, before: str, update: str, failure: str
+) -> None:
+    """Before its first eval it was a log that cannot be read; with a limit of time cut short it was censored there."""
+    (place / "train.py").write_text(ONCE.format(folder=place, before=before) + TRAIN)
+    sweep = [sys.executable, "-m", "lora_tune.sweep", "--study", "s.toml", "--output", "out"]
+    with (place / "said").open("w") as said:
+        driver = subprocess.Popen(sweep, cwd=place, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+    logs = place / "out" / "trials"
+
+    def running() -> list[list[str]]:
+        ended = [log for log in logs.rglob("job.log") if '"step": 5' in log.read_text()]
+        rows = [line.split() for line in slurm.run("squeue", "--noheader", "--format=%A %T %N %o").splitlines()]
+        return [row for row in rows if row[1] == "RUNNING"] if len(ended) == 1 else []
+
+    wait_for(lambda: (place / "once").exists() and len(running()) == 1, 60, "one trial waits, the other has ended")
+    ((job, _, node, *_),) = running()
+    slurm.run("scontrol", "update", *update.format(job=job, node=node).split())
+    wait_for(lambda: len(list(logs.rglob("job.log"))) == 3, 150, "it is run again")
+    slurm.succeeds("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    assert driver.wait(60) == 0, (place / "said").read_text()
+    found = recorded(place / "out" / "sweep.db", "s")
+    assert [trial.verdict for trial in found.trials.values()] == [Verdict.REACHED] * 2
+    assert sorted(attempt.failure for attempt in found.attempts.values()) == ["", "", failure]
 
 
 RENAMES = """

@@ -21,6 +21,7 @@ from lora_tune.base.errors import LauncherError, LimitError, RefusedError, Setup
 from lora_tune.base.files import read_json, text_of, write_json
 from lora_tune.base.host import hostnames
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket
@@ -30,8 +31,9 @@ from lora_tune.launchers.job_runner import command_record, run_job_once
 from lora_tune.launchers.slurm import parse
 from lora_tune.launchers.slurm.client import ask, clean_environment, cluster_of
 from lora_tune.launchers.slurm.parse import refusal
-from lora_tune.launchers.slurm.submission import PendingSubmissions, executor, preview, submission_command
+from lora_tune.launchers.slurm.submission import PendingSubmissions, as_submitted, executor, preview, submission_command
 from lora_tune.workloads.base import Job
+from lora_tune.workloads.walltime import minutes_of
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 """What must be on PATH. sacct is used where it works and not missed where it does not."""
@@ -89,7 +91,7 @@ class SlurmLauncher(Launcher):
     def _submit(self, job: Job, token: str) -> str:
         """What sbatch makes of the job; takes as long as sbatch does."""
         attempt = AttemptPaths(job.folder)
-        self._refuse_beyond_limits(job.name, job.resources.minutes)
+        self._refuse_beyond_limits(job)
         # Before sbatch: after a crash between the two the job is found again by its name and this token.
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
@@ -109,19 +111,19 @@ class SlurmLauncher(Launcher):
             raise refused from error
         return str(submitted.job_id)
 
-    def _refuse_beyond_limits(self, job: str, minutes: float) -> None:
-        """Raise RefusedError where a job of so many minutes would wait for ever; Slurm is asked once for each limit."""
-        too_long = outlives = ""
+    def _refuse_beyond_limits(self, job: Job) -> None:
+        """Raise RefusedError where a job of its minutes would wait for ever; Slurm is asked once for each limit."""
+        site, minutes, too_long, outlives = as_submitted(job, self._site), job.resources.minutes, "", ""
         with contextlib.suppress(LauncherError):  # a controller that is away is said of the submission
-            if minutes and self._site.reservation:
-                shown = self._limit(*parse.reservation(self._site))
+            if minutes and site.reservation:
+                shown = self._limit(*parse.reservation(site))
                 outlives = parse.beyond_reservation(shown, minutes, time.time())
-            if minutes and not parse.by_qos(self._site):
-                too_long = parse.beyond_limit(self._limit(*parse.LIMITS), self._site, minutes)
+            if minutes and not site.qos:  # which may allow more
+                too_long = parse.beyond_limit(self._limit(*parse.LIMITS), site, minutes)
         if too_long:
-            raise RefusedError(job, too_long, parse.REMEDY)
+            raise RefusedError(job.name, too_long, parse.REMEDY)
         if outlives:
-            raise RefusedError(job, outlives, parse.RESERVATION_REMEDY)
+            raise RefusedError(job.name, outlives, parse.RESERVATION_REMEDY)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct.
@@ -274,6 +276,8 @@ class SlurmLauncher(Launcher):
         if status.state.alive:
             return status
         attempt = AttemptPaths(ticket.folder)
+        if why := _cut_short(status, attempt):
+            status = replace(status, state=JobState.PREEMPTED, reason=why)
         records = read_records(attempt, ticket.token)
         ended = records.ended
         if status.state in (JobState.NODE_FAILED, JobState.PREEMPTED) and not (
@@ -330,6 +334,18 @@ def _not_begun(status: JobStatus) -> JobStatus:
     return replace(
         status, state=JobState.NOT_BEGUN, reason=reason, nodes=(), started_at=None, exit_code=None, seconds=None
     )
+
+
+def _cut_short(status: JobStatus, attempt: AttemptPaths) -> str:
+    """That a limit ended a job before the time that it asked for, which somebody lowered; "" for any other end."""
+    if status.state is not JobState.TIME_LIMIT or status.seconds is None:
+        return ""
+    command = (read_json(attempt.slurm).content or {}).get("command")
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    minutes = [minutes_of(option.value) for option in sbatch_options(words) if option.name == "time"][-1:]
+    if not minutes or minutes[0] is None or status.seconds >= 60 * minutes[0] - parse.WHOLE_SECONDS:
+        return ""
+    return f"somebody lowered its limit, which ended it after {status.seconds:.0f} s of {minutes[0]:g} minutes"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,6 @@ from pathlib import Path
 from lora_tune.base.errors import LauncherError, RefusedError
 from lora_tune.base.host import NOTHING, hostnames
 from lora_tune.base.paths import AttemptPaths
-from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, JobStatus, Ticket, Waits
 from lora_tune.workloads.walltime import minutes_of
@@ -116,8 +115,7 @@ def beyond_limit(shown: str, site: Site, minutes: float) -> str:
 
     minutes: 0 where the job names no limit. shown: what ``LIMITS`` prints.
     """
-    named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "partition"]
-    names = set((named[-1] if named else site.partition or "").split(",")) - {""}
+    names = set((site.partition or "").split(",")) - {""}
     rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 1]
     limits = {name: text for name, text in rows if (name.strip(" *") in names if names else "*" in name)}
     known = [minutes_of(text.strip()) for text in limits.values()]
@@ -148,11 +146,6 @@ def beyond_reservation(shown: str, minutes: float, now: float) -> str:
         return ""
     name = rows[left.index(max(left))].get("ReservationName", "")
     return f"a trial asks for {minutes:g} minutes, and the reservation {name} ends in {max(0.0, max(left)):.0f}"
-
-
-def by_qos(site: Site) -> bool:
-    """Whether a quality of service is asked for, which may allow more than the partition."""
-    return bool(site.qos) or any(pair.startswith(("--qos", "-q")) for pair in site.sbatch_args)
 
 
 # Who ended a job that Slurm calls CANCELLED: a person with scancel, or Slurm itself. Pure functions.

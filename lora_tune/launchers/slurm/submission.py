@@ -15,11 +15,12 @@ from typing import Any
 
 from lora_tune.base.errors import LauncherError, RefusedError
 from lora_tune.base.paths import AttemptPaths
+from lora_tune.base.sbatch_options import sbatch_options
 from lora_tune.config.tables import Site
 from lora_tune.launchers.files import SOURCING, pickle_folder
 from lora_tune.launchers.slurm.client import handed_on, run_bounded
 from lora_tune.workloads.base import Job
-from lora_tune.workloads.script_needs import header_options, script_text
+from lora_tune.workloads.script_needs import job_header
 
 # Submissions that take as long as ``sbatch`` does, while jobs that run are watched.
 #
@@ -98,6 +99,13 @@ def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
     return _command(job, site, _options(text, job), job.argv if job.script else ("FILE",))
 
 
+def as_submitted(job: Job, site: Site) -> Site:
+    """The site with the partition, QOS and reservation of ``job``: by arguments, by name, or by its script's header."""
+    header, arguments = ({o.name: o.value for o in x} for x in (job_header(job), sbatch_options(site.sbatch_args)))
+    named = {name: getattr(site, name) for name in ("partition", "qos", "reservation")}
+    return site.model_copy(update={n: arguments.get(n) or own or header.get(n) for n, own in named.items()})
+
+
 def question(job: Job, site: Site) -> list[str]:
     """The same as a question to ``sbatch``, which submits nothing. Our own recipes have no script to name yet."""
     command = submission_command(job, site)
@@ -169,8 +177,7 @@ def _options(text: str, job: Job) -> list[str]:
     unwanted = ("--signal=", "--error=", "--wckey=", *(() if job.resources.minutes else ("--time=",)))
     options = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
     kept = [option for option in options if not option.startswith(unwanted)]
-    header = header_options(script_text(job, job.argv[0])) if job.script else []
-    if any(option.name == "error" for option in header):
+    if any(option.name == "error" for option in job_header(job)):
         kept.append(f"--error={_literal(job.log)}")  # one log, whatever the script's header says
     return kept
 
