@@ -445,7 +445,7 @@ _OTHERS = {
     "#PBS": ({"J": "array", "e": "error", "h": "hold", "q": "partition", "t": "array", "v": "export"}, "hIVz"),
     "#BSUB": ({"e": "error", "q": "partition"}, "x"),
 }
-"""Headers of other schedulers that sbatch honours: options that change which job a trial is, and those without a value."""
+"""Headers of other schedulers that sbatch honours: options that change a trial's job, and those without a value."""
 
 
 def job_header(job: Job) -> list[SbatchOption]:

@@ -86,7 +86,7 @@ def sweep_of_nobody(
     command = [sys.executable, "-m", "lora_tune.sweep", "--study", "s.toml", "--output", "out"]
     environment = {**os.environ, **cluster.environment, "HOME": str(folder), "USER": "nobody"}
     return subprocess.run(
-        [*user, *reads, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*user, *reads, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -47,6 +47,7 @@ _PERMANENT = (
     (r"license", "correct the --licenses in site.sbatch_args (scontrol show licenses)"),
     (r"dependency", "correct the --dependency in site.sbatch_args"),
     (r"unable to open file", "the script is not in the folder that the study names: workload.implementation, or cwd"),
+    (r"line breaks|batch script|NULL character|--wrap\b", "correct the script, on which sbatch says the same by hand"),
     (r"unrecognized option|invalid --|invalid option|ambiguous", "correct site.sbatch_args (sbatch --help)"),
     (r"access/permission denied|invalid user", "ask the administrator: this user may not submit"),
 )
