@@ -527,6 +527,3 @@ class SurfaceWorkload(Workload):
         name = config_file_name(site.system, self._nodes(proposal), max(1, site.gpus_per_node), layout)
         notes = (*provenance, f"found on the simulated surface {self._settings.surface}, not on a machine")
         return Export(files={name: render(proposal.parameters, comments=notes)}, usage=f"source {name}")
-
-
-# A simulated run as values and as MLLOG text: when its blocks and evals happen, and what its log says.

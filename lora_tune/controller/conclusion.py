@@ -187,7 +187,7 @@ RETRIED = (
     "flaky", "infrastructure", "preempted", "host memory", "displaced", "capacity",
     "held", "drained", "clock", "foreign", "unknown",
 )  # fmt: skip
-"""Failure classes that say nothing about the parameters: a new attempt is made, and the search is not told."""
+"""Failure classes that say nothing about the parameters: a new attempt is made, and the search does not learn of it."""
 
 OF_SETUP = (
     *(kind for kind in RETRIED if kind != "unknown"), "configuration", "unsatisfiable", "unread", "mismatch",

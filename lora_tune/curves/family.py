@@ -171,7 +171,7 @@ LEAST_NOISE = 0.01
 
 
 def learn_family(runs: Sequence[RunLog | Sequence[Eval]], target: float) -> Family | None:
-    """The shape that a study's own runs share, from their evals up to the target; None for fewer than three falling.
+    """The shape of a study's own runs, from their evals up to the target; None for fewer than three falling runs.
 
     Runs are aligned by their offsets over their last halves under a common slope (median of per-run Theil-Sen slopes
     in loss over ln(samples)); the knots are medians of the aligned evals. Configurations and seeds are not

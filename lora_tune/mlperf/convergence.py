@@ -105,7 +105,7 @@ def batch_sizes(benchmark: str, ruleset: str) -> tuple[int, ...]:
 
 
 def reference_runs(benchmark: str, ruleset: str) -> int:
-    """The fewest runs behind a reference point of a benchmark, twice the runs of a submission."""
+    """The fewest runs of a benchmark's reference points, twice the runs of a submission."""
     records = json.loads(convergence_file(ruleset, benchmark).read_text(encoding="utf-8")).values()
     return min(len(runs) for record in records for key, runs in record.items() if key.lower().endswith("to converge"))
 

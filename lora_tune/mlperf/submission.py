@@ -238,7 +238,7 @@ def _plain(value: object) -> object:
 def result_folders(folder: Path) -> list[Path]:
     """The folder if it holds result files, else the folders below it that do, by name; itself if none does.
 
-    Links to folders are followed, as the package checker follows them; hidden folders (an editor's, say) are not.
+    Links to folders are followed, as the package checker follows them; hidden folders are not.
     """
     holding = _holding(folder, frozenset())
     first = next(holding, folder)

@@ -361,7 +361,7 @@ def spelled(values: Mapping[str, Value], implementation: Implementation) -> dict
 
 
 def probe_values(gbs: int, warmup: Value | None = None, *, in_steps: bool = False) -> dict[str, Value]:
-    """The values of a probe: two short blocks, each followed by an eval, and an end of its own.
+    """The values of a probe: two short blocks, each followed by an eval, and a step limit.
 
     warmup: the trial's warm-up steps, cut to one block, because schedulers reject a warm-up as long as training.
     in_steps: the implementation counts VAL_CHECK_INTERVAL in optimizer steps, not in samples.

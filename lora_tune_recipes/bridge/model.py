@@ -133,7 +133,7 @@ def build_model(settings: BridgeSettings, *, cuda: bool) -> GPTModelProvider:
 def _interleaving(layout: ProcessLayout) -> dict[str, Any]:
     """Communication between pipeline stages: an interleaved pipeline sends while the next model chunk computes.
 
-    With two stages, both neighbours are the same rank, and unbatched, non-overlapped sends would be confused. An
+    With two stages, both neighbours are the same rank, and sends that are not overlapped would be confused. An
     output must not be deallocated while its send is pending, or other values arrive.
     """
     interleaved = layout.vp > 1

@@ -1,4 +1,4 @@
-"""Recomputation behind frozen embeddings."""
+"""Gradients for recomputed layers that follow frozen embeddings."""
 
 from __future__ import annotations
 
