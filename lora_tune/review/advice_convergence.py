@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -95,36 +96,25 @@ def _way(evals: Sequence[Eval], target: float) -> float:
     return (evals[0].loss - median(e.loss for e in evals[-3:])) / (evals[0].loss - target)
 
 
-def rate_too_low(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The loss does not fall at learning rates below those that reach the target."""
+def rate_off(study: Study, sweep: StudyRecords, *, high: bool) -> Advice | None:
+    """The loss does not fall, or is not finite, at learning rates above (high) or below those that reach the target."""
     flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
-    low = [(t, r) for t, r in flat if (r < min(good) if good else not _restless(sweep, t))]
-    if not low:
+    limit = (max if high else min)(good, default=math.nan)
+    off = [(t, r) for t, r in flat if (r != limit and (r > limit) is high if good else _restless(sweep, t) is high)]
+    if not off:
         return None
-    numbers, highest = tuple(t.number for t, _ in low), max(r for _, r in low)
-    end = math.sqrt(highest * min(good)) if good else 3 * highest  # half-way, since the lowest good rate is no limit
-    against = f"; the lowest that reached the target is {min(good):.3g}" if good else "; their curves are calm"
+    numbers, nearest = tuple(t.number for t, _ in off), (min if high else max)(r for _, r in off)
+    end = (
+        math.sqrt(nearest * limit) if good else nearest / 3 if high else 3 * nearest
+    )  # half-way: a good rate is no limit
+    against = f"the {'highest' if high else 'lowest'} that reached the target is {limit:.3g}"
+    curves = "their curves jump or diverge" if high else "their curves are calm"
+    do = "lower the upper end of the learning rate to about {:.2g}, or warm up longer"
     return Advice(
-        seen="the loss does not fall: the learning rate is too low",
-        do=f"raise the lower end of the learning rate to about {end:.2g}",
-        evidence=f"{trials_text(numbers)} at {highest:.3g} or below hardly moved towards it{against}",
-        trials=numbers,
-    )
-
-
-def rate_too_high(study: Study, sweep: StudyRecords) -> Advice | None:
-    """The loss does not fall, or is not finite, at learning rates above those that reach the target."""
-    flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
-    high = [(t, r) for t, r in flat if (r > max(good) if good else _restless(sweep, t))]
-    if not high:
-        return None
-    numbers, lowest = tuple(t.number for t, _ in high), min(r for _, r in high)
-    end = math.sqrt(lowest * max(good)) if good else lowest / 3
-    against = f"; the highest that reached the target is {max(good):.3g}" if good else "; their curves jump or diverge"
-    return Advice(
-        seen="the loss does not fall: the learning rate is too high",
-        do=f"lower the upper end of the learning rate to about {end:.2g}, or warm up longer",
-        evidence=f"{trials_text(numbers)} at {lowest:.3g} or above hardly moved towards it{against}",
+        seen=f"the loss does not fall: the learning rate is too {'high' if high else 'low'}",
+        do=(do if high else "raise the lower end of the learning rate to about {:.2g}").format(end),
+        evidence=f"{trials_text(numbers)} at {nearest:.3g} or {'above' if high else 'below'} hardly moved towards it; "
+        + (against if good else curves),
         trials=numbers,
     )
 
@@ -319,8 +309,8 @@ def overfits(study: Study, sweep: StudyRecords, train: Mapping[int, Sequence[Tra
 
 
 CONVERGENCE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
-    rate_too_low,
-    rate_too_high,
+    partial(rate_off, high=False),
+    partial(rate_off, high=True),
     oscillates,
     plateau,
     too_short,

@@ -54,11 +54,8 @@ def believe(
 ) -> Posterior:
     """A posterior over one feature from readings ``y`` at ``x``."""
     column = np.array(x)[:, None]
-    data = Data(
-        x=column, basis=trend(column, ()), y=np.array(y), sd=np.full(len(x), sd),
-        source=np.array(source or [0] * len(x), dtype=np.int64),
-        below=np.array(below or [False] * len(x), dtype=np.bool_), extended=np.zeros(len(x)),
-    )  # fmt: skip
+    data = Data.local(column, trend(column, ()), np.array(y), sd)
+    data = replace(data, source=np.array(source or [0] * len(x)), below=np.array(below or [False] * len(x), bool))
     prior = Prior(mean=np.zeros(2), sd=np.array([3.0, 1.0]), amplitude=0.2, length=0.7, shift=0.1, weights=np.ones(1))
     return condition(data, prior)
 
@@ -450,11 +447,8 @@ def test_which_readings_a_model_keeps_does_not_depend_on_what_they_say() -> None
     """The lowest of noisy readings agree with one another: kept alone, they would make the noise look small."""
     rng = np.random.default_rng(3)
     x = rng.uniform(-1, 1, (400, 1))
-    data = Data(
-        x=x, basis=trend(x, ()), y=8 + 0.2 * x[:, 0] + rng.normal(0, 0.05, 400), sd=np.full(400, 0.05),
-        source=np.r_[np.zeros(300, np.int64), np.arange(1, 101)], below=np.zeros(400, np.bool_),
-        extended=np.zeros(400),
-    )  # fmt: skip
+    data = Data.local(x, trend(x, ()), 8 + 0.2 * x[:, 0] + rng.normal(0, 0.05, 400), 0.05)
+    data = replace(data, source=np.r_[np.zeros(300, np.int64), np.arange(1, 101)])
     kept = thinned(data, 120)
     assert len(kept.y) == 120
     assert np.std(kept.y - 8 - 0.2 * kept.x[:, 0]) == pytest.approx(0.05, rel=0.2)
@@ -480,10 +474,7 @@ def seeds_of(settings: list[float], each: int, spread: float) -> Data:
     """Readings of sd 0.05 that say ``settings`` (one feature, jumping from one to the next), ``each`` seeds of each."""
     x = np.repeat(np.linspace(-1, 1, len(settings)), each)[:, None]
     away = np.random.default_rng(4).normal(0, spread, len(x))
-    return Data(
-        x=x, basis=trend(x, ()), y=np.repeat(settings, each) + away, sd=np.full(len(x), 0.05),
-        source=np.zeros(len(x), np.int64), below=np.zeros(len(x), np.bool_), extended=np.zeros(len(x)),
-    )  # fmt: skip
+    return Data.local(x, trend(x, ()), np.repeat(settings, each) + away, 0.05)
 
 
 def test_noise_is_learned_from_repeated_seeds_and_not_from_what_differs_between_settings() -> None:
@@ -498,10 +489,7 @@ def test_what_is_read_beyond_the_ends_of_curves_says_nothing_about_the_noise_of_
     """Runs stopped halfway say little of their crossing each; that they agree does not make seeds alike."""
     rng = np.random.default_rng(9)
     x = rng.uniform(-1, 1, (40, 1))
-    whole = Data(
-        x=x, basis=trend(x, ()), y=8 + rng.normal(0, 0.05, 40), sd=np.full(40, 0.05), source=np.zeros(40, np.int64),
-        below=np.zeros(40, np.bool_), extended=np.zeros(40),
-    )  # fmt: skip
+    whole = Data.local(x, trend(x, ()), 8 + rng.normal(0, 0.05, 40), 0.05)
     stopped = replace(whole, extended=np.full(40, 0.2))
     prior = Prior(mean=np.array([8.0, 0]), sd=np.ones(2), amplitude=0.1, length=0.6, weights=np.ones(1))
     repeats = replace(stopped, x=np.zeros((40, 1)))
