@@ -15,10 +15,12 @@ from lora_tune.cli import doctor as checks
 from lora_tune.config.study import Study
 from lora_tune.config.tables import Site
 from lora_tune.doctor import main
+from lora_tune.launchers.slurm.submission import as_submitted
 from lora_tune.workloads import load, training_files
 from lora_tune.workloads.base import Workload
 from tests.cluster import Cluster
 from tests.conftest import REPOSITORY
+from tests.contracts.launcher import job_of
 
 STANDIN = Path(__file__).resolve().parents[1] / "standin"
 
@@ -288,9 +290,12 @@ class TestCluster:
             ({"partition": "odd"}, 60, ""),
         ],
     )
-    def test_a_trial_longer_than_its_partition_allows(self, site: dict[str, Any], minutes: float, words: str) -> None:
+    def test_a_trial_longer_than_its_partition_allows(
+        self, tmp_path: Path, site: dict[str, Any], minutes: float, words: str
+    ) -> None:
         ask = answering(sinfo="gpu*|1-00:00:00\nshort|30:00\nlong|infinite\nodd|n/a\n")
-        shown = list(checks.time_limit(ask, Site.model_validate({"launcher": "slurm", **site}), minutes))
+        submitted = as_submitted(job_of(tmp_path, ""), Site.model_validate({"launcher": "slurm", **site}))
+        shown = list(checks.time_limit(ask, submitted, minutes))
         assert [words in finding.what for finding in shown] == [True] * bool(words)
         assert levels(shown) == [Level.PROBLEM] * bool(words)
 
