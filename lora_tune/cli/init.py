@@ -389,14 +389,11 @@ def script_options(command: tuple[str, ...], *, ask: bool) -> tuple[list[Option]
     if not listed:
         listed, parsed = script_constants(command), False
     config = next((token for token in map(_named_file, command) if is_config(token) and Path(token).is_file()), "")
-    options = [*merged_options(typed, listed, parsed=parsed), *(_keys(config) if config else [])]
-    typed_names = {option.flag for option in typed}
-    variables = [
-        Option(flag=name, value=os.environ.get(name, default), in_environment=True)
-        for name, default in defaults_of(script).items()
-        if name not in typed_names  # env NAME=VALUE python train.py
-    ]
-    return [*options, *variables], config
+    defaults = defaults_of(script).items()
+    variables = (Option(flag=name, value=os.environ.get(name, value), in_environment=True) for name, value in defaults)
+    typed_names = {option.flag for option in typed}  # env NAME=VALUE python train.py, and yacs' SOLVER.BASE_LR 0.02
+    others = [option for option in (*(_keys(config) if config else ()), *variables) if option.flag not in typed_names]
+    return [*merged_options(typed, listed, parsed=parsed), *others], config
 
 
 def _named_file(token: str) -> str:
@@ -424,7 +421,8 @@ def script_constants(command: Sequence[str]) -> list[Option]:
 
 
 def _reads_a_file(command: Sequence[str]) -> bool:
-    return is_config(command[-1]) and not _is_value(command)
+    """Whether the last word is a config file, and no option or its value."""
+    return is_config(command[-1]) and not any(token.startswith("-") for token in command[-2:])
 
 
 def _is_compiled(program: str) -> bool:

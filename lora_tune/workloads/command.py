@@ -102,7 +102,7 @@ class ConfigSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: Path = Field(
-        description="YAML, JSON or TOML; a relative path is one from workload.cwd, or from where you started"
+        description="YAML, JSON, TOML or gin; a relative path is one from workload.cwd, or from where you started"
     )
     values: dict[str, str] = Field(
         default_factory=dict, description='what changes: "dotted.key" = "{NAME}"; the rest stays as it is in the file'

@@ -63,16 +63,21 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-# Edits a script's own config file for a trial: scalars of YAML, JSON and TOML.
+# Edits a script's own config file for a trial: scalars of YAML, JSON, TOML and gin.
 #
 # Values are replaced in the text, so that comments, order and anchors stay. Pure functions of text.
 
 
-SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".gin")
 
 _TABLE = re.compile(r"\s*\[\s*(?P<keys>[^\[\]]+?)\s*\]\s*(?:#.*)?$")
 _ENTRY = re.compile(r"(?P<keys>\s*[\w\s.\"'-]+?\s*=\s*)(?P<value>\"[^\"\\]*\"|'[^']*'|[-+\w.:]+)\s*(?:#.*)?$")
 """A table's header, and a one-line entry with a scalar, in TOML."""
+
+_BINDING = re.compile(
+    r"(?m)^(?P<key>[\w./]+)[ \t]*=[ \t]*(?P<quote>[\"']?)(?P<value>[-+\w./]+)(?P=quote)[ \t]*(?:#.*)?$"
+)
+"""A parameter that gin binds to a number or a text."""
 
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
 """The anchor and the tag before a scalar of YAML."""
@@ -95,12 +100,12 @@ def is_config(name: str) -> bool:
 def scalars(text: str, name: str = "") -> dict[str, Scalar]:
     """Every scalar within mappings, by its dotted key. Raises ValueError if the text is not YAML, JSON or TOML.
 
-    name: the file's, which distinguishes TOML.
+    name: the file's, which distinguishes TOML and gin.
     """
-    if name.lower().endswith(".toml"):
-        toml_scalars = [*_toml_scalars(text)]
-        twice = Counter(key for key, _ in toml_scalars)  # one of them is part of a multi-line string
-        return {key: scalar for key, scalar in toml_scalars if twice[key] == 1}
+    if name.lower().endswith((".toml", ".gin")):
+        lines = [*(_toml_scalars(text) if name.lower().endswith(".toml") else _gin_scalars(text))]
+        twice = Counter(key for key, _ in lines)  # one of them is part of a multi-line string
+        return {key: scalar for key, scalar in lines if twice[key] == 1}
     import yaml
 
     try:
@@ -123,6 +128,11 @@ def _scalars(node: object, before: str, text: str) -> Iterator[tuple[str, Scalar
             yield name, Scalar(value.value, begin, end)
         else:
             yield from _scalars(value, f"{name}.", text)
+
+
+def _gin_scalars(text: str) -> Iterator[tuple[str, Scalar]]:
+    for bound in _BINDING.finditer(text):
+        yield bound["key"], Scalar(bound["value"], bound.start("value"), bound.end("value"))
 
 
 def _toml_scalars(text: str) -> Iterator[tuple[str, Scalar]]:

@@ -24,6 +24,8 @@ _START = re.compile(r"^\s{0,12}(?P<text>-{1,2}[A-Za-z].*)$")
 _FLAG = re.compile(r"(?<![\w-])-{1,2}[A-Za-z][\w.-]*")
 _DEFAULT = re.compile(r"(?i)\bdefaults?(?: is| to| value)?\s*[:=]?\s*(?P<value>\"[^\"]*\"|'[^']*'|[^\s)\],;]+)")
 _CHOICES = re.compile(r"\{(?P<names>[\w.+-]+(?:,[\w.+-]+)+)\}")
+_WORD = re.compile(r"-{1,2}[A-Za-z][\w.-]*|[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*")
+"""An option before its value: dashed, or a key of yacs as ``SOLVER.BASE_LR``."""
 _BINDING = re.compile(r"--?[A-Za-z][\w-]*=[A-Za-z][\w./]*=[^=]+$")
 _NUMBER = re.compile(r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)[fF]?")
 
@@ -126,7 +128,7 @@ def _option(block: Sequence[str]) -> Option | None:
 
 
 def from_command(command: Sequence[str]) -> list[Option]:
-    """The options with a value in a command line: ``--a=1``, ``--a 1``, ``-a 1`` and ``a=1``.
+    """The options with a value in a command line: ``--a=1``, ``--a 1``, ``-a 1``, ``a=1`` and ``A.B 1``.
 
     Also gin's ``--gin_bindings=train.lr=1``, whose flag is everything before the last ``=``.
     """
@@ -136,9 +138,7 @@ def from_command(command: Sequence[str]) -> list[Option]:
         after = command[at + 1] if at + 1 < len(command) else ""
         if equals and re.fullmatch(r"-{0,2}[A-Za-z][\w.-]*(?:=[\w./]+)?", name):
             options.append(Option(flag=name, value=value, at=at))
-        elif (
-            re.fullmatch(r"-{1,2}[A-Za-z][\w.-]*", token) and after and (not after.startswith("-") or _is_number(after))
-        ):
+        elif _WORD.fullmatch(token) and after and (not after.startswith("-") or _is_number(after)):
             options.append(Option(flag=token, value=after, at=at, joined=False))
     return options
 
@@ -265,6 +265,9 @@ def propose(options: Sequence[Option], steps: int | None = None) -> list[Propose
             if proposal is None:
                 continue
             toml, why, today = proposal
+            files = [o for o in options if o.in_file and _is(knob, o) and o.number not in (None, option.number)]
+            if files and option.at is None and not option.in_file:
+                why += f"; EDIT: the config file has {files[0].flag} = {files[0].value}: fill the one that counts"
             if not knob.searched:
                 toml, why = today, f"not searched yet; a range to try: {toml}"
             parameters.append(ProposedParameter(place=knob.place, toml=toml, why=why, today=today, option=option))
@@ -400,7 +403,7 @@ _KNOBS = (
     _Knob("LORA_RANK", r"(?:lora_)?(?:r|rank|dim)", _powers),
     _Knob(
         "BATCH_SIZE",
-        r"(?:per_device_|per_gpu_|global_|micro_|mini_)?(?:train_)?(?:batch_?size|bs|batch|minibatch)(?:_per_(?:gpu|device))?",
+        r"(?:per_device_|per_gpu_|global_|micro_|mini_)?(?:train_)?(?:batch_?size|bs|batch|minibatch)(?:_per_(?:gpu|device))?|ims_per_batch",
         _powers,
     ),
     _Knob("WARMUP_STEPS", r"(?:num_|lr_|learning_rate_)?warm_?up_(?:steps|iters|iterations|updates)|warm_?up", _warmup,

@@ -162,6 +162,22 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--config")
 config = yaml.safe_load(open(parser.parse_args().config))
 """
+GIN = """# today
+include 'models/small.gin'
+train.max_steps = 3000
+train.model = @Small()
+Adam.learning_rate = 2e-3   # rate
+Adam.weight_decay = %DECAY
+data/loader.batch_size = 1
+Schedule.warmup_steps = 500
+name = 'small'
+"""
+READS_GIN = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--gin_file")
+parser.parse_args()
+"""
 CONFIGURED = """
 lr = 2e-3
 batch_size = 1
@@ -184,6 +200,7 @@ PARSERS = [
     pytest.param("fire", FIRE, (), id="fire"),
     pytest.param("yaml", READS_YAML, ("--config", "conf/config.yaml"), id="YAML"),
     pytest.param("argparse", READS_TOML, ("--config", "conf/config.toml"), id="TOML"),
+    pytest.param("argparse", READS_GIN, ("--gin_file", "conf/config.gin"), id="gin"),
     pytest.param("transformers", HF, ("conf/config.json",), id="HfArgumentParser's JSON"),
     pytest.param("argparse", CONFIGURED, (), id="constants"),
 ]
@@ -197,6 +214,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "conf" / "config.json").write_text(json.dumps({"lr": 2e-3, "batch_size": 1, "warmup_steps": 500,
                                                                "max_steps": 3000}))  # fmt: skip
     (tmp_path / "conf" / "config.toml").write_text(TOML)
+    (tmp_path / "conf" / "config.gin").write_text(GIN)
     (tmp_path / "configurator.py").write_text("import sys\nfor word in sys.argv[1:]:\n    assert '=' in word\n")
     return tmp_path
 
@@ -290,6 +308,47 @@ def test_a_changed_copy_of_toml_differs_in_what_was_changed_alone() -> None:
     assert tomllib.loads(changed("name = 'a' # b\n", {"name": "b"}, "a.toml")) == {"name": "b"}
     twice = "[a]\nlr = 1\nx = '''\n[a]\nlr = 1\n'''\n"
     assert scalars(twice, "a.toml") == {}, "nobody knows here which one counts"
+
+
+def test_a_changed_copy_of_gin_differs_in_what_was_changed_alone() -> None:
+    numbers = {"train.max_steps", "Adam.learning_rate", "data/loader.batch_size", "Schedule.warmup_steps", "name"}
+    assert scalars(GIN, "a.gin").keys() == numbers, "no reference, macro or include"
+    other = changed(GIN, {"Adam.learning_rate": "3e-05", "name": "b"}, "a.gin")
+    assert other == GIN.replace("2e-3", "3.0e-05").replace("'small'", "'b'")
+    assert scalars("a.b = 1\na.b = 2\n", "a.gin") == {}
+
+
+YACS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--config-file")
+parser.add_argument("opts", nargs=argparse.REMAINDER)
+parser.parse_args()
+"""
+
+
+def test_keys_of_yacs_on_the_command_count_for_more_than_those_of_the_file(place: Path) -> None:
+    pytest.importorskip("yaml")
+    (place / "c.yaml").write_text("SOLVER:\n  BASE_LR: 0.01\n  IMS_PER_BATCH: 16\nOUTPUT_DIR: ./out\n")
+    study = begun(YACS, "--config-file", "c.yaml", "SOLVER.BASE_LR", "0.02", "OUTPUT_DIR", "out/x")
+    assert study["workload"]["argv"][2:] == [
+        "--config-file", "{config}", "SOLVER.BASE_LR", "{LR}", "OUTPUT_DIR", "{folder}/out",
+    ]  # fmt: skip
+    assert study["workload"]["config"]["values"] == {"SOLVER.IMS_PER_BATCH": "{BATCH_SIZE}"}
+    assert study["search"]["enqueue"] == [{"LR": 0.02, "BATCH_SIZE": 16}]
+
+
+@pytest.mark.parametrize(("lr", "marked"), [("0.05", True), ("0.002", False)])
+def test_an_option_and_a_key_of_the_config_file_that_differ_are_marked(lr: str, marked: bool, place: Path) -> None:
+    """Nobody knows here whether the file is laid over the options or they over it."""
+    pytest.importorskip("yaml")
+    (place / "c.yaml").write_text(f"lr: {lr}\n")
+    begun(
+        ARGPARSE.replace("parser.parse_args", "parser.add_argument('--config')\nparser.parse_args"),
+        "--config",
+        "c.yaml",
+    )
+    assert ("EDIT: the config file has lr = 0.05: fill the one that counts" in Path("mine.toml").read_text()) == marked
 
 
 def test_anchors_and_tags_of_yaml_stay() -> None:
