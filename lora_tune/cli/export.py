@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,10 +40,11 @@ _PACKAGES = ("optuna", "submitit", "torch")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An export's main file and the command line that runs it."""
+    """An export's main file, the command line that runs it, and the other files that it names."""
 
     path: Path
     usage: str
+    others: Sequence[str] = ()
 
 
 def provenance(
@@ -139,7 +141,7 @@ def export_trial(
     proposal = Proposal(number=trial.number, attempt=0, seed=trial.seed, parameters=trial.parameters)
     lines = provenance(study, trial, datetime.datetime.now(datetime.UTC), recommended)
     exported = workload.export(proposal, lines)
-    main_file = next(iter(exported.files))
+    main_file, *others = exported.files
     data = config_check.sidecar(study, trial, main_file, exported.usage, lines, recommended)
     stem = main_file.removesuffix(".sh")
     sidecars = {
@@ -148,8 +150,9 @@ def export_trial(
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {**exported.files, **sidecars}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    return Written(folder / main_file, exported.usage)
+    return Written(folder / main_file, exported.usage, others)
 
 
 def export_best(study: Study, sweep: StudyRecords, workload: Workload, folder: Path) -> Written | None:
@@ -176,8 +179,9 @@ def typed(written: Written, workload: Workload) -> str:
     Some workloads have a config folder, from which their configs are sourced.
     """
     line = written.usage
-    if workload.config_folder() is None:
-        line = line.replace(f"source {written.path.name}", f"source {shlex.quote(display_path(written.path))}", 1)
+    for name in (written.path.name, *written.others) if workload.config_folder() is None else ():
+        file = shlex.quote(display_path(written.path.parent / name)).replace("\\", r"\\")
+        line = re.sub(rf"(?<![^\s=]){re.escape(name)}(?!\S)", file, line)
     return line.replace(" python -m ", f" {python()} -m ")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -325,6 +326,22 @@ parser.add_argument("--config-file")
 parser.add_argument("opts", nargs=argparse.REMAINDER)
 parser.parse_args()
 """
+
+
+def test_a_sweep_of_a_config_file_exports_its_copy_and_a_line_that_runs_it(place: Path) -> None:
+    """It ended with exit code 3, as the copy's folder was not there."""
+    pytest.importorskip("yaml")
+    (place / "run.log").write_text("step 1 val_loss 0.9\nstep 2 val_loss 0.8\n")
+    (place / "train.py").write_text(f"{READS_YAML}\nfor n in (1, 2): print('step', n, 'val_loss', config['lr'] / n)\n")
+    command = ["python", "train.py", "--config", "conf/config.yaml"]
+    done = CliRunner().invoke(init, ["--log", "run.log", *command])
+    assert done.exit_code == 0, done.output
+    swept = CliRunner().invoke(sweep, ["--study", "mine.toml", "--trials", "2", "--parallel", "2"])
+    assert swept.exit_code == 0, swept.output
+    line = next(line for line in swept.output.splitlines() if line.startswith("run it")).removeprefix("run it").strip()
+    ran = subprocess.run(["bash", "-c", line.replace("python", sys.executable)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "val_loss" in ran.stdout
 
 
 def test_keys_of_yacs_on_the_command_count_for_more_than_those_of_the_file(place: Path) -> None:
