@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from lora_tune.base.host import Process
 
@@ -240,12 +240,6 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FLOAT, _DOUBLE = 1, 2
 
 
-class _Format(Protocol):
-    """Takes the bytes of a file in order; yields complete rows and buffers the rest."""
-
-    def take(self, data: bytes) -> Iterator[Row]: ...
-
-
 class TensorBoardFile:
     """Scalars of TensorBoard event files, by tag, with their step."""
 
@@ -317,7 +311,10 @@ class JsonFile(_Lines):
                 yield row
 
 
-def format_of(path: Path) -> _Format | None:
+MetricFile = TensorBoardFile | TableFile | JsonFile
+
+
+def format_of(path: Path) -> MetricFile | None:
     """A reader for a metric file by its name; None for other files."""
     if ".tfevents." in path.name:
         return TensorBoardFile()
@@ -331,7 +328,7 @@ class MetricFiles:
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
-        self._open: dict[Path, tuple[_Format, int]] = {}
+        self._open: dict[Path, tuple[MetricFile, int]] = {}
 
     def rows(self) -> Iterator[Row]:
         """Rows written since the last call, file by file."""
