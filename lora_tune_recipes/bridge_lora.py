@@ -13,8 +13,8 @@ from typing import Any
 
 from lora_tune_recipes.bridge.settings import read
 from lora_tune_recipes.ending import end_with
-from lora_tune_recipes.hand_over import hand_over
 from lora_tune_recipes.megatron.program import run_program
+from lora_tune_recipes.worker_request import submit_to_worker
 
 
 def main(*, cuda: bool = True) -> int:
@@ -30,8 +30,8 @@ def main(*, cuda: bool = True) -> int:
 
 def started() -> int:
     """Run the trial, in a warm worker if there is one; returns the exit code."""
-    handed_over = hand_over("lora_tune_recipes.bridge_lora")
-    return main() if handed_over is None else handed_over
+    exit_code = submit_to_worker("lora_tune_recipes.bridge_lora")
+    return main() if exit_code is None else exit_code
 
 
 if __name__ == "__main__":

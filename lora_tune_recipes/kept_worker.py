@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lora_tune_recipes.hand_over import VARIABLE
+from lora_tune_recipes.worker_request import VARIABLE
 
 IDLE_SECONDS = 600
 """Idle time after which the worker ends, in case its sweep was killed."""

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from lora_tune_recipes.ending import end_with
-from lora_tune_recipes.hand_over import hand_over
 from lora_tune_recipes.megatron.program import run_program
 from lora_tune_recipes.nemo.settings import read
+from lora_tune_recipes.worker_request import submit_to_worker
 
 VARIABLES = {"NEMO_LOG_TRAIN_LOSS": "0"}
 """Stops NeMo from copying the loss to the host at every step."""
@@ -36,8 +36,8 @@ def main(*, cuda: bool = True) -> int:
 
 def started() -> int:
     """Run the trial, in a warm worker if there is one; returns the exit code."""
-    handed_over = hand_over("lora_tune_recipes.nemo_lora")
-    return main() if handed_over is None else handed_over
+    exit_code = submit_to_worker("lora_tune_recipes.nemo_lora")
+    return main() if exit_code is None else exit_code
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def pair_gain(shape: Shape, sequences: int, seq: int) -> float:
     return 2 * max(launched, computed) / max(launched, 2 * computed)
 
 
-def doubts_of_packing(study: Study) -> list[str]:
+def packing_warnings(study: Study) -> list[str]:
     """A warning if even the smallest passes of the study fill a GPU; empty if that is unknown."""
     site = study.site
     if site.slots is None or site.gpus_per_node == 0 or site.model is None:

@@ -17,7 +17,7 @@ import os
 from lora_tune.base.errors import SetupError
 from lora_tune_recipes import settings
 from lora_tune_recipes.ending import end_with, say_why
-from lora_tune_recipes.hand_over import hand_over
+from lora_tune_recipes.worker_request import submit_to_worker
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -54,8 +54,8 @@ def main() -> int:
 
 def started() -> int:
     """Run the trial, in a warm worker if there is one; returns the exit code."""
-    handed_over = hand_over("lora_tune_recipes.peft_lora")
-    return main() if handed_over is None else handed_over
+    exit_code = submit_to_worker("lora_tune_recipes.peft_lora")
+    return main() if exit_code is None else exit_code
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 
 from lora_tune.base.errors import LoraTuneError, SetupError
 from lora_tune.base.host import send_signal
-from lora_tune_recipes.hand_over import HEADER, TrialRequest, receive
+from lora_tune_recipes.worker_request import HEADER, TrialRequest, receive
 
 PR_SET_PDEATHSIG = 1
 LAST_SECONDS = 5.0

@@ -35,12 +35,12 @@ from lora_tune.workloads.base import (
     SlotTerms,
     Value,
     Workload,
+    missing_paths,
     reader_of,
-    unseen,
 )
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune_recipes.kept_worker import kept_worker
-from lora_tune_recipes.pack_gain import doubts_of_packing
+from lora_tune_recipes.pack_gain import packing_warnings
 from lora_tune_recipes.peft_refusals import refuse_in_packs, refuse_without_library
 
 TINY_UNTRAINED = 1.8634
@@ -102,7 +102,7 @@ class RecipeWorkload(Workload):
         named |= {f"site.container_mounts.{i}": m.split(":")[0] for i, m in enumerate(site.container_mounts)}
         # Relative paths are relative to the working folder; a container may be a registry's image.
         places = {key: str(value) for key, value in named.items() if value}
-        doubts = unseen(places)
+        doubts = missing_paths(places)
         if doubts and on_this_machine(site.launcher):
             raise SetupError(doubts[0])
         return doubts
@@ -233,7 +233,7 @@ class PeftWorkload(RecipeWorkload):
         """As for any recipe, plus missing libraries of the space, and packing that gains nothing."""
         if on_this_machine(self._site.launcher) and self._site.python is None:
             refuse_without_library(self._study)
-        return [*super().check(), *doubts_of_packing(self._study)]
+        return [*super().check(), *packing_warnings(self._study)]
 
     def _of_attempt(self, folder: Path) -> dict[str, Value]:
         return {"SAVE_ADAPTER": str(folder / "adapter")} if self._save_adapter else {}

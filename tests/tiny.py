@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lora_tune.base.errors import EXIT_NOTHING_REACHED
-from lora_tune_recipes.hand_over import VARIABLE
+from lora_tune_recipes.worker_request import VARIABLE
 from tests.recipes.served import warm_worker
 from tests.waiting import wait_for
 

@@ -218,7 +218,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
             click.echo(f"no verdict: {outcome.reason}; rerun the same command with a larger budget")
             return errors.EXIT_DONE
         with writing_results(options.resume):
-            return _hand_over(options, store, driving.sweep, verdict, runs, clock.now(), verbose=verbose)
+            return _conclude(options, store, driving.sweep, verdict, runs, clock.now(), verbose=verbose)
     finally:
         watcher.close()
         store.close()
@@ -227,7 +227,7 @@ def _confirm(options: Options, watcher: Any, *, verbose: bool) -> int:
 Runs = dict[int, list[Replicate]]
 
 
-def _hand_over(
+def _conclude(
     options: Options, store: stores.Store, race: StudyRecords, verdict: Confirmation, runs: Runs, now: float,
     *, verbose: bool,
 ) -> int:  # fmt: skip

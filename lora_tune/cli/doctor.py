@@ -45,7 +45,7 @@ from lora_tune.launchers.slurm.launcher import COMMANDS, SlurmLauncher
 from lora_tune.launchers.slurm.parse import NODES, WITHOUT_GRES, node_rows
 from lora_tune.launchers.slurm.submission import as_submitted, question
 from lora_tune.workloads import load as load_workload
-from lora_tune.workloads.base import ALSO, PYXIS, Job, Resources, Workload, places, some_proposal
+from lora_tune.workloads.base import PLACE_ALIASES, PYXIS, Job, Resources, Workload, places, some_proposal
 
 SWEEP_GB = 1.0
 """Free disk space for a sweep's logs and database; a trial's log takes a few MB."""
@@ -113,7 +113,7 @@ def _command(study: Study, workload: Workload, paths: SweepPaths) -> Iterator[Fi
 def _places(study: Study, workload: Workload) -> dict[str, str]:
     """The workload's container, data, model and tokenizer paths, by our names."""
     known = workload.known_places() or places(study.site)
-    return {name: known[name] for name in ALSO if known.get(name)}
+    return {name: known[name] for name in PLACE_ALIASES if known.get(name)}
 
 
 def _file(paths: SweepPaths, storage: str | None) -> Finding:

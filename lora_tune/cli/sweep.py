@@ -158,7 +158,7 @@ def _sweep(plan: DrivePlan, storage: str | None, watcher: Any, how: How) -> int:
     if outcome.interrupted:
         return errors.EXIT_INTERRUPTED
     with writing_results(command_line("sweep", study.name)):
-        code = _hand_over(
+        code = _conclude(
             with_base(study, driving.sweep), driving.sweep, plan.workload, paths, outcome, store, verbose=how.verbose
         )
     check_store(store, driving.sweep, driving.requests, paths.rescued, time.time())
@@ -198,7 +198,7 @@ def _open_patiently(plan: DrivePlan, storage: str | None, environment: Environme
         time.sleep(1.0)
 
 
-def _hand_over(
+def _conclude(
     study: Study,
     sweep: StudyRecords,
     workload: Workload,

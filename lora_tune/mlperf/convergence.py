@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_tune.curves.family import Family
 from lora_tune.curves.published import Envelope
-from lora_tune.mlperf.log_check import heard
+from lora_tune.mlperf.log_check import captured_log
 from lora_tune.mlperf.rulesets import convergence_file, known_to_checkers
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _fastest(checker: RCP_Checker, record: dict[str, Any], mean: float) -> float
     Only the verdict applies the special rule of 405B from 5.0 on (one eval interval less).
     """
     submission = dict(record)
-    with heard():
+    with captured_log():
         checker._eval_submission_record(submission, [mean, mean, mean], "")
     return float(mean / submission["Max Speedup"])
 
@@ -114,7 +114,7 @@ def reference_runs(benchmark: str, ruleset: str) -> int:
 def _checker(benchmark: str, ruleset: str) -> RCP_Checker:
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
-    with heard(), convergence_file(ruleset, benchmark).open(encoding="utf-8") as points:
+    with captured_log(), convergence_file(ruleset, benchmark).open(encoding="utf-8") as points:
         return RCP_Checker("training", known_to_checkers(ruleset), benchmark, verbose=False, rcp_file=points)
 
 
@@ -128,7 +128,7 @@ def check_convergence(folder: Path, files: Sequence[Path], benchmark: str, rules
     spoken = known_to_checkers(ruleset)
     if benchmark and not convergence_file(ruleset, benchmark).is_file():
         return ConvergenceCheck(False, f"{benchmark} has no reference convergence points in {ruleset}", 1.0)
-    with heard() as messages, warnings.catch_warnings():
+    with captured_log() as messages, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's, of the mean of no runs
         try:
             batch, needed, named = rcp_checker.get_submission_epochs([str(f) for f in files], spoken, False)

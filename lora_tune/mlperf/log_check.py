@@ -33,7 +33,7 @@ class _Collector(logging.Handler):
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def captured_log() -> Iterator[list[str]]:
     """Collect the root logger's warnings and errors in place of its handlers.
 
     Works even if the caller has disabled logging, because the messages are part of a verdict.
@@ -148,7 +148,7 @@ def findings(log: ParsedLog, ruleset: str) -> list[tuple[str, str]]:
         if odd:
             return [(key, f"{key} is {odd[0]!r}, which names no rules of MLPerf")]
     checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
-    with heard():
+    with captured_log():
         try:
             if log.errors:
                 checker.put_message("Log lines had parsing errors: " + log.errors[0])
@@ -176,7 +176,7 @@ def seed_complaint(files: Sequence[Path], ruleset: str) -> str:
     """
     from mlperf_logging.package_checker.seed_checker import SeedChecker
 
-    with heard() as messages, warnings.catch_warnings():
+    with captured_log() as messages, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if SeedChecker(known_to_checkers(ruleset)).check_seeds([str(f) for f in files]):
             return ""

@@ -20,7 +20,7 @@ from lora_tune.mlperf.convergence import ConvergenceCheck, check_convergence
 from lora_tune.mlperf.log_check import ParsedLog, complaints, parse, records, seed_complaint
 from lora_tune.mlperf.rulesets import as_ruleset, benchmarks_of, newest_with, order, rulesets, rulesets_with
 
-TOLD = ("submission_benchmark", "submission_division", "global_batch_size")
+SHARED_KEYS = ("submission_benchmark", "submission_division", "global_batch_size")
 """Keys whose values all runs of a submission must share."""
 
 UNFINISHED = 1e9
@@ -43,13 +43,13 @@ class ResultFile:
     """One result file.
 
     minutes: from run_start to run_stop; None if the log lacks one. complaints: the compliance checker's, in full.
-    said: the log's values of the keys in ``TOLD``, None for a missing key.
+    header_values: the log's values of the keys in ``SHARED_KEYS``, None for a missing key.
     """
 
     name: str
     minutes: float | None
     complaints: tuple[str, ...]
-    said: tuple[object, ...] = (None,) * len(TOLD)
+    header_values: tuple[object, ...] = (None,) * len(SHARED_KEYS)
 
     @property
     def counts(self) -> bool:
@@ -86,7 +86,7 @@ class Submission:
     @property
     def division(self) -> str | None:
         """The division in the logs; None if they name none or several."""
-        named = {f.said[TOLD.index("submission_division")] for f in self.files} - {None}
+        named = {f.header_values[SHARED_KEYS.index("submission_division")] for f in self.files} - {None}
         return str(named.pop()) if len(named) == 1 else None
 
     @property
@@ -227,7 +227,7 @@ def _result(name: str, log: ParsedLog, ruleset: str) -> ResultFile:
         minutes = None
     if not log.lines and not log.errors:
         return ResultFile(name, minutes, (NO_RECORD,))
-    return ResultFile(name, minutes, complaints(log, ruleset), tuple(_plain(log.first(key)) for key in TOLD))
+    return ResultFile(name, minutes, complaints(log, ruleset), tuple(_plain(log.first(key)) for key in SHARED_KEYS))
 
 
 def _plain(value: object) -> object:
@@ -371,7 +371,7 @@ def refusals(s: Submission) -> list[str]:
         reasons.append(f"{REFUSED} {s.benchmark} needs {s.runs} result files, {there}")
     reasons += [f"{REFUSED} the runs differ in {difference}" for difference in _differing(s)]
     for key in ("benchmark", "division"):
-        if not any(isinstance(f.said[TOLD.index(f"submission_{key}")], str) for f in s.files):
+        if not any(isinstance(f.header_values[SHARED_KEYS.index(f"submission_{key}")], str) for f in s.files):
             reasons.append(f"{REFUSED} the logs name no {key}")
     if s.benchmark is not None and s.benchmark not in benchmarks_of(s.ruleset):
         having = ", ".join(rulesets_with(s.benchmark)) or "none installed"
@@ -395,10 +395,10 @@ def refusals(s: Submission) -> list[str]:
 def _differing(s: Submission) -> list[str]:
     """Keys that all runs must share and do not, with the files of each value."""
     differences = []
-    for key, values in zip(TOLD, zip(*(f.said for f in s.files), strict=True), strict=True):
+    for key, values in zip(SHARED_KEYS, zip(*(f.header_values for f in s.files), strict=True), strict=True):
         about: dict[object, list[str]] = {}
         for file, value in zip(s.files, values, strict=True):
-            if file.said != (None,) * len(TOLD):
+            if file.header_values != (None,) * len(SHARED_KEYS):
                 about.setdefault(value, []).append(file.name)
         if len(about) > 1:
             stated = (f"{'none' if value is None else value} ({_named(names)})" for value, names in about.items())

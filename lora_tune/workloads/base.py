@@ -277,7 +277,7 @@ def reader_of(study: Study, reader: LogReader) -> LogReader:
 # Container, data, model and tokenizer under the names of launch scripts.
 
 
-ALSO: Mapping[str, tuple[str, ...]] = {
+PLACE_ALIASES: Mapping[str, tuple[str, ...]] = {
     "CONT": ("CONT_FILE",),
     "DATADIR": ("PREPROC_DATA",),
     "MODEL": ("LOAD_CHECKPOINTS_PATH",),
@@ -288,7 +288,9 @@ ALSO: Mapping[str, tuple[str, ...]] = {
 
 def required(reads: Collection[str]) -> list[tuple[str, ...]]:
     """The places that a recipe with the variables ``reads`` needs, each as its names there."""
-    return [known for name, others in ALSO.items() if (known := tuple(n for n in (name, *others) if n in reads))]
+    return [
+        known for name, others in PLACE_ALIASES.items() if (known := tuple(n for n in (name, *others) if n in reads))
+    ]
 
 
 _IMAGES = (".sqsh", ".sqfs", ".squashfs", ".sif")
@@ -306,8 +308,8 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
     pyxis interprets a container name that does not start with ``/`` or ``.`` as an image of a registry.
     """
     sentences = []
-    for name in (n for canonical, others in ALSO.items() for n in (canonical, *others) if n != "TOKENIZER"):
-        value, container = named.get(name, ""), name in ("CONT", *ALSO["CONT"])
+    for name in (n for canonical, others in PLACE_ALIASES.items() for n in (canonical, *others) if n != "TOKENIZER"):
+        value, container = named.get(name, ""), name in ("CONT", *PLACE_ALIASES["CONT"])
         if not value or value.startswith("/") or (container and not is_image_file(value)):
             continue
         bare = container and not value.startswith(".")
@@ -322,7 +324,7 @@ def misplaced(named: Mapping[str, str], folder: Path) -> list[str]:
     return sentences
 
 
-def unseen(named: Mapping[str, str]) -> list[str]:
+def missing_paths(named: Mapping[str, str]) -> list[str]:
     """One sentence for each absolute path that does not exist on this machine.
 
     A node may see more, such as its own disk.
@@ -338,7 +340,7 @@ def unseen(named: Mapping[str, str]) -> list[str]:
 def set_by_site(site: Site, name: str) -> bool:
     """Whether the site profile sets the place that scripts call ``name``."""
     paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
-    canonical = next((n for n, others in ALSO.items() if name in (n, *others)), name)
+    canonical = next((n for n, others in PLACE_ALIASES.items() if name in (n, *others)), name)
     return bool(paths.get(canonical)) or not {canonical, name}.isdisjoint(site.environment)
 
 
@@ -349,7 +351,7 @@ def places(site: Site, reads: Collection[str] = ()) -> dict[str, str]:
     """
     paths = {"CONT": site.container, "DATADIR": site.data, "MODEL": site.model}
     known: dict[str, str] = {}
-    for name, others in ALSO.items():
+    for name, others in PLACE_ALIASES.items():
         shell = (os.environ.get(n, "") for n in (name, *others))
         value = str(paths.get(name) or "") or site.environment.get(name, "") or next(filter(None, shell), "")
         known |= {n: value for n in (name, *others) if value and (n == name or n in reads)}

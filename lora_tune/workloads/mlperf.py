@@ -17,7 +17,7 @@ from lora_tune.config.space import Space
 from lora_tune.config.study import goal_of
 from lora_tune.mlperf.benchmark import LORA, benchmark_names
 from lora_tune.mlperf.gate import as_value
-from lora_tune.workloads.base import ALSO, PYXIS, Start, misplaced, required, some_proposal, unseen
+from lora_tune.workloads.base import PLACE_ALIASES, PYXIS, Start, misplaced, missing_paths, required, some_proposal
 from lora_tune.workloads.base_config import EVALS, BaseConfig, computed_from, equal, fitting_configs
 from lora_tune.workloads.config_file import render, value_text
 from lora_tune.workloads.implementation import launch_scripts, spelled
@@ -51,7 +51,7 @@ def check(workload: RunSubWorkload) -> list[str]:
     known = workload.known_places()
     for names in required(implementation.reads - implementation.defaults):
         if not any(known.get(name) for name in names):
-            canonical = next(n for n, others in ALSO.items() if set(names) & {n, *others})
+            canonical = next(n for n, others in PLACE_ALIASES.items() if set(names) & {n, *others})
             key = {"CONT": "container", "DATADIR": "data", "MODEL": "model"}.get(canonical, f"environment.{canonical}")
             raise SetupError(
                 f"{names[0]} is not set, and {implementation.folder} needs it; set site.{key}, or export {names[0]}"
@@ -71,7 +71,7 @@ def check(workload: RunSubWorkload) -> list[str]:
         *other_scripts(workload),
         *elsewhere,
         *misplaced(places, implementation.folder),
-        *unseen(places),
+        *missing_paths(places),
         *script_warnings(implementation.folder / workload.settings.script, job.environment),
     ]
 
@@ -404,8 +404,10 @@ def _places_judged(workload: RunSubWorkload) -> list[str]:
     """Variables of places with findings of their own, to be reported once."""
     benchmark = workload.study.benchmark
     if benchmark is not None and benchmark.name != LORA:
-        return ["CONT", *ALSO["CONT"], *_mounted_names(workload)]
-    return [name for canonical, others in ALSO.items() if canonical != "TOKENIZER" for name in (canonical, *others)]
+        return ["CONT", *PLACE_ALIASES["CONT"], *_mounted_names(workload)]
+    return [
+        name for canonical, others in PLACE_ALIASES.items() if canonical != "TOKENIZER" for name in (canonical, *others)
+    ]
 
 
 def _data_and_model(known: Mapping[str, str], paths: SweepPaths) -> Iterator[Finding]:

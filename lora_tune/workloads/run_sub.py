@@ -23,7 +23,7 @@ from lora_tune.logs.run import LogReader
 from lora_tune.mlperf.benchmark import Benchmark, find_benchmark
 from lora_tune.mlperf.gate import INTERVAL_IN_STEPS, VARIABLES, disclosure_exports
 from lora_tune.workloads.base import (
-    ALSO,
+    PLACE_ALIASES,
     PYXIS,
     Export,
     Job,
@@ -117,7 +117,10 @@ class RunSubWorkload(TreeWorkload):
             known = {**self.implementation.values, **self.places(), **self.study.site.environment}
         except LoraTuneError:
             return places(self.study.site)  # the error is reported among the findings
-        return {**known, **{n: known[other] for n, others in ALSO.items() for other in others if other in known}}
+        return {
+            **known,
+            **{n: known[other] for n, others in PLACE_ALIASES.items() for other in others if other in known},
+        }
 
     def sudo_calls(self) -> list[str]:
         """The commands that the launch script runs with sudo, as written; none without the folder."""
@@ -411,7 +414,7 @@ def _limits(workload: RunSubWorkload, proposal: Proposal) -> Mapping[str, Value]
 
 def _comments(workload: RunSubWorkload, provenance: tuple[str, ...]) -> tuple[str, ...]:
     reads = workload.implementation.reads
-    needed = [n for name, also in ALSO.items() for n in (name, *also) if n in reads]
+    needed = [n for name, also in PLACE_ALIASES.items() for n in (name, *also) if n in reads]
     what = () if workload.base is None else (f"what it changes in {workload.base.name}, the machine's own config",)
     return (*provenance, *what, f"needs {', '.join(needed or ['CONT'])} and LOGDIR from the shell that sources it")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lora_tune_recipes.hand_over import hand_over
+from lora_tune_recipes.worker_request import submit_to_worker
 
 if __name__ == "__main__":
-    sys.exit(hand_over("tests.recipes.bridge_shim"))
+    sys.exit(submit_to_worker("tests.recipes.bridge_shim"))

@@ -19,13 +19,15 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from lora_tune.logs.mllog import MllogReader
 from lora_tune.logs.run import RunLog
 from lora_tune_recipes import packed_data, text
-from lora_tune_recipes.hand_over import VARIABLE
 from lora_tune_recipes.megatron.processes import free_port
+from lora_tune_recipes.worker_request import VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = REPOSITORY / "lora_tune_recipes" / "tiny"
 TINY_SIZES = {"LAYERS": 4, "HIDDEN": 128, "FFN": 344, "HEADS": 4, "KV_GROUPS": 4, "VOCAB": 256, "NORM_EPS": 1e-6}
-CLIENT = "import sys; from lora_tune_recipes.hand_over import hand_over; sys.exit(hand_over(sys.argv[1]))"
+CLIENT = (
+    "import sys; from lora_tune_recipes.worker_request import submit_to_worker; sys.exit(submit_to_worker(sys.argv[1]))"
+)
 BOUND = 300.0
 """Seconds: a trial takes 2 to 8, on a machine that does nothing else."""
 SHORT = {"MAX_STEPS": 8, "VAL_CHECK_INTERVAL": 16, "MINIBS": 4, "SEQ": 64, "EVAL_SAMPLES": 9, "LR": 1e-2}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lora_tune.logs.mllog import MllogReader
-from lora_tune_recipes.hand_over import VARIABLE
+from lora_tune_recipes.worker_request import VARIABLE
 from tests.recipes.served import (
     BOUND,
     PER_PROCESS,

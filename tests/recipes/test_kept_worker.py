@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lora_tune.config.study import load_study
-from lora_tune_recipes.hand_over import VARIABLE
 from lora_tune_recipes.kept_worker import kept_worker, socket_path
+from lora_tune_recipes.worker_request import VARIABLE
 from tests.recipes.served import CLIENT, PER_PROCESS
 from tests.waiting import wait_for
 

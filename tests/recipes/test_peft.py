@@ -35,13 +35,13 @@ from lora_tune_recipes import settings as knobs
 from lora_tune_recipes import text
 from lora_tune_recipes.batch import Batch, weighted_losses
 from lora_tune_recipes.fsdp_settings import Sharding
-from lora_tune_recipes.hand_over import VARIABLE
 from lora_tune_recipes.lora_model import adapters_fit_shares, build, load_base
 from lora_tune_recipes.ranks import connect, refuse
 from lora_tune_recipes.schedule import learning_rate
 from lora_tune_recipes.settings import TINY
 from lora_tune_recipes.text import Sequences, byte_tokens
 from lora_tune_recipes.trainer import Trainer, clip
+from lora_tune_recipes.worker_request import VARIABLE
 from tests.docs.pages import section
 from tests.recipes.sharded_trials import loss_of
 from tests.waiting import wait_for

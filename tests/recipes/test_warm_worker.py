@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from lora_tune_recipes.hand_over import VARIABLE
 from lora_tune_recipes.warm_worker import gpus
+from lora_tune_recipes.worker_request import VARIABLE
 from tests.waiting import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRIAL = "tests.recipes.worker_trials"
-CLIENT = f"import sys; from lora_tune_recipes.hand_over import hand_over; sys.exit(hand_over({TRIAL!r}) or 0)"
+CLIENT = (
+    "import sys; from lora_tune_recipes.worker_request import submit_to_worker; "
+    f"sys.exit(submit_to_worker({TRIAL!r}) or 0)"
+)
 BOUND = 20.0
 
 
@@ -146,7 +149,7 @@ def test_jobs_share_no_gpu_and_ranks_of_one_job_run_together(worker: Path, tmp_p
 
 def test_without_a_worker_the_trial_imports_by_itself(tmp_path: Path) -> None:
     code, out = Client(tmp_path / "none.sock", "exit 3", tmp_path).result()
-    assert code == 0, "hand_over returned None"
+    assert code == 0, "submit_to_worker returned None"
     assert "no worker answers" in out
 
 

@@ -30,7 +30,7 @@ class TrialRequest:
     cwd: str
 
 
-def hand_over(module: str) -> int | None:
+def submit_to_worker(module: str) -> int | None:
     """Run ``module.main()`` in the worker of the environment and return its exit code; None without a worker.
 
     A worker that does not answer is reported on standard error, and None lets the caller run the trial itself.
