@@ -1,1 +1,1 @@
-"""What to try next: samplers, what trials taught, early stopping by comparison, races between seeds."""
+"""Search: samplers, what trials teach the models, early stopping by comparison, races between seeds."""

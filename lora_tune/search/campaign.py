@@ -1,17 +1,17 @@
-"""One error budget for a whole campaign: which configurations are really better than the baseline, whoever looks when.
+"""One error budget for all comparisons of a sweep: which configurations are better than the baseline, at any time.
 
-A configuration is an *arm*: all trials with the same tuned values, whatever their seeds. The chance that a campaign
-calls any arm better that is not is ``CAMPAIGN_ERROR``, over all arms and all looks together:
+A configuration is an *arm*: all trials with the same tuned values and any seed. The chance that any arm is called
+better and is not is at most ``CAMPAIGN_ERROR``, over all arms and all looks together:
 
-* An arm's first run is what it was chosen by, so it is no evidence. Its further runs are.
-* The arm that is run again as the j-th is called better where its e-value against the baseline (``curves.evalues``)
-  ever exceeds 1 / a_j. The a_j are fixed beforehand and sum to the campaign's error ("alpha spending", Foster and
-  Stine 2008; with e-values Vovk and Wang 2021, section 3, and Ville's inequality).
-* Runs count in the order of their proposal, each as soon as all before it have ended: quick ones are not seen first.
-* A run of the arm without a result, or cancelled after it had begun, counts as the worst run of both;
-  two such and the arm is not called better. One of the baseline counts as nothing.
+* An arm's first run selected it, so it is no evidence; its further runs are.
+* The j-th arm to be repeated is called better if its e-value against the baseline (``curves.evalues``) ever exceeds
+  1 / a_j. The a_j are fixed in advance and sum to the error budget ("alpha spending", Foster and Stine 2008; with
+  e-values Vovk and Wang 2021, section 3, and Ville's inequality).
+* Runs count in order of proposal, each once all earlier ones have ended, so that fast runs are not seen first.
+* A run of the arm without a result, or cancelled after it had begun, counts as the worst run of either arm;
+  after two such runs the arm cannot be called better. Such runs of the baseline are ignored.
 
-Everything here follows from the records: nothing is stored, and the answer does not depend on who asked how often.
+Everything is computed from the records: nothing is stored, and the result does not depend on how often it is computed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from lora_tune.search.usual_names import TREE
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value, Verdict
 
 CAMPAIGN_ERROR = 0.05
-"""The chance that a campaign calls anything better that is not."""
+"""Chance that a campaign calls any arm better that is not."""
 
 EQUALLY_CHEAP = 3
-"""About so many arms are tested at similar prices before the budget gets short: after as many half of it is spent. An
-agent that screens by one run each tests the better one of 20 or 100 arms among its first few."""
+"""Number of arms tested at similar prices: they take half of the budget. An agent that screens by one run each tests
+the better one of 20 or 100 arms among its first few."""
 
 INTERVAL_LEVEL = 0.1
-"""What the interval of one arm may be wrong, at all looks together."""
+"""Error of the interval of one arm, over all looks together."""
 
 MOST_MORE = 100
-"""Further runs of an arm and the baseline together beyond which no number is promised."""
+"""Largest number of further runs, arm and baseline together, that is forecast."""
 
 _SEED = re.compile(r"(^|_)(RNG_?|RANDOM_?)?SEEDS?($|_)", re.IGNORECASE)
 
@@ -50,27 +50,27 @@ ArmKey = frozenset[tuple[str, Value]]
 
 
 class ArmState(enum.StrEnum):
-    """What is known of an arm."""
+    """State of an arm."""
 
     BASELINE = "baseline"
     CHOSEN_BY = "one run"
-    """It has only the run that it was chosen by."""
+    """It has only the run that selected it."""
     OPEN = "not distinguishable"
     BETTER = "better"
     UNSOUND = "unsound"
-    """Two of its runs or more have no result."""
+    """At least two of its runs have no result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmVerdict:
-    """What a campaign says of one arm.
+    """Verdict on one arm.
 
-    trials: numbers of its trials. runs, baseline_runs: that count as evidence. missed: of its runs, those without a
-    result. difference, low, high: to the baseline as the study's scale has them (shares of a time, else in the
-    metric's unit), positive is better; with a 90% interval that holds at all looks together; None where too few runs
-    say anything. log_evidence, log_needed: ln of the largest e-value so far, and of the one that decides. spent: share
-    of ``CAMPAIGN_ERROR`` that the arm's test costs. more_runs, more_baseline_runs, more_node_hours: until it is likely
-    decided if the difference so far is real; None where that cannot be said. sentence: all this for people.
+    trials: numbers of its trials. runs, baseline_runs: runs that count as evidence. missed: its runs without a result.
+    difference, low, high: against the baseline on the study's scale (shares of a time, else in the metric's unit);
+    positive is better; low and high are a 90% interval valid at all looks together; None if there are too few runs.
+    log_evidence, log_needed: ln of the largest e-value so far, and of the threshold. spent: share of ``CAMPAIGN_ERROR``
+    for this arm's test. more_runs, more_baseline_runs, more_node_hours: until a likely decision if the current
+    difference is real; None if unknown. sentence: summary for people.
     """
 
     state: ArmState
@@ -92,7 +92,7 @@ class ArmVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """All verdicts of a sweep, in the order of its arms. spent: of ``CAMPAIGN_ERROR``, by ``tested`` arms."""
+    """Verdicts of a sweep, in the order of its arms. spent: share of ``CAMPAIGN_ERROR`` used by the ``tested`` arms."""
 
     arms: tuple[ArmVerdict, ...]
     tested: int
@@ -100,7 +100,7 @@ class Campaign:
 
     @property
     def summary(self) -> str:
-        """The ledger in a sentence."""
+        """Error budget and results in a sentence."""
         better = [a for a in self.arms if a.state is ArmState.BETTER]
         total = f"{100 * CAMPAIGN_ERROR:g}%"
         return (
@@ -109,23 +109,23 @@ class Campaign:
         )
 
     def of(self, trial: int) -> ArmVerdict | None:
-        """The verdict of the arm that a trial is a run of."""
+        """Verdict of the arm to which a trial belongs."""
         return next((arm for arm in self.arms if trial in arm.trials), None)
 
 
 def is_seed(name: str) -> bool:
-    """Whether a parameter only chooses random numbers, by its name: a seed is no arm."""
+    """Whether the name is that of a random seed, which does not define an arm."""
     return _SEED.search(name) is not None
 
 
 def error_share(position: int) -> float:
-    """The share of the campaign's error for the arm that is tested as the ``position``-th, from 1; they sum to 1."""
+    """Share of the campaign's error for the ``position``-th tested arm, counted from 1; the shares sum to 1."""
     return EQUALLY_CHEAP / ((position + EQUALLY_CHEAP - 1) * (position + EQUALLY_CHEAP))
 
 
 def arm_of(trial: Trial) -> ArmKey:
-    """What a trial is a run of: its tuned values without seeds; of one outside the space, all its parameters. Trials of
-    commits with the same files are runs of one arm."""
+    """The arm of a trial: its tuned values without seeds; outside the space, all its parameters. Trials of commits with
+    the same files belong to one arm."""
     values = trial.tuned or trial.parameters
     if TREE in trial.parameters:
         values = {**values, TREE: trial.parameters[TREE]}
@@ -133,8 +133,8 @@ def arm_of(trial: Trial) -> ArmKey:
 
 
 def arms_of(trials: Iterable[Trial]) -> dict[ArmKey, list[Trial]]:
-    """The trials of each arm by number, the baseline's first: the configuration that was there before the sweep, or
-    else the first that was run. Short runs that only measure a speed are runs of no arm."""
+    """Trials of each arm by number, the baseline's first: the configuration from before the sweep, else the first that
+    ran. Probes belong to no arm."""
     known = sorted((t for t in trials if not t.probe and t.replicate_of is None), key=lambda t: t.number)
     arms: dict[ArmKey, list[Trial]] = {}
     for trial in [t for t in known if t.tuned] or known:
@@ -146,14 +146,14 @@ def arms_of(trials: Iterable[Trial]) -> dict[ArmKey, list[Trial]]:
 
 
 def campaign(study: Study, sweep: StudyRecords) -> Campaign:
-    """The verdicts of a sweep's records. Pure."""
-    key = ("campaign", len(sweep.trials))  # a proposal that has not ended costs its share already
+    """Verdicts of a sweep's records. Pure."""
+    key = ("campaign", len(sweep.trials))  # a proposal takes its share of the error before it has ended
     started = frozenset(trial for (trial, _), attempt in sweep.attempts.items() if attempt.started_at is not None)
     return sweep.once(key, lambda: verdicts(tuple(sweep.trials.values()), started, scale_of(study)))
 
 
 def verdicts(trials: Sequence[Trial], started: frozenset[int], scale: ResultScale) -> Campaign:
-    """The verdicts of all arms. started: numbers of the trials that somebody may have watched. Pure."""
+    """Verdicts of all arms. started: numbers of trials that had begun, so that their progress could be seen. Pure."""
     arms = list(arms_of(trials).values())
     if not arms:
         return Campaign(arms=(), tested=0, spent=0.0)
@@ -171,7 +171,7 @@ def verdicts(trials: Sequence[Trial], started: frozenset[int], scale: ResultScal
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """place: on the scale, None without a result."""
+    """place: result on the scale, None without a result."""
 
     number: int
     place: float | None
@@ -214,18 +214,17 @@ class _Arm:
 
     @property
     def node_hours(self) -> float:
-        """Of one run, on average."""
+        """Mean node-hours of a run."""
         return sum(run.node_hours for run in self.runs) / max(1, len(self.runs))
 
 
 def _counts(trial: Trial, started: frozenset[int]) -> bool:
-    """Whether an ended trial says something of its arm: not one that failed for the machine's reasons, nor one that
-    was cancelled before it ran and anybody could see how it went."""
+    """Whether an ended trial is evidence: not if the machine made it fail, nor if it was cancelled before it began."""
     return trial.verdict is not Verdict.FAILED and (trial.verdict is not Verdict.CANCELLED or trial.number in started)
 
 
 def _judge(arm: _Arm, baseline: _Arm, position: int | None, scale: ResultScale) -> ArmVerdict:
-    """position: the arm's place among those that are tested, None for one that was run once."""
+    """position: rank of the arm among the tested ones, None if it ran once."""
     name = f"trial {arm.numbers[0]}'s configuration"
     if position is None:
         sentence = f"{name} has one run, the one it was chosen by: no evidence; run it again"
@@ -243,8 +242,8 @@ def _judge(arm: _Arm, baseline: _Arm, position: int | None, scale: ResultScale) 
 def _followed(
     fresh: Sequence[_Run], arm: _Arm, baseline: _Arm, scale: ResultScale
 ) -> tuple[float, TwoSamples | None, tuple[int, int]]:
-    """The runs in the order of their proposal: the largest evidence on the way, the comparison at its end, and how
-    many runs of each are in it."""
+    """Process the runs in order of proposal: largest log evidence, final comparison, and numbers of runs of arm and
+    baseline."""
     until = min(arm.blocked, baseline.blocked)
     merged = [(run.number, run, of_arm) for runs, of_arm in ((fresh, True), (baseline.runs, False)) for run in runs]
     arm_places: list[float | None] = []
@@ -266,7 +265,7 @@ def _followed(
 def _compared(
     arm_places: Sequence[float | None], baseline_places: Sequence[float], scale: ResultScale
 ) -> TwoSamples | None:
-    """The comparison of two samples; None where it says nothing, as where runs do not scatter."""
+    """Compare two samples; None if that is impossible, for example if the runs are all equal."""
     known = [*(place for place in arm_places if place is not None), *baseline_places]
     if not known:
         return None
@@ -277,7 +276,7 @@ def _compared(
 def _worded(
     name: str, verdict: ArmVerdict, now: TwoSamples | None, hours: tuple[float, float], scale: ResultScale
 ) -> ArmVerdict:
-    """The verdict with what it is and its sentence. hours: node-hours of a run of the arm, and of the baseline."""
+    """The verdict with state and sentence. hours: node-hours of a run of the arm, and of the baseline."""
     if verdict.missed >= UNSOUND_FROM:
         sentence = f"{name} {scale.missed} in {verdict.missed} of {verdict.runs} further runs: it is not called better"
         return replace(verdict, state=ArmState.UNSOUND, sentence=sentence)
@@ -329,9 +328,9 @@ def _more_runs_text(
 
 
 def more_runs(now: TwoSamples, counts: tuple[int, int], log_needed: float) -> tuple[int | None, int | None]:
-    """How many further runs of the arm and of the baseline would decide, if the difference stays what it is.
+    """Further runs of the arm and of the baseline until a decision if the current difference is real.
 
-    The next run goes to the one with fewer. (None, None) where the arm is not ahead, or ``MOST_MORE`` would not do.
+    The next run goes to the one with fewer. (None, None) if the arm is not ahead, or ``MOST_MORE`` runs are too few.
     """
 
     def decides(more: int) -> bool:
@@ -347,7 +346,7 @@ def more_runs(now: TwoSamples, counts: tuple[int, int], log_needed: float) -> tu
 
 
 def _shared(counts: tuple[int, int], more: int) -> tuple[int, int]:
-    """The numbers of runs after so many more, each of which goes to the one with fewer."""
+    """Numbers of runs after ``more`` further ones, each given to the one with fewer."""
     few, many = sorted(counts)
     few, left = few + min(more, many - few), max(0, more - (many - few))
     few, many = few + (left + 1) // 2, many + left // 2

@@ -1,7 +1,7 @@
-"""Adaptive capping: a run that can no longer beat the incumbent is stopped, at a stated risk.
+"""Adaptive capping: stop a run that can no longer beat the incumbent, at a stated risk.
 
-The objective is run time, so a run is worth its clock only while it may still end before the incumbent's upper
-quantile (Hutter et al. 2009, adaptive capping; here for noisy times). A capped trial is censored, not bad.
+The objective is run time, so a run is useful only while it may still end before the incumbent's upper quantile (Hutter
+et al. 2009, adaptive capping; here for noisy times). A capped trial is censored, not bad.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from lora_tune.logs.run import Eval
 from lora_tune.search.noise import Noise
 
 FEWEST_EVALS = 2
-"""Evals before the forecast may stop a run; the clock may at any time."""
+"""Evals before the forecast may stop a run; the elapsed time may do so at any time."""
 
 FEWEST_HEALED = 4
-"""The same after a change of precision: a curve comes down within four evals of it (0.955 to 0.924 in public logs)."""
+"""The same after a change of precision: a curve falls within four evals of it (0.955 to 0.924 in public logs)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The best configuration so far: a name for sentences, and the seconds to target of its finished runs.
+    """The best configuration so far: its name, and the seconds to the target of its finished runs.
 
-    noise: of ln(seconds), its own runs included (``noise.clock_noise``). pace_spread: how much the machine's own speed
-    varies, as a relative standard deviation (``curves.pace_spread``).
+    noise: of ln(seconds), including its own runs (``noise.clock_noise``). pace_spread: relative standard deviation of
+    the machine's speed (``curves.pace_spread``).
     """
 
     name: str
@@ -43,10 +43,10 @@ class Incumbent:
     pace_spread: float = 0.0
 
     def upper_quantile(self, probability: float) -> float:
-        """The seconds that one more run of it stays under with ``probability``; infinite without a finished run.
+        """Seconds that one more run stays under with ``probability``; infinite without a finished run.
 
-        Student's prediction bound on ln(seconds) with the noise of the sweep; on a machine whose speed varies, by that
-        for its own runs and for the next.
+        Student's prediction bound on ln(seconds) with the sweep's noise, plus the variance of the machine's speed for
+        the known runs and for the next one.
         """
         from scipy.special import stdtrit
 
@@ -73,15 +73,15 @@ def cap(
     quantum: float | None = None,
     healing: float = 0.0,
 ) -> StallVerdict:
-    """Whether to stop a run that has gone on for ``now_seconds`` since ``run_start``.
+    """Whether to stop a run at ``now_seconds`` since ``run_start``.
 
-    ``risk`` is the accepted chance of stopping a run of a configuration no worse than the incumbent. Half of it goes
-    to the clock: the limit is the time that an incumbent's run stays under with probability ``1 - risk/2``. The other
-    half goes to the forecast: a run is stopped early when its chance of ending within the limit is under ``risk/2``.
-    Only a calibrated ``family`` forecasts: without one the clock alone decides, because a run's own curve so far says
-    nothing of a step decay or a plateau ahead.
-    ``quantum``: samples between evals. healing: samples after which the run changes precision, 0 for never: its
-    forecast waits for ``FEWEST_HEALED`` evals after that. Takes any evals and never raises.
+    risk: accepted chance of stopping a run of a configuration no worse than the incumbent. Half is for the elapsed
+    time: the limit is the time that an incumbent's run stays under with probability ``1 - risk/2``. Half is for the
+    forecast: a run is stopped if its chance of ending within the limit is below ``risk/2``. Only a calibrated
+    ``family`` forecasts, because a run's own curve cannot predict a step decay or a plateau.
+
+    quantum: samples between evals. healing: samples after which the run changes precision, 0 for never; the forecast
+    waits for ``FEWEST_HEALED`` evals after that. Accepts any evals and never raises.
     """
     if first_reached(evals, target) is not None:
         return GO_ON
@@ -106,7 +106,7 @@ def _capped(sentence: str) -> StallVerdict:
 
 
 def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) -> float | None:
-    """Probability that an eval at or under the target ends within ``limit`` seconds; None when speed is unknown."""
+    """Probability that an eval at or below the target ends within ``limit`` seconds; None if the speed is unknown."""
     timing = timing.at(last.samples)
     if not timing.samples_per_second > 0:
         return None
@@ -122,9 +122,9 @@ def _chance_within(ahead: Forecast, last: Eval, timing: Timing, limit: float) ->
 
 
 def gain_below_threshold(study: Study, gain: float | None) -> str:
-    """Why the next node-hour is not worth its cost, "" when it is or nobody knows.
+    """Why the next node-hour is not worth its cost; "" if it is, or if that is unknown.
 
-    gain: share of the score by which it is expected to improve the recommendation (``session.expected_gain``).
+    gain: expected improvement of the recommendation, as a share of the score (``session.expected_gain``).
     """
     least = study.budget.stop_below
     if least is None or gain is None or gain >= least:

@@ -1,6 +1,6 @@
-"""Which of a few configurations is best, by equally many seeds of each: one t-test whose error is shared by all looks.
+"""Find the best of a few configurations with equally many seeds each: a t-test whose error is shared by all looks.
 
-A pure function of the runs so far: :func:`plan` says how many runs each configuration needs next, or the verdict.
+A pure function of the runs so far: :func:`plan` returns how many runs each configuration needs next, or the verdict.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from lora_tune.base.text import counted
 from lora_tune.search.noise import LARGEST, NO_WIDTH, TIMES, Noise, ResultScale
 
 LAST_LOOK = 0.8
-"""Share of the error that is kept for the last look; the earlier ones have the rest, by the cube of their runs."""
+"""Share of the error for the last look; earlier looks share the rest in proportion to the cube of their runs."""
 
 UNSOUND_FROM = 2
-"""Runs without a result from which on a configuration is out: MLPerf allows one of ten."""
+"""Runs without a result after which a configuration is excluded: MLPerf allows one of ten."""
 
 CLOSEST = 1e-3
-"""The least lead that is counted with, relative to the spread between seeds: equal means need no infinity of runs."""
+"""Least difference of means, relative to the spread between seeds; equal means would need infinitely many runs."""
 
 POWER = 0.8
-"""Power at which "N more runs" would separate two configurations."""
+"""Power of the forecast "N more runs"."""
 
 SAME_COST = 0.02
-"""Node-hours a run that differ by less than this share are no reason to prefer a configuration."""
+"""Relative difference in node-hours per run below which costs count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run of a configuration: what it is compared by (infinite when it has no result) and its node-hours."""
+    """One run of a configuration: its result (infinite if it has none) and its node-hours."""
 
     result: float
     node_hours: float = 0.0
@@ -41,10 +41,9 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRules:
-    """confidence: of the winner's being the best, over all looks. fewest: runs of each before the first look; batch:
-    runs of each between two looks; most: runs of each after which the last look decides. scale: what is
-    compared. noise: what is known of it before these runs; None: what is usual for a ratio, and how far results lie
-    apart for other values."""
+    """confidence: that the winner is the best, over all looks. fewest: runs of each before the first look; batch: runs
+    of each between two looks; most: runs of each at the last look. scale: of the results. noise: prior of the noise;
+    None: the usual one for relative results, and for other metrics one from the spread of the results."""
 
     confidence: float = 0.95
     fewest: int = 3
@@ -54,9 +53,9 @@ class ComparisonRules:
     noise: Noise | None = None
 
     def looks(self) -> dict[int, float]:
-        """The error that may be spent at each look, by the runs of each configuration; all sum to 1 - confidence.
+        """Error that may be spent at each look, by runs per configuration; the sum is 1 - confidence.
 
-        A union bound (Bonferroni): it needs no model of how the looks depend on each other.
+        A union bound (Bonferroni), which needs no model of the dependence between looks.
         """
         counts = [*range(min(self.fewest, self.most), self.most, self.batch), self.most]
         early = [count**3 for count in counts[:-1]]
@@ -67,7 +66,7 @@ class ComparisonRules:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration: its runs that have a result, on their scale, how many have none, its node-hours a run."""
+    """A configuration: its results on the scale, how many runs have none, and its node-hours per run."""
 
     name: str
     places: tuple[float, ...]
@@ -81,7 +80,7 @@ class Contender:
 
     @property
     def mean(self) -> float:
-        """The arithmetic mean of its results, on the scale; infinite without one."""
+        """Arithmetic mean of its results on the scale; infinite without one."""
         results = [self.scale.outward(place) for place in self.places]
         place = self.scale.inward(math.fsum(results) / len(results)) if results else None
         return math.inf if place is None else place
@@ -97,10 +96,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class CannotSeparate:
-    """The leaders are too close. difference, margin: of the second to the first, by the scale (90% half-width).
+    """The leaders are too close. difference, margin: of the second to the first, on the scale (90% half-width).
 
-    more_runs, node_hours: to separate them, in all; 0 of equal means. seeds: of each, then. recommended: the one to
-    take meanwhile.
+    more_runs, node_hours: total needed to separate them; 0 for equal means. seeds: then needed of each. recommended:
+    the choice meanwhile.
     """
 
     leaders: tuple[str, str]
@@ -118,20 +117,20 @@ Verdict = Decided | CannotSeparate
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """wanted: runs that each configuration needs in all, up to the next look or, after the verdict, for the score of
-    the recommended one. verdict: None while none is due; it stays whatever runs are added afterwards."""
+    """wanted: total runs that each configuration needs up to the next look or, after the verdict, for the score of the
+    recommended one. verdict: None if none is due yet; later runs do not change it."""
 
     required: Mapping[str, int]
     verdict: Verdict | None = None
 
 
 def plan(results: Mapping[str, Sequence[RunSummary]], rules: ComparisonRules | None = None) -> ComparisonPlan:
-    """Replay the looks from the first on: which runs are needed next, or the verdict.
+    """Replay all looks: returns the runs needed next, or the verdict.
 
     results: all finished runs by configuration, in the order in which they count. A configuration that is beaten, or
-    of whose runs two have no result, gets no further runs; whoever is left, after all others went, is the best: to be
-    wrong it must have beaten the best one. After the verdict the chosen configuration is wanted up to ``rules.most``
-    runs, if it ever had a result. Raises ValueError without a configuration.
+    has two runs without a result, gets no further runs. If all others are excluded, the remaining one is the best: an
+    error would mean that it beat the best one. After the verdict the chosen configuration is run up to ``rules.most``
+    times, if it ever had a result. Raises ValueError without a configuration.
     """
     rules = rules or ComparisonRules()
     if not results:
@@ -154,7 +153,7 @@ def plan(results: Mapping[str, Sequence[RunSummary]], rules: ComparisonRules | N
 def _look(
     field: Mapping[str, Contender], left: Sequence[str], error: float, count: int, rules: ComparisonRules
 ) -> tuple[Verdict | None, list[str]]:
-    """(the verdict or None, who may still be the best)."""
+    """(the verdict or None, names that may still be the best)."""
     configs, scale = list(field.values()), rules.scale
     known = [config for config in configs if config.places]
     sound = [config for config in known if config.failures < UNSOUND_FROM]
@@ -180,7 +179,7 @@ def _beats(leader: Contender, rival: Contender, sd: float, freedom: float, error
 
 
 def _spread(configs: Sequence[Contender], rules: ComparisonRules) -> tuple[float, float]:
-    """Sd of single runs and its degrees of freedom: what is known before, and how they lie within configurations."""
+    """Sd of single runs and its degrees of freedom, from the prior noise and the spread within configurations."""
     every = [place for c in configs for place in c.places]
     least = rules.scale.least_sd(every)
     noise = (rules.noise or Noise(STOP_SD)).after(c.places for c in configs)
@@ -194,9 +193,9 @@ def _spread(configs: Sequence[Contender], rules: ComparisonRules) -> tuple[float
 def means(
     results: Mapping[str, Sequence[RunSummary]], rules: ComparisonRules | None = None
 ) -> dict[str, tuple[float, float, float]]:
-    """Arithmetic mean of each configuration that has results, with Student's 90% interval on the scale, low and high.
+    """Arithmetic mean of each configuration with results, with Student's 90% interval on the scale (mean, low, high).
 
-    The spread between seeds is the one that all configurations share.
+    The spread between seeds is pooled over all configurations.
     """
     from scipy.special import stdtrit
 
@@ -230,7 +229,7 @@ def _why_decided(leader: Contender, configs: Sequence[Contender], rules: Compari
 def _cannot_separate(
     leader: Contender, rivals: Sequence[Contender], sd: float, freedom: float, rules: ComparisonRules
 ) -> CannotSeparate:
-    """The verdict on those that are too close, with what it would take to separate them."""
+    """Verdict for leaders that are too close, with the runs needed to separate them."""
     from scipy.special import ndtri, stdtrit
 
     second, scale = rivals[0], rules.scale
@@ -238,7 +237,7 @@ def _cannot_separate(
     margin = float(stdtrit(freedom, 0.95)) * sd * math.sqrt(1 / len(leader.places) + 1 / len(second.places))
     quantiles = float(ndtri((1 + rules.confidence) / 2)) + float(ndtri(POWER))
     needed = math.ceil(2 * (quantiles * sd / max(lead, CLOSEST * sd)) ** 2)
-    alike = lead < scale.least_sd([*leader.places, *second.places])  # then nobody can say what would tell them apart
+    alike = lead < scale.least_sd([*leader.places, *second.places])  # then the number of runs needed is undefined
     seeds = rules.most if alike else max(needed, rules.most + 1)
     more = [seeds - c.runs for c in (leader, *rivals)]
     hours = sum(n * c.node_hours for n, c in zip(more, (leader, *rivals), strict=True))
@@ -253,7 +252,7 @@ def _cannot_separate(
 
 
 def _recommend(leader: Contender, second: Contender, scale: ResultScale, *, alike: bool) -> tuple[str, str]:
-    """The one with fewer failures, then the clearly cheaper by node-hours a run, then the better so far."""
+    """The one with fewer failures, else the clearly cheaper by node-hours per run, else the currently better."""
     if leader.failures != second.failures:
         best = min((leader, second), key=lambda c: c.failures)
         return best.name, f"{'more' if best.failures else 'all'} of whose runs {scale.got}"

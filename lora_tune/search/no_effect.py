@@ -1,4 +1,4 @@
-"""Parameters that change nothing: trials with different values whose evals are the same to the last digit."""
+"""Parameters without an effect: trials with different values whose evals are equal to the last digit."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from lora_tune.workloads import load
 from lora_tune.workloads.command import CommandWorkload
 
 LEAST = 3
-"""Configurations that must agree before anything is said."""
+"""Configurations that must agree before a parameter is reported."""
 
 LEAST_COARSE = 6
-"""The same where the evals have so few digits that they may agree by chance, as one accuracy of a small set does."""
+"""The same for evals with few digits, such as the accuracy on a small set, which may agree by chance."""
 
 LEAST_SHARE = 0.5
-"""Of the longest run, how far another one must have come before its evals say that a parameter changes nothing."""
+"""Share of the longest run that another must have completed before its evals count as evidence."""
 
 _DIGITS = 6
 """Significant digits of all different evals of a run, below which they are coarse."""
 
 _SPEED_RATIO = 1.5
-"""Times to the same eval that lie apart by more may differ by a parameter of speed; those of the same work on one
-machine do not."""
+"""Ratio of times to the same eval above which a parameter may affect speed; equal work on one machine differs less."""
 
 _LEARNS = re.compile(
     r"(?i)(?:\w+_)?(?:lr|learning_?rate|warm_?up\w*|\w*drop_?out\w*|weight_?decay|wd|beta_?\d|momentum|\w*alpha"
     r"|schedule\w*|clip\w*|max_grad_norm|label_smoothing|seed|eps|epsilon)"
 )
-"""Names of what changes the evals if it changes anything: never the speed alone."""
+"""Names of parameters that affect evals if they affect anything, never speed alone."""
 
 _KEPT = "no effect"
 
@@ -43,8 +42,8 @@ _KEPT = "no effect"
 class NoEffect:
     """Parameters without an effect on evals. trials: whose evals agree. every: no trial with evals disagrees.
 
-    misleads: whether what is compared can then differ by chance alone, so that nothing can be recommended.
-    unread: that the text of the script reads none of them, and the remedy; "" where equal evals show it.
+    misleads: whether differences in the objective can then only be noise, so that nothing can be recommended. unread:
+    statement that the script's text reads none of them, with the remedy; "" if the evidence is equal evals.
     """
 
     names: tuple[str, ...]
@@ -55,7 +54,7 @@ class NoEffect:
 
     @property
     def sentence(self) -> str:
-        """What was seen and what to do, for people."""
+        """Observation and remedy, for people."""
         if self.unread:
             return f"{self.unread}; its trials differ by chance alone; nothing is recommended"
         result = "; nothing is recommended" if self.misleads else ""
@@ -68,12 +67,12 @@ class NoEffect:
 
 
 def no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
-    """The parameters that changed nothing in at least three configurations; None where evals differ, or are too few."""
+    """Parameters without an effect in at least three configurations; None if evals differ or are too few."""
     return sweep.once(_KEPT, lambda: _unread(study, sweep) or _no_effect(study, sweep))
 
 
 def _unread(study: Study, sweep: StudyRecords) -> NoEffect | None:
-    """The parameters of a script that reads none of them, once two of its configurations ended, whatever they are."""
+    """The parameters of a script that reads none of them, after two of its configurations have ended in any way."""
     ended = [t for t in sweep.trials.values() if t.verdict is not None and not t.probe and t.replicate_of is None]
     names = _varied(ended)
     if study.workload.kind != "command" or not names:
@@ -87,7 +86,7 @@ def _unread(study: Study, sweep: StudyRecords) -> NoEffect | None:
 def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
     objective = objective_of(study)
     if not (objective.timed or objective.has_target or study.objective.metric):
-        return None  # of a speed the evals say nothing
+        return None  # evals are no evidence on speed
     groups = _groups([(trial, curve) for trial in sweep.trials.values() if (curve := _curve(study, sweep, trial))])
     if not groups:
         return None
@@ -104,10 +103,10 @@ def _no_effect(study: Study, sweep: StudyRecords) -> NoEffect | None:
 def _groups(
     curves: Sequence[tuple[Trial, Sequence[tuple[float, str]]]],
 ) -> list[tuple[list[Trial], Sequence[tuple[float, str]]]]:
-    """Trials by courses that agree, each with its longest course.
+    """Trials grouped by agreeing curves, each group with its longest curve.
 
-    Schedules differ late: a run says nothing of them that was stopped before half of the longest, or whose evals are
-    also the first ones of two runs that went different ways.
+    Schedules differ late. So a run is ignored if it was stopped before half of the longest, or if its evals are also
+    the first ones of two runs that diverged from each other.
     """
     groups: list[tuple[list[Trial], Sequence[tuple[float, str]]]] = []
     farthest = max((curve[-1][0] for _, curve in curves), default=0.0)
@@ -122,7 +121,7 @@ def _groups(
 
 
 def _curve(study: Study, sweep: StudyRecords, trial: Trial) -> tuple[tuple[float, str], ...]:
-    """A finished trial's evals after the start of training, as they were printed; empty where one is no number."""
+    """A finished trial's evals after the start of training, as printed; empty if one is not finite."""
     if trial.verdict is None or trial.probe or trial.replicate_of is not None:
         return ()
     evals = sweep.last_evals(trial.number)
@@ -132,7 +131,7 @@ def _curve(study: Study, sweep: StudyRecords, trial: Trial) -> tuple[tuple[float
 
 
 def _agree(one: Sequence[tuple[float, str]], other: Sequence[tuple[float, str]]) -> bool:
-    """Whether two courses are the same as far as both go."""
+    """Whether two curves are equal over their common length."""
     return all(a == b for a, b in zip(one, other, strict=False))
 
 
@@ -145,13 +144,13 @@ def _configurations(trials: Sequence[Trial]) -> int:
 
 
 def _varied(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The tuned parameters in which trials differ."""
+    """Tuned parameters in which the trials differ."""
     names = dict.fromkeys(name for t in trials for name in t.tuned)
     return tuple(n for n in names if len({t.tuned.get(n) for t in trials}) > 1)
 
 
 def _speed(sweep: StudyRecords, trials: Sequence[Trial], names: Sequence[str]) -> bool:
-    """Whether the parameters may be of speed: their names do not say otherwise, and the trials' times lie apart."""
+    """Whether the parameters may affect speed: their names allow it, and the trials' times differ."""
     if all(_LEARNS.fullmatch(name) for name in names):
         return False
     common = min(len(sweep.last_evals(t.number)) for t in trials) - 1

@@ -1,9 +1,7 @@
-"""How far one run of a configuration lies from the next: the one noise of a sweep, with its own uncertainty, on what
-results are compared on, and when the leader is run again to know it.
+"""Noise between runs of one configuration, with its uncertainty; the scale of results; and repeats of the leader.
 
-It comes from repeats: runs of equal parameters. While there are few, what is usual for such results is believed beside
-them. What differs between configurations has no part in it: fitted from configurations that ran once, a rough surface
-is taken for noise, and noise for a rough surface.
+The noise is estimated from repeats, i.e. runs with equal parameters, and a prior with the usual noise of such results.
+Differences between configurations are not used: with one run each, a rough surface cannot be distinguished from noise.
 """
 
 from __future__ import annotations
@@ -25,29 +23,28 @@ from lora_tune.search.objectives import objective_of
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Value
 
 LEAST_SD = 1e-4
-"""Runs that agree more closely than this, relative to their size, are no evidence: clocks are read to the millisecond,
-and scripts print four digits."""
+"""Relative spread below which runs are no evidence: clocks have milliseconds, and scripts print four digits."""
 
 LARGEST = 1e100
-"""A value beyond is none: the run blew up, and squares of it are no numbers."""
+"""Larger values count as missing: the run diverged, and their squares overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultScale:
-    """Turns results into numbers of which a smaller one is better and whose differences mean the same everywhere.
+    """Maps results to a scale on which smaller is better and differences are comparable everywhere.
 
     Parameters
     ----------
     relative : bool
-        Logarithms are compared, and differences are shares; else the values, which may be of either sign.
+        Use logarithms, so that differences are shares; else the values, which may have either sign.
     maximise : bool
         A larger result is better.
     timed : bool
-        A better result is a faster one.
+        The result is a time, so better means faster.
     got, missed : str
-        What a run did that has a result, and what one did that has none.
+        Phrases for a run with a result and for one without.
     machine_time : bool
-        What runs cost is said in machine time, not in node-hours.
+        Report cost as machine time instead of node-hours.
     """
 
     relative: bool = True
@@ -59,31 +56,31 @@ class ResultScale:
 
     @property
     def better(self) -> str:
-        """What the leading one is, for people."""
+        """Word for the better one in messages."""
         return "faster" if self.relative and self.timed else "better"
 
     def inward(self, result: float) -> float | None:
-        """A result as it is compared; None where it is none."""
+        """Result on the scale; None if it is missing or unusable."""
         if not abs(result) <= LARGEST or (self.relative and result <= 0):
             return None
         return self._sign * (math.log(result) if self.relative else result)
 
     def order(self, result: float | None) -> float:
-        """What results are sorted by, the best first; those that are none come last."""
+        """Sort key, best first; missing results last."""
         place = None if result is None else self.inward(result)
         return math.inf if place is None else place
 
     def outward(self, x: float) -> float:
-        """The reverse of :meth:`inward`, held within a double's range."""
-        return bounded_exp(self._sign * x) if self.relative else self._sign * x + 0.0  # no "-0"
+        """Inverse of :meth:`inward`, limited to a double's range."""
+        return bounded_exp(self._sign * x) if self.relative else self._sign * x + 0.0  # + 0.0 avoids "-0"
 
     def interval(self, middle: float, half: float) -> tuple[float, float, float]:
-        """(middle, low, high) as results, of a place and a half-width on this scale."""
+        """(middle, low, high) as results, for a centre and a half-width on this scale."""
         low, high = sorted((self.outward(middle - half), self.outward(middle + half)))
         return self.outward(middle), low, high
 
     def difference(self, x: float) -> float:
-        """How far two results lie apart: a share, or in their own unit."""
+        """Difference of two results: a share, or in the metric's unit."""
         return bounded_exp(x) - 1 if self.relative else x
 
     def text(self, difference: float) -> str:
@@ -91,11 +88,11 @@ class ResultScale:
         return f"{100 * difference:.1f}%" if self.relative else f"{difference:.3g}"
 
     def spent(self, node_hours: float) -> str:
-        """What runs cost, for people."""
+        """Cost of runs, for people."""
         return spent_phrase(node_hours, machine_time=self.machine_time)
 
     def least_sd(self, places: Sequence[float]) -> float:
-        """The spread below which runs are no evidence. places: of all runs."""
+        """Spread below which runs are no evidence. places: of all runs on the scale."""
         size = 1.0 if self.relative else max(map(abs, places), default=1.0)
         return LEAST_SD * (size or 1.0)
 
@@ -105,11 +102,11 @@ class ResultScale:
 
 
 TIMES = ResultScale()
-"""Times to a target."""
+"""Scale of times to a target."""
 
 
 def scale_of(study: Study) -> ResultScale:
-    """What the runs of a study are compared on."""
+    """Scale on which the runs of a study are compared."""
     objective, by_machine_time = objective_of(study), not counts_node_hours(study)
     if objective.has_target:
         return ResultScale(timed=objective.timed, machine_time=by_machine_time)
@@ -120,31 +117,31 @@ def scale_of(study: Study) -> ResultScale:
 
 
 def bounded_exp(x: float) -> float:
-    """exp(x), held within a double's range."""
+    """exp(x), limited to a double's range."""
     return math.exp(max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, x)))
 
 
-# The noise: what is usual, and what repeats say.
+# The noise: its prior, and its posterior after repeats.
 
 
 KNOWN_WIDTH, UNKNOWN_WIDTH, NO_WIDTH = 0.35, 0.9, 1.5
-"""Sd of ln(noise) before a sweep has repeats: where it was read from public runs of the same workload, which is worth
-four repeats; where a script may be far quieter or louder than those, which is worth less than one; and where only how
-far results lie apart is known."""
+"""Prior sd of ln(noise): KNOWN_WIDTH if the noise was measured on public runs of the same workload, equivalent to four
+repeats; UNKNOWN_WIDTH for other scripts, equivalent to less than one; NO_WIDTH if only the spread of results is
+known."""
 
 LEAST_FREEDOM = 2.0
-"""Degrees of freedom that a bound counts with at least: with fewer it would bound nothing."""
+"""Least degrees of freedom for a bound; with fewer it would be useless."""
 
 POINTS = 61
-"""Of the grid of ln(noise), over six standard deviations on each side."""
+"""Points of the grid of ln(noise), which spans six standard deviations on each side."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What is believed of the sd of single runs of one configuration, in ln(result), or in a metric's own unit.
+    """Posterior of the sd of single runs of one configuration, in ln(result) or in the metric's unit.
 
-    usual, width: its median before there are repeats, and the sd of its logarithm. squares, repeats: of runs about the
-    means of their configurations, and the degrees of freedom of these.
+    usual, width: prior median, and prior sd of its logarithm. squares, repeats: sum of squares of runs about the means
+    of their configurations, and its degrees of freedom.
     """
 
     usual: float
@@ -153,7 +150,7 @@ class Noise:
     repeats: int = 0
 
     def after(self, groups: Iterable[Sequence[float]]) -> Noise:
-        """The same with repeats more. groups: places of the runs of each configuration; one alone says nothing."""
+        """Update with more repeats. groups: results of each configuration on the scale; single runs are ignored."""
         squares, repeats = self.squares, self.repeats
         for places in groups:
             if len(places) > 1:
@@ -162,13 +159,13 @@ class Noise:
         return replace(self, squares=squares, repeats=repeats)
 
     def log_density(self, sd: float) -> float:
-        """ln of how likely an sd is, but for a constant."""
+        """Log posterior density of ln(sd), up to a constant."""
         doubt = math.log(sd / self.usual) / self.width
         return -0.5 * doubt**2 - self.repeats * math.log(sd) - 0.5 * self.squares / sd**2
 
     @cached_property
     def _moments(self) -> tuple[float, float]:
-        """Mean and variance of ln(sd): its density has one peak, about which a grid follows it."""
+        """Posterior mean and variance of ln(sd), by a grid around the single mode."""
         peak = self._peak()
         sharp = self.width**-2 + 2 * self.squares * bounded_exp(-2 * peak)  # minus the second derivative
         logs = peak + np.linspace(-6, 6, POINTS) / math.sqrt(sharp)
@@ -179,7 +176,7 @@ class Noise:
         return mean, float(weights @ (logs - mean) ** 2)
 
     def _peak(self) -> float:
-        """ln(sd) of the highest density, between what is usual and what the repeats say by themselves."""
+        """ln(sd) at the mode, which lies between the prior median and the estimate from repeats alone."""
         usual, lowest = math.log(self.usual), math.log(self.usual) - self.repeats * self.width**2
         shown = max(lowest, 0.5 * math.log(self.squares / self.repeats)) if self.squares and self.repeats else lowest
         low, high = sorted((usual, shown))
@@ -191,20 +188,20 @@ class Noise:
 
     @property
     def sd(self) -> float:
-        """The sd in the middle of the belief."""
+        """Posterior median of the sd (exp of the mean of ln sd)."""
         return math.exp(self._moments[0])
 
     @property
     def doubt(self) -> float:
-        """The sd of ln(sd), as believed now."""
+        """Posterior sd of ln(sd)."""
         return math.sqrt(self._moments[1])
 
     @property
     def student(self) -> tuple[float, float]:
-        """Scale and degrees of freedom of Student's distribution for one further run about a mean that is known.
+        """Scale and degrees of freedom of Student's distribution of one further run about a known mean.
 
-        Those of which ln(sd) has the mean and variance that is believed: trigamma(freedom / 2) / 4 is its variance, of
-        which 1 / x + 1 / (2 x^2) is inverted (Abramowitz and Stegun 1964, 6.4.12).
+        They match the posterior mean and variance of ln(sd). The variance is trigamma(freedom / 2) / 4, inverted by the
+        expansion 1 / x + 1 / (2 x^2) (Abramowitz and Stegun 1964, 6.4.12).
         """
         from scipy.special import digamma
 
@@ -214,16 +211,16 @@ class Noise:
 
     @property
     def sentence(self) -> str:
-        """For people, of logarithms."""
+        """For people, if results are logarithms."""
         base = counted(self.repeats, "repeats") if self.repeats else "usual for such runs, no repeat yet"
         return f"runs of one configuration differ by about {100 * self.sd:.2g}% ({base})"
 
 
 def usual_noise(study: Study, *, clock: bool = False) -> Noise:
-    """What is believed of ln(seconds), or of another ratio, before a sweep has repeats.
+    """Prior of the noise of ln(seconds), or of another relative result.
 
-    Public runs say it of a study that keeps its benchmark's rules and target, or whose curves are like theirs.
-    clock: of seconds by the clock, where the study compares those of the fitted curve.
+    Public runs give it for a study that keeps its benchmark's rules and target, or uses public curves. clock: for
+    elapsed seconds, where the study compares seconds from the fitted curve.
     """
     settings, benchmark = study.objective, study.benchmark
     if settings.score == "throughput":
@@ -237,7 +234,7 @@ def usual_noise(study: Study, *, clock: bool = False) -> Noise:
 
 
 def noise_of(study: Study, sweep: StudyRecords) -> Noise:
-    """The noise of what a study compares, by the repeats of its trials."""
+    """Noise of a study's results, from the repeats of its trials."""
     return sweep.once(("noise", study.digest), lambda: _noise_of(study, sweep))
 
 
@@ -248,9 +245,9 @@ def _noise_of(study: Study, sweep: StudyRecords) -> Noise:
 
 
 def noise_before(study: Study, scale: ResultScale, means: Sequence[float]) -> Noise:
-    """The noise before there are repeats. means: of configurations, on the scale.
+    """Noise before repeats. means: of configurations, on the scale.
 
-    A metric's own unit has no usual noise: a third of how far results lie apart is the start there.
+    For a metric in its own unit the prior median is a third of the spread of the results.
     """
     objective = objective_of(study)
     if objective.has_target or not objective.judges_evals:
@@ -260,7 +257,7 @@ def noise_before(study: Study, scale: ResultScale, means: Sequence[float]) -> No
 
 
 def clock_noise(study: Study, sweep: StudyRecords) -> Noise:
-    """The noise of ln(seconds to the target) by the clock, at the reference pace."""
+    """Noise of ln(elapsed seconds to the target) at the reference pace."""
     return sweep.once(("noise of the clock", study.digest), lambda: _clock_noise(study, sweep))
 
 
@@ -270,17 +267,17 @@ def _clock_noise(study: Study, sweep: StudyRecords) -> Noise:
 
 
 def settings(trial: Trial) -> object:
-    """What runs of one configuration have in common."""
+    """Key shared by runs of one configuration."""
     return tuple(sorted((name, str(value)) for name, value in trial.parameters.items()))
 
 
 def repeats_of(sweep: StudyRecords) -> dict[object, list[float]]:
-    """Results of the trials that have one, by their configuration."""
+    """Results of trials that have one, by configuration."""
     return sweep.once("results by configuration", lambda: _grouped(sweep, lambda t: t.metrics.objective))
 
 
 def seconds_of(sweep: StudyRecords) -> dict[object, list[float]]:
-    """Seconds to the target at the reference pace of the trials that reached it, by their configuration."""
+    """Seconds to the target at the reference pace, of trials that reached it, by configuration."""
     return sweep.once("seconds by configuration", lambda: _grouped(sweep, lambda t: t.reference_seconds))
 
 
@@ -292,30 +289,30 @@ def _grouped(sweep: StudyRecords, result: Callable[[Trial], float | None]) -> di
     return runs
 
 
-# The leader is run again while the search goes on, until it has run three times. One run leads by luck as much as by
-# merit; a second and a third were not picked for being fast, so they say what it is worth, and how far runs scatter.
+# The leader is repeated until it has run three times. Its first run was selected for its result, by luck as much as by
+# merit; the second and third were not, so they estimate its mean and the noise without bias.
 
 
 WHY = "the leader is run again: one run leads by luck as much as by merit"
-"""Why such a trial is proposed."""
+"""Reason recorded for such a trial."""
 
 RUNS = 3
-"""Runs of the leader, its first one included."""
+"""Runs of the leader, including its first one."""
 
 FIRST = 5
-"""Results before a leader is run again."""
+"""Results required before a leader is repeated."""
 
 SHARE = 0.25
-"""Most of a sweep's trials that are repeats. Of 30 trials, regret with and without them: 1.4 and 1.5% at 5% noise, 3.2
-and 2.8% at 10%, 5.8 and 5.1% at 20% (``benchmarks.statistics --part coverage``, 2026-11-26)."""
+"""Maximum share of repeats in a sweep. Regret of 30 trials with and without them: 1.4 and 1.5% at 5% noise, 3.2 and
+2.8% at 10%, 5.8 and 5.1% at 20% (``benchmarks.statistics --part coverage``, 2026-11-26)."""
 
 EARLY = 2
-"""Repeats beyond the share of the trials so far, so that the first leader's come early."""
+"""Repeats allowed beyond the share of the trials so far, so that the first leader is repeated early."""
 
 
 def next_repeat(study: Study, sweep: StudyRecords) -> Mapping[str, Value] | None:
-    """The tuned values of the leader where it is to run again now; None where it has runs enough, the share is used,
-    or runs differ by nothing that matters."""
+    """Tuned values of the leader if it should be repeated now. None if it has enough runs, the share is used up, or the
+    noise is negligible."""
     done = [t for t in sweep.reached() if t.tuned and not t.probe and t.has_value]
     planned = study.budget.trials or math.inf
     repeated = sum(t.why == WHY for t in sweep.trials.values())
@@ -329,9 +326,9 @@ def next_repeat(study: Study, sweep: StudyRecords) -> Mapping[str, Value] | None
 
 
 def leader(study: Study, sweep: StudyRecords, done: list[Trial]) -> Trial | None:
-    """The trial of the lowest mean, each mean shrunk towards the level of all by how few runs it rests on.
+    """The trial with the lowest mean, each mean shrunk towards the overall level by its number of runs.
 
-    None where runs of one configuration have shown no scatter: a repeat would say the same again.
+    None if repeats have shown no noise: another repeat would give the same result.
     """
     scale, noise = scale_of(study), noise_of(study, sweep)
     runs: dict[object, list[tuple[float, Trial]]] = {}
@@ -353,5 +350,5 @@ def leader(study: Study, sweep: StudyRecords, done: list[Trial]) -> Trial | None
 
 
 def _may_count(trial: Trial) -> bool:
-    """Whether a trial has ended with a word on its configuration, or may yet."""
+    """Whether a trial has ended with evidence on its configuration, or may still do so."""
     return trial.state is not TrialState.FINISHED or trial.verdict is not None

@@ -1,4 +1,4 @@
-"""What the trials of a sweep are compared by: one class a kind, named by ``objective.score``."""
+"""Objectives by which the trials of a sweep are compared, selected by ``objective.score``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 ROUNDING = 1e-9
-"""Samples are products of steps and batch sizes; the last one within the budget is within it."""
+"""Tolerance for the last samples within a budget, since samples are products of steps and batch sizes."""
 
 
 def objective_of(study: Study) -> Objective:
@@ -31,7 +31,7 @@ def objective_of(study: Study) -> Objective:
 
 
 def objectives_of(study: Study) -> tuple[Objective, ...]:
-    """The objective, and behind it the second one where the study weighs two against each other."""
+    """The objective, followed by the second one if the study has two."""
     names = (study.objective.score, study.objective.second)
     return tuple(_made(name, study) for name in names if name is not None)
 
@@ -43,9 +43,9 @@ def _made(name: str, study: Study) -> Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A run that is over. seconds: to the target, as the study estimates them; None where it was not reached.
+    """A finished run. seconds: to the target, by the study's estimator; None if it was not reached.
 
-    metrics: what else is known of its trial, all but the objectives.
+    metrics: of its trial, except the objectives.
     """
 
     trial: Trial
@@ -55,7 +55,7 @@ class Finished:
 
 
 class Objective(abc.ABC):
-    """What the trials of a sweep are compared by. Made of a study; pure.
+    """Objective by which trials are compared. Constructed from a study; pure.
 
     Attributes
     ----------
@@ -64,15 +64,15 @@ class Objective(abc.ABC):
     has_target : bool
         A run ends with the first eval at ``study.target``, and only then has a value.
     timed : bool
-        The value is a time to the target, in seconds: it has an interval, forecasts and races.
+        The value is a time to the target in seconds, with interval, forecasts and races.
     power_of_seconds : int
-        How a value goes with the pace of the machine: 1 for a time, -1 for a speed, 0 for what is neither.
+        Exponent of the machine's slowdown in a value: 1 for a time, -1 for a speed, 0 otherwise.
     judges_evals : bool
-        Evals tell good runs from bad ones, so that curves are drawn, compared and pruned.
+        Evals distinguish good runs from bad ones, so that curves are drawn, compared and pruned.
     unit : str
-        What a value counts, behind its number; "" where the number says it.
+        Unit after the number; "" if the text includes it.
     heading : str
-        A column's heading.
+        Column heading.
     """
 
     maximise = False
@@ -89,43 +89,43 @@ class Objective(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """What is compared, for people: "time to eval loss 0.5"."""
+        """Description for people: "time to eval loss 0.5"."""
 
     @property
     @abc.abstractmethod
     def nothing(self) -> str:
-        """What to say of a sweep without a value: "no trial reached eval loss 0.5"."""
+        """Message for a sweep without a value: "no trial reached eval loss 0.5"."""
 
     @abc.abstractmethod
     def measured(self, trial: Trial, run: RunLog, *, ended: bool) -> str:
-        """What a run measured, in words; "" while it has no value. ended: it came to its own end, without an error."""
+        """What a run measured, in words; "" if it has no value yet. ended: it ended by itself without an error."""
 
     @abc.abstractmethod
     def value(self, done: Finished) -> float | None:
-        """The value of a run that is over; None where it has none."""
+        """Value of a finished run; None if it has none."""
 
     def text(self, value: float) -> str:
         """A value for people, with its unit."""
         return self.scalar(value)
 
     def scalar(self, value: float) -> str:
-        """A value as a number of four digits, with its unit, for lines that programs may read."""
+        """A value with four digits and its unit, for lines that programs may read."""
         return f"{value:.4g} {self.unit}".rstrip()
 
     def stop(self, run: RunLog) -> Eval | None:
-        """The eval that reached the target; None before it, and where there is none."""
+        """The eval that reached the target; None before it, or without a target."""
         return None
 
     def over(self, trial: Trial, run: RunLog) -> str:
-        """Why a run has no more to show although it goes on, in words; "" while it has."""
+        """Why a running trial can be ended, in words; "" if it cannot."""
         return ""
 
     def reported(self, loss: float) -> float | None:
-        """An eval as the sampler is shown it while the run goes on; None where evals say nothing of the value."""
+        """An eval as reported to the sampler while the run continues; None if evals are no evidence on the value."""
         return None
 
     def verdict_name(self, verdict: Verdict) -> str:
-        """A verdict for people: a trial that has its value has "reached" a target, or else is "measured"."""
+        """A verdict for people: a trial with a value has "reached" a target, or else is "measured"."""
         return "measured" if verdict is Verdict.REACHED and not self.has_target else str(verdict)
 
     def better(self, value: float, other: float) -> bool:
@@ -134,7 +134,7 @@ class Objective(abc.ABC):
 
 
 class TimeToTarget(Objective):
-    """Seconds until an eval is at the target, at best."""
+    """Seconds to the first eval at the target; minimised."""
 
     has_target = True
     timed = True
@@ -173,7 +173,7 @@ class TimeToTarget(Objective):
 
 
 class MlperfScore(TimeToTarget):
-    """The time to the target as MLPerf scores it: a run that converges faster than the reference is scaled back."""
+    """Time to the target as MLPerf scores it: normalised if a run converges faster than the reference."""
 
     @property
     def name(self) -> str:
@@ -185,7 +185,7 @@ class MlperfScore(TimeToTarget):
 
 
 class NodeHours(TimeToTarget):
-    """What a trial that reached its goal cost: node-hours of all its attempts, start-up included."""
+    """Cost of a trial that reached its goal: node-hours of all its attempts, including start-up."""
 
     has_target = True
     timed = False
@@ -263,7 +263,7 @@ class BestValue(Objective):
         return min(self._counted(trial, run), key=lambda e: e.loss, default=None)
 
     def _counted(self, trial: Trial, run: RunLog) -> Sequence[Eval]:
-        """The evals within the budget whose values are numbers."""
+        """The finite evals within the budget."""
         limit, seconds = self._samples(trial) * (1 + ROUNDING), self.study.objective.within_seconds
         return [
             e
@@ -272,14 +272,14 @@ class BestValue(Objective):
         ]
 
     def _samples(self, trial: Trial) -> float:
-        """Samples after which no eval counts; infinite where the study says none."""
+        """Samples after which evals are ignored; infinite without a limit."""
         settings = self.study.objective
         batch = self.study.samples_a_step(trial.parameters) or 1.0
         steps = math.inf if settings.within_steps is None else settings.within_steps * batch
         return min(steps, math.inf if settings.within_samples is None else settings.within_samples)
 
     def _within(self) -> str:
-        """The budget in words, with a blank before it; "" where a run's own end is all there is."""
+        """The budget in words, with a leading blank; "" without one."""
         budget = " and ".join(f"{limit:g} {unit}" for limit, unit in self.study.objective.within)
         return f" {budget}" if budget else ""
 
@@ -293,11 +293,11 @@ class FinalValue(BestValue):
         return max(self._counted(trial, run), key=lambda e: e.samples, default=None)
 
 
-# Samples a second: no target, and losses say nothing.
+# Throughput: no target, and losses are ignored.
 
 
 class Throughput(Objective):
-    """Warm samples/s, at most; of what the log counts where that is not samples."""
+    """Warm samples/s, or the log's unit of progress per second; maximised."""
 
     maximise = True
     power_of_seconds = -1
