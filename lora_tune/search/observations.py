@@ -1,4 +1,4 @@
-"""What a trial taught, and how many samples its configuration needs by that."""
+"""Observations of trials, and estimates of ln(samples to the target) from them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lora_tune.curves import Family
 from lora_tune.logs.run import Eval
 
 BLOWN_UP = 1.0
-"""ln(samples) by which a diverged run counts as worse than the best one known, at least."""
+"""Least excess in ln(samples) of a diverged run over the best known one."""
 NEAREST = 0.02
-"""The nearest that a target which was not reached is taken to lie beyond the last eval, in ln(samples)."""
+"""Least distance in ln(samples) of the crossing beyond the last eval of a run that missed the target."""
 FARTHEST = 1.5
-"""A forecast further than this beyond the last eval, in ln(samples), counts as a lower bound instead."""
+"""Distance in ln(samples) beyond the last eval from which a forecast counts only as a lower bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One trial. values: its tuned values. open: still running. NaN where a number is unknown.
+    """One trial. values: tuned values. open: still running. Unknown numbers are NaN.
 
-    reached: samples of the stop. bound: samples without reaching the target. infeasible: died of memory, or
-    was refused. refused: the trial's own program does not take its values.
+    reached: samples at the stop. bound: samples without reaching the target. infeasible: out of memory, or refused.
+    refused: the trial's program rejects its values.
     """
 
     number: int
@@ -51,10 +51,11 @@ class Observation:
     _read: dict[tuple[float, Family | None], Reading | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The last reading of it: the sampler keeps the observations of finished trials, and asks again and again."""
+    """Cache of the last reading, since the sampler keeps the observations of finished trials and reads them
+    repeatedly."""
 
     def reading(self, target: float, family: Family | None) -> Reading | None:
-        """The reading of its curve with this family; None when it says nothing."""
+        """The reading of its curve with this family; None if there is none."""
         key = (target, family)
         if key not in self._read:
             self._read.clear()
@@ -68,7 +69,7 @@ class Observation:
 
 
 def first_number(facts: Mapping[str, Any], *names: str) -> float:
-    """The first of the facts of these names that is a finite number; NaN where none is."""
+    """The first finite number among the facts of these names; NaN if there is none."""
     for name in names:
         value = facts.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -78,9 +79,9 @@ def first_number(facts: Mapping[str, Any], *names: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """ln(samples to target) of one trial's configuration as this trial tells it; ``below``: only a lower bound.
+    """Estimate of ln(samples to the target) from one trial; ``below``: only a lower bound (censored).
 
-    sd: by the luck of seeds and evals, as usual. extended: sd on top, of what was read beyond the end of a curve.
+    sd: usual noise from seeds and evals. extended: additional sd from extrapolating the curve.
     """
 
     ln_samples: float
@@ -92,13 +93,12 @@ class Reading:
 def readings(
     observations: Sequence[Observation], target: float, totals: Sequence[float], families: Sequence[Family | None] = ()
 ) -> dict[int, Reading]:
-    """One reading per trial that says anything about convergence, by position in ``observations``.
+    """One reading per trial with evidence on convergence, by position in ``observations``.
 
-    Running trials count as bounds: of many that began together the lucky ones end first, and would be all that is
-    known.
+    Running trials count as lower bounds. Otherwise only the lucky ones, which end first, would be known.
 
-    totals: samples after which each trial's training would have ended (infinite: unknown). families: the shape of
-    each trial's curve as far as published, used until this study's own runs have shown theirs.
+    totals: samples after which each trial's training would have ended (infinite: unknown). families: published shape of
+    each trial's curve, used until this study's own runs determine one.
     """
     curves = [o.evals for o in observations if math.isfinite(o.reached) and len(o.evals) >= 3]
     fitted = _fitted_family(tuple(curves[-60:]), target)
@@ -120,26 +120,26 @@ def readings(
     for at, o in enumerate(observations):
         if o.open or o.probe or o.infeasible:
             continue
-        # Whoever stopped it knew that it would not get there: by a stall test, or because the loss blew up.
+        # A stall test or divergence stopped it, so it would not have reached the target.
         if o.diverged or (str(o.attributes.get("verdict")) == "pruned" and (at not in by_run or by_run[at].below)):
             worst = math.log(totals[at] if math.isfinite(totals[at]) else max(o.bound, 1.0))
             worse = (best if best is not None else worst) + (BLOWN_UP if o.diverged else 0.1)
             by_run[at] = Reading(max(worst, worse), SEED_SD, below=True, extended=0.3 if o.diverged else 0.1)
         elif str(o.attributes.get("verdict")) == "capped" and (at not in by_run or by_run[at].below):
-            # Whoever capped it knew that it would not get there in the time of the fastest run.
+            # A cap stopped it, so it would not have reached the target in the time of the fastest run.
             within = _samples_within(o, fastest)
             if within > 0 and (at not in by_run or math.log(within) > by_run[at].ln_samples):
                 by_run[at] = Reading(math.log(within), SEED_SD, below=True, extended=0.1)
     return by_run
 
 
-@functools.lru_cache(maxsize=4)  # several models are learned between two runs that reach the target
+@functools.lru_cache(maxsize=4)  # several models are fitted between two runs that reach the target
 def _fitted_family(curves: tuple[tuple[Eval, ...], ...], target: float) -> Family | None:
     return curve.learn_family(curves, target)
 
 
 def _progress_bound(o: Observation) -> Reading | None:
-    """What a running trial says: that it needs more than it has had."""
+    """Lower bound from a running trial: its samples so far."""
     last_samples = max((e.samples for e in o.evals), default=0.0)
     if not last_samples > 0 or math.isfinite(o.reached):
         return None
@@ -147,7 +147,7 @@ def _progress_bound(o: Observation) -> Reading | None:
 
 
 def _samples_within(o: Observation, seconds: float) -> float:
-    """Samples that the trial's layout trains in ``seconds``, evals included; 0 where nothing says it."""
+    """Samples that the trial's layout trains in ``seconds``, including evals; 0 if unknown."""
     step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else math.inf
     if not (o.samples_per_second > 0 and math.isfinite(seconds) and step > 0):
         return 0.0
@@ -167,10 +167,10 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
         ahead = math.log(max(crossing.samples, 1.0) / last_samples)
         stalled = str(o.attributes.get("verdict")) == "pruned"
         if ahead < -2 * _curve_sd(family, len(usable), target) and not stalled:
-            # It should long have crossed: its curve has another shape, of which only the bound is known. (Of one that
-            # the stall test stopped this near to the target, a bound would say that it never arrives.)
+            # It should long have crossed, so its curve has another shape and only the bound is known. (If the stall
+            # test stopped it this near to the target, a bound would mean that it never crosses.)
             return Reading(math.log(last_samples) + NEAREST, SEED_SD, below=True)
-        # A run that should have crossed by now and did not is about to: that is a reading too, not just a bound.
+        # A run that should have crossed by now is close to crossing: an estimate, not just a bound.
         ahead = max(ahead, NEAREST)
         if ahead < FARTHEST:
             sd = math.hypot(_curve_sd(family, len(usable), target), SEED_SD)
@@ -183,9 +183,9 @@ def _reading(o: Observation, target: float, family: Family | None) -> Reading | 
 
 
 def _ahead(evals: Sequence[Eval], target: float) -> float:
-    """How far the target lies beyond the last eval, in ln(samples), by a line through the later half of the evals.
+    """Distance in ln(samples) of the target beyond the last eval, by a line through the later half of the evals.
 
-    For curves whose shape is not known yet; infinite where they do not fall.
+    For curves of unknown shape; infinite if they do not fall.
     """
     last = [e for e in evals if e.samples > 0][-max(2, len(evals) // 2) :]
     if len(last) < 2 or last[-1].samples <= last[0].samples:
@@ -205,7 +205,7 @@ def _crossing(o: Observation, target: float, family: Family | None) -> Reading:
     step = o.evals[1].samples - o.evals[0].samples if len(o.evals) > 1 else 0.0
     if len(o.evals) >= 2 and family is not None:
         samples = curve.estimate(o.evals, target, family=family).samples
-        # The stop bounds the crossing: a fit that leaves it far behind follows a spike or another shape.
+        # The stop bounds the crossing: a fit far from it follows a spike or has the wrong shape.
         samples = min(max(samples, o.reached - 3 * step), o.reached + step)
         return Reading(math.log(samples), math.hypot(_curve_sd(family, len(o.evals), target), SEED_SD))
     if len(o.evals) >= 2:
@@ -215,8 +215,8 @@ def _crossing(o: Observation, target: float, family: Family | None) -> Reading:
     return Reading(math.log(samples), math.hypot(0.05, SEED_SD) / math.sqrt(float(o.attributes.get("runs", 1))))
 
 
-@functools.lru_cache(maxsize=256)  # the same few for thousands of runs
+@functools.lru_cache(maxsize=256)  # few distinct arguments, thousands of runs
 def _curve_sd(family: Family, evals: int, target: float) -> float:
-    """Sd of ln(crossing) from the scatter of single evals."""
+    """Sd of ln(crossing) from the noise of single evals."""
     noise = float(family.noise_at(np.array([family.samples_at(target)]))[0]) / math.sqrt(evals)
     return min(0.5, math.log(family.samples_at(target - noise) / family.samples_at(target)))

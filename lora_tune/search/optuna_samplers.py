@@ -1,4 +1,4 @@
-"""Optuna's TPE and its Gaussian process, beside trials of before the study, which some searches start from."""
+"""Optuna's TPE and Gaussian process, optionally started from trials of earlier studies."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ OldTrials = Callable[[], Sequence[FrozenTrial]]
 
 
 class WarmTPESampler(BaseSampler):
-    """TPESampler for a study of one objective that starts from old trials; without any its proposals are the same.
+    """TPESampler for one objective that starts from old trials; without them its proposals equal TPESampler's.
 
-    At 1,000 trials it proposes in 0.02 s of processor, at 10,000 in 0.12 s.
+    A proposal takes 0.02 s of CPU time at 1,000 trials, 0.12 s at 10,000.
     """
 
     def __init__(self, old_trials: OldTrials = tuple, **options: Any) -> None:
-        """old_trials: finished ones of before the study, as they are now. options: of TPESampler, but group."""
+        """old_trials: returns the current finished trials of earlier studies. options: of TPESampler, except group."""
         self._old, self._tpe = old_trials, TPESampler(**options)
 
     def reseed_rng(self) -> None:
-        """Fresh randomness for a worker process."""
+        """Reseed for a worker process."""
         self._tpe.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
-        """The parameters of more than one value that all finished trials share, by name."""
+        """Parameters with more than one value that all finished trials share, by name."""
         return _shared(self._old(), study) if self._old() else self._tpe.infer_relative_search_space(study, trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
-        """A value for each parameter of ``search_space``; none before the start-up trials are over."""
+        """A value for each parameter of ``search_space``; none before the start-up trials have ended."""
         if (best := untried(self._old(), study)) is not None:
             return {name: best[name] for name in search_space}
         return self._tpe.sample_relative(self._with_old(study), trial, search_space)
@@ -63,10 +63,10 @@ def _shared(old: Sequence[FrozenTrial], study: optuna.Study) -> Space:
 
 
 def untried(old: Sequence[FrozenTrial], study: optuna.Study) -> dict[str, Any] | None:
-    """The values of the best old trial, while it is better than all of the study and none has them.
+    """Values of the best old trial, if it is better than all trials of the study and none of them has its values.
 
-    What was best elsewhere is measured here first. Of few old trials in a part of the space TPE itself would begin
-    at its edges, where it has seen none.
+    The best point elsewhere is run here first. With few old trials in one part of the space, TPE itself would start at
+    the edges of the space, where it has no trials.
     """
     best = min(old, key=lambda t: _rank(t, study.direction), default=None)
     if best is None:
@@ -78,7 +78,7 @@ def untried(old: Sequence[FrozenTrial], study: optuna.Study) -> dict[str, Any] |
 
 
 def _rank(trial: FrozenTrial, direction: StudyDirection) -> Rank:
-    """Lower is better, in TPE's order: complete by value, pruned by step and value there, infeasible by violation."""
+    """Sort key, lower is better, as in TPE: complete by value, pruned by step and value, infeasible by violation."""
     sign = -1.0 if direction is StudyDirection.MAXIMIZE else 1.0
     violation = sum(max(0.0, excess) for excess in trial.constraints.values())
     if violation > 0:
@@ -94,7 +94,7 @@ def _low(value: float) -> float:
 
 
 class Window(InMemoryStorage):
-    """The storage of one study, of which only some trials are read, under their own numbers."""
+    """In-memory storage of one study that exposes a subset of trials under their own numbers."""
 
     def __init__(self, trials: list[FrozenTrial], direction: StudyDirection) -> None:
         super().__init__()
@@ -112,34 +112,34 @@ class Window(InMemoryStorage):
         return [t for t in self.shown if states is None or t.state in states]
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """TPE notes what it proposes for other processes, until the trial holds it: here it does at once."""
+        """No-op: TPE stores its proposal here for other processes until the trial holds it, which is immediate here."""
 
 
 def _of(trials: list[FrozenTrial], direction: StudyDirection) -> optuna.Study:
-    """A study of these trials."""
+    """A study with these trials."""
     return optuna.load_study(study_name="window", storage=Window(trials, direction))
 
 
-# The Gaussian process for the lowest loss of short studies: numbers in order, and long studies left to TPE.
+# Gaussian process for the lowest loss of short studies: numeric choices are ordinal, long studies use TPE.
 #
 # On eight public tables of networks it beats TPE on six after 15 trials and on five after 30 (median excess over the
-# best 22.4 and 16.5%, TPE's 21.9 and 19.0%; three repetitions, ``python -m benchmarks.lowest_loss``). Its work grows
-# with the cube of the trials.
+# best 22.4 and 16.5%, TPE's 21.9 and 19.0%; three repetitions, ``python -m benchmarks.lowest_loss``). Its cost is cubic
+# in the number of trials.
 
 
 MOST = 100
-"""Trials that the process is asked with; an ask costs half a second of processor then, and a long study is TPE's."""
+"""Maximum number of trials for the Gaussian process, which then takes half a second of CPU time per proposal."""
 
 WORST = 2.0
-"""Times as far behind the median as the best is before it, further than which no result counts: a run that blew up
+"""Results are clipped at this many times the distance from the best to the median, above the median. A diverged run
 would hide all differences between the others."""
 
 
 class OrderedGPSampler(BaseSampler):
-    """As GPSampler for one objective, but that choices of numbers are in order, and that runs that were stopped or died
-    count, too: by their last value, at most as the worst. ``later`` proposes once there are more than ``MOST`` trials.
+    """GPSampler for one objective with ordinal numeric choices. Pruned and infeasible runs also count, by their last
+    value, clipped at the worst. ``later`` proposes after more than ``MOST`` trials.
 
-    old_trials: finished ones of before the study, as they are now.
+    old_trials: returns the current finished trials of earlier studies.
     """
 
     def __init__(
@@ -152,21 +152,21 @@ class OrderedGPSampler(BaseSampler):
     ) -> None:
         self._seed, self._startup, self._later, self._old = seed, n_startup_trials, later, old_trials
         self._random = RandomSampler(seed=seed)
-        self._gp: GPSampler | None = None  # loads torch
+        self._gp: GPSampler | None = None  # created late, since it imports torch
 
     def reseed_rng(self) -> None:
-        """Fresh randomness for a worker process."""
+        """Reseed for a worker process."""
         self._random.reseed_rng()
         self._gp, self._seed = None, None
         if self._later is not None:
             self._later.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
-        """The parameters of more than one value that all finished trials share, by name."""
+        """Parameters with more than one value that all finished trials share, by name."""
         return _shared(self._old(), study)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Space) -> dict[str, Any]:
-        """A value for each parameter of ``search_space``; none before the start-up trials are over."""
+        """A value for each parameter of ``search_space``; none before the start-up trials have ended."""
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         if self._later is not None and len(trials) > MOST:
             return self._later.sample_relative(study, trial, search_space)
@@ -186,14 +186,14 @@ class OrderedGPSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """At random at first; later as ``later`` does."""
+        """At random; after ``MOST`` trials by ``later``."""
         if self._later is not None and len(study.get_trials(deepcopy=False)) > MOST:
             return self._later.sample_independent(study, trial, param_name, param_distribution)
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 class _Shown:
-    """Trials as the process is shown them: of few values, the lower the better."""
+    """Converts trials to the Gaussian process's space and scale: minimised, clipped, ordinal choices."""
 
     def __init__(
         self, space: Space, ordered: Space, complete: Sequence[FrozenTrial], direction: StudyDirection
@@ -205,7 +205,7 @@ class _Shown:
         self._worst = min(float(values.max()), median + WORST * (median - best)) if median > best else best
 
     def of(self, trial: FrozenTrial) -> FrozenTrial | None:
-        """None of one that says nothing."""
+        """The converted trial; None if it has no usable result."""
         running = trial.state is TrialState.RUNNING
         if not running and trial.state not in (TrialState.COMPLETE, TrialState.PRUNED):
             return None
@@ -216,7 +216,7 @@ class _Shown:
                 state=TrialState.RUNNING if running else TrialState.COMPLETE, value=value, params=params,
                 distributions=self._ordered,
             )  # fmt: skip
-        except ValueError:  # older than the space
+        except ValueError:  # the trial is older than the space
             return None
 
     def _last(self, trial: FrozenTrial) -> float:
@@ -226,12 +226,12 @@ class _Shown:
 
 
 def _ordered(distribution: BaseDistribution) -> list[Any]:
-    """The values of a choice of numbers from the least on; none of another parameter."""
+    """Sorted values of a choice of numbers; empty for other parameters."""
     return sorted(distribution.choices) if is_ordered(distribution) else []  # type: ignore[attr-defined]
 
 
 def _in_order(distribution: BaseDistribution) -> BaseDistribution:
-    """A choice of numbers as their places from the least on; all others as they are."""
+    """A choice of numbers as an integer index of its sorted values; others unchanged."""
     choices = _ordered(distribution)
     return IntDistribution(0, len(choices) - 1) if choices else distribution
 

@@ -1,8 +1,8 @@
-"""Keeps Optuna's tables in the sweep's database as our records are. Nothing of ours ever reads them.
+"""Mirrors the records to Optuna's tables in the sweep's database. Our code never reads them back.
 
-A trial is written when it is proposed, with its new evals, and when it ends. One that has ended alike in both is left
-alone, so that a start catches up with what a driver that died has left, or an earlier release. The study's attributes,
-in which optuna-dashboard keeps what people note, are never touched, nor are attributes of trials that are not ours.
+A trial is written when it is proposed, with its new evals, and when it ends. Ended trials with the same state in both
+are skipped, so that a start catches up after a killed driver or an earlier release. The study's attributes, in which
+optuna-dashboard keeps notes, and attributes of other programs are never changed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lora_tune.store.records import StudyRecords, Trial
 from lora_tune.store.records import TrialState as OurState
 from lora_tune.store.trial_tables import NoStudyError, TrialRows, TrialTables
 
-# An Optuna trial as rows of Optuna's tables, as Optuna 5 keeps them.
+# Rows of an Optuna trial in the tables of Optuna 5.
 
 
 def rows_of(trial: FrozenTrial, texts: Mapping[str, str]) -> TrialRows:
-    """All that is known of a trial. texts: the distributions of its parameters as JSON, which are slow to make."""
+    """All rows of a trial. texts: distributions of its parameters as JSON, which are slow to compute."""
     head = {
         "state": trial.state.name,
         "datetime_start": _utc(trial.datetime_start),
@@ -64,27 +64,28 @@ def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _number(name: str, value: float) -> dict[str, Any]:
-    """A float as the tables hold it: the number, or none and the name of what it is. ``value_type`` beside it."""
+    """Columns of a float: the number or NULL, and ``value_type`` for non-finite values."""
     kind = "FINITE" if math.isfinite(value) else "NAN" if math.isnan(value) else "INF_POS" if value > 0 else "INF_NEG"
     return {name: float(value) if kind == "FINITE" else None, f"{name}_type": kind}
 
 
 def _utc(moment: datetime.datetime | None) -> datetime.datetime | None:
-    """A naive local time, as Optuna's trials carry it, as the naive UTC of its tables."""
+    """Naive local time of an Optuna trial to the naive UTC of its tables."""
     return None if moment is None else moment.astimezone(datetime.UTC).replace(tzinfo=None)
 
 
 MOST = 500
-"""Trials that one transaction writes: a fresh database of a long study is filled in several."""
+"""Trials per transaction; a new database of a long study is filled in several."""
 
 EVALS_SECONDS = 5.0
-"""Evals of trials that go on are written this often at most, in one transaction; what begins and ends, at once."""
+"""Minimum seconds between writes of evals of running trials, in one transaction; starts and ends are written at
+once."""
 
 OWNED_ATTRIBUTES = ("why", "kind", BASE, REQUEST, "verdict", "refused", FIXED)
-"""Attributes that say of a proposal what its record does: those of another proposal of that number are wrong."""
+"""Attributes determined by a trial's record; those left from another proposal of the same number are wrong."""
 
 ENQUEUED = "study.enqueue_trial"
-"""Who asked, of points that came by Optuna."""
+"""Author of requests that came through Optuna."""
 
 _OPEN = ("RUNNING", "WAITING")
 
@@ -92,36 +93,36 @@ Snapshot = tuple[Trial | None, tuple[Eval, ...]]
 
 
 class OptunaTables:
-    """One study of Optuna in a store's database, written under the lease of its sweep."""
+    """One Optuna study in a store's database, written under the lease of its sweep."""
 
     def __init__(
         self, study: Study, store: Store, lease: Lease, meaning: Mapping[str, Any] | None = None,
         requests: Requests | None = None,
     ) -> None:  # fmt: skip
-        """Nothing is opened before the first :meth:`follow`.
+        """Opens nothing before the first :meth:`follow`.
 
-        meaning: what the numbers mean, which a study of Optuna's gets as attributes when it is made. requests: of
-        people, to which those are added who speak to Optuna.
+        meaning: attributes that explain the numbers, set when the study is created. requests: table of requests, to
+        which points enqueued through Optuna are added.
         """
         self._meaning, self._requests = meaning or {}, requests
         self._study, self._store, self._lease = study, store, lease
         self._space = space_of(study)
         self._texts = {name: distribution_to_json(distribution) for name, distribution in self._space[0].items()}
         self._tables: TrialTables | None = None
-        self._next = 0  # every trial before it was seen
+        self._next = 0  # trials before it have been handled
         self._wrote_at = -math.inf
-        self._open: dict[int, tuple[Snapshot, TrialRows]] = {}  # what is written of each that has not ended
-        self._slower: dict[int, float | None] = {}  # the machine's pace with which one that has ended was written
+        self._open: dict[int, tuple[Snapshot, TrialRows]] = {}  # rows written of each trial that has not ended
+        self._slower: dict[int, float | None] = {}  # the slowdown with which each ended trial was written
 
     def follow(self, sweep: StudyRecords) -> str:
-        """Write what is new in the records; returns why that failed, "" where it did not. Later calls catch up."""
+        """Write what is new in the records; returns the reason of a failure, else "". Later calls catch up."""
         try:
             try:
                 self._catch_up(sweep)
-            except NoStudyError:  # somebody has deleted the study
+            except NoStudyError:  # the study was deleted
                 self._tables, self._next, self._open = None, 0, {}
                 self._catch_up(sweep)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the sweep; it is said
+        except Exception as error:  # noqa: BLE001 - the sweep must go on without these tables; reported
             kind = "" if isinstance(error, LoraTuneError) else f"{type(error).__name__}: "
             return f"Optuna's tables could not be brought up to date: {kind}{str(error).partition(chr(10))[0]}"
         return ""
@@ -132,7 +133,7 @@ class OptunaTables:
             pass
 
     def _opened(self, sweep: StudyRecords) -> TrialTables:
-        """The tables, made where they are not there, with the study, and without trials that no record has."""
+        """The tables, created if necessary, with the study and without trials that have no record."""
         try:
             tables = TrialTables(self._store, self._lease, self._study.name, OWNED_ATTRIBUTES)
         except NoStudyError:
@@ -140,19 +141,19 @@ class OptunaTables:
             tables = TrialTables(self._store, self._lease, self._study.name, OWNED_ATTRIBUTES)
         expected = [direction.name for direction in directions(self._study)]
         end = sweep.next_number
-        # An earlier release wrote proposals there first, and points that waited.
+        # Proposals and waiting points that an earlier release wrote here first.
         if stale := [n for n, state in tables.states.items() if n >= end and state in _OPEN]:
             self._take_in(tables, [n for n in stale if tables.states[n] == "WAITING"])
             tables.forget(stale)
         if tables.directions != expected:
             tables.turn(expected)
-            tables.states.clear()  # what has ended has other values now, too
+            tables.states.clear()  # values of ended trials have changed, too
         return tables
 
     def _take_in(self, tables: TrialTables, numbers: Sequence[int]) -> None:
-        """Points that somebody gave to Optuna's ``study.enqueue_trial`` become requests, which the driver answers.
+        """Convert points from Optuna's ``study.enqueue_trial`` to requests for the driver.
 
-        Not those that the study names, nor those that an earlier release kept there for requests of its own.
+        Skips points of the study file, and those that an earlier release stored for its own requests.
         """
         if self._requests is None or not numbers:
             return
@@ -180,7 +181,7 @@ class OptunaTables:
             storage.engine.dispose()
 
     def _write(self, tables: TrialTables, sweep: StudyRecords) -> bool:
-        """Write at most MOST trials; True where more may be due."""
+        """Write at most ``MOST`` trials; True if more may be due."""
         end = sweep.next_number
         due: dict[int, Snapshot] = {}
         upto = self._next
@@ -212,7 +213,7 @@ class OptunaTables:
         return upto < end
 
     def _out_of_date(self, record: Trial | None, state: str | None) -> bool:
-        """Whether a trial is to be written. state: the one in the tables before, None where they did not have it."""
+        """Whether a trial must be written. state: its state in the tables, None if missing."""
         if record is None:
             return state is None or state in _OPEN
         return not _ended(record) or state != ending(self._study, record)[0].name
@@ -223,7 +224,7 @@ def _snapshot(sweep: StudyRecords, number: int) -> Snapshot:
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:
-    """Whether nothing changed: a record that changes is a new object."""
+    """Whether nothing changed: a changed record is a new object."""
     return one[0] is other[0] and one[1] is other[1]
 
 

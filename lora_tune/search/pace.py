@@ -1,9 +1,9 @@
-"""The pace of the machine told apart from the merit of a configuration: every time that is compared is at one pace.
+"""Separates the machine's pace from the merit of configurations, so that times are compared at one reference pace.
 
-``ln(seconds for the same progress) = work of a step + machine (which node, when) + scatter``. Parameters that may
-change what a step costs make its work, so a layout's own pace is never explained away. Runs of equal work differ by
-the machine alone: each is compared, at equal progress, with the fastest of them that agree. What the machine did is
-then known of their nodes and times, and is taken over for works that ran once, or only while it was slow.
+Model: ``ln(seconds for the same progress) = work of a step + machine (node, time) + noise``. Parameters that may change
+the cost of a step define its work, so a layout's speed is never attributed to the machine. Runs of equal work differ by
+the machine alone: each is compared, at equal progress, with the fastest ones that agree. The resulting slowdowns of
+nodes and times are then applied to works that ran once, or only while the machine was slow.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from lora_tune.search.usual_names import RATE, STEPS, WARMUP
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 SAME_WORK = frozenset({*RATE, *STEPS, *WARMUP, "MIN_LR", "WARMUP_RATIO", "WEIGHT_DECAY", "SEED"})
-"""Parameters that leave a training step as it is, by name in capitals; any other may change what a step costs."""
+"""Parameters that do not change the cost of a training step, in capitals; any other may."""
 
 LEAST = math.log(1.1)
-"""The least ln(pace) that is corrected: equal runs on a quiet machine differ by some percent."""
+"""Least ln(slowdown) that is corrected: equal runs on a quiet machine differ by a few percent."""
 
 SDS = 3.0
-"""Standard errors that the median pace of a node must differ by, to be the node's."""
+"""Standard errors by which a node's median must differ to be attributed to the node."""
 
 LATE = 0.5
-"""Seconds by which a time must differ to be corrected: lines without time stamps are seen so late."""
+"""Least difference in seconds that is corrected: the delay in reading lines without time stamps."""
 
 USUAL_WEIGHT = 6
-"""Comparisons of runs that ``PACE_SD`` is worth."""
+"""Weight of the prior ``PACE_SD``, in comparisons of runs."""
 
 BLIND = 10.0
-"""Times its limit that a run may take before its first eval or train loss, where others do the same work a step."""
+"""Slowdown assumed for a run without an eval or train loss so far if others of the same work per step have some."""
 
 MUCH_SLOWER = 1.25
-"""Times as long for the same work, from which on a limit of wall-clock time says so."""
+"""Slowdown from which on messages about wall-clock limits mention it."""
 
 ALIKE = 1.5
-"""Ratio of the training between evals up to which two runs count as evaluating alike: evals take about an eighth of a
-run's time (MLPerf's LoRA), so that their times for the same progress differ by less than ``LEAST``."""
+"""Ratio of eval intervals up to which two runs count as evaluating alike. Evals take about an eighth of a run's time
+(MLPerf's LoRA), so times for equal progress then differ by less than ``LEAST``."""
 
 MOST = 5
-"""Runs that one is compared with. More would cost time in long sweeps."""
+"""Maximum number of runs with which one is compared, to limit the cost in long sweeps."""
 
 Array = npt.NDArray[np.float64]
 
@@ -63,13 +63,13 @@ Points = Sequence[tuple[float, float]]
 """(samples, seconds) of a run."""
 
 Work = tuple[bool, frozenset[tuple[str, str]]]
-"""What decides the cost of a step: whether it is a short run for its speed, and the parameters that may change it."""
+"""Determines the cost of a step: whether the run is a probe, and the parameters that may change the cost."""
 
 
 @dataclass(slots=True)
 class _Ran:
-    """An ended run. seconds: that it took, infinite where its speed alone is known. machine: ln of its seconds over
-    those at the reference pace, as far as is known."""
+    """An ended run. seconds: its duration, infinite if only its speed is known. machine: ln(seconds over those at the
+    reference pace), 0 if unknown."""
 
     number: int
     nodes: Nodes
@@ -81,9 +81,9 @@ class _Ran:
 
 @dataclass(slots=True)
 class _EqualWork:
-    """Runs of equal work. fast: those that agree on the fastest pace; at: ln of how slow the machine was for these.
+    """Runs of equal work. fast: those that agree on the fastest pace; at: ln(slowdown of the machine) during these.
 
-    interval: samples between evals, at the least; 0 where a run has no two.
+    interval: smallest number of samples between evals; 0 if a run has fewer than two.
     """
 
     interval: float
@@ -92,7 +92,7 @@ class _EqualWork:
     at: float = 0.0
 
     def compare(self, tolerance: float) -> None:
-        """Every run beside the fastest that agree; of four and more a single one that is faster yet does not count."""
+        """Compare each run with the fastest ones that agree; among four or more, a single faster run is ignored."""
         self.fast = self.runs
         if len(self.runs) == 1:
             return
@@ -100,17 +100,17 @@ class _EqualWork:
         values = np.log(ends[:, 1] / ends[:, 0])
         for _ in range(2):
             close = np.flatnonzero(np.abs(values - _fast(values)) <= tolerance)
-            self.fast = [self.runs[at] for at in close[:MOST]]  # the first of them, which stay so when others end
+            self.fast = [self.runs[at] for at in close[:MOST]]  # the earliest, so that the set is stable
             values = np.log(self.times_slower([run.points for run in self.runs]))
         for run, value in zip(self.runs, values, strict=True):
             run.machine = float(value)
 
     def take_over(self, known: dict[Nodes, list[tuple[float, float]]], tolerance: float) -> None:
-        """Compare with other works by the states of the nodes on which both ran. known: (when, state) by nodes, in
-        order, to which its own are added.
+        """Align with other works by the states of shared nodes. known: (time, state) by nodes, sorted; extended by this
+        work.
 
-        A machine stays as it is from one run to the next on the same nodes; where it did not, nothing is taken over.
-        Runs between two others say more of that than runs before or after all of them.
+        The state is assumed constant between successive runs on the same nodes; nodes that change often are skipped.
+        Runs between two others are preferred to runs before or after all of them.
         """
         states_of = [(run, _stable(known.get(run.nodes, ()), tolerance)) for run in self.runs]
         between = [(run, states) for run, states in states_of if states and states[0][0] < run.began < states[-1][0]]
@@ -126,19 +126,19 @@ class _EqualWork:
                 insort(known[run.nodes], (run.began, run.machine))
 
     def times_slower(self, runs: Sequence[Points]) -> Array:
-        """Seconds of runs (n) over those of the fastest, each as far as both have come: training becomes slower where
-        it changes precision."""
+        """Slowdown of runs (n) against the fastest, each over the samples that both have, since training slows down
+        when the precision changes."""
         ends = np.array([max(points) for points in runs])
         return np.asarray(np.median([_over(runs, ends, run.points) for run in self.fast], axis=0))
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePace:
-    """What the machine did in the ended runs of a sweep.
+    """Estimated slowdown of the machine in the ended runs of a sweep.
 
-    slower: seconds over those at the reference pace, of the runs for which the machine was another. beside: runs at
-    that pace, by the number of each of these. groups: runs by their work, and of one work by how much they train
-    between evals, which take time, too. states: (when, ln of how slow the machine was) of nodes, in order of time.
+    slower: seconds over those at the reference pace, only for runs with a correction. beside: the reference runs of
+    each of these. groups: runs by work and eval interval, since evals take time. states: (time, ln slowdown) of nodes,
+    sorted by time.
     """
 
     slower: dict[int, float]
@@ -147,7 +147,7 @@ class MachinePace:
     states: dict[Nodes, Sequence[tuple[float, float]]]
 
     def now(self, study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
-        """The same of a run that goes on; 1 where nothing is known, ``BLIND`` where it should have shown progress."""
+        """Slowdown of a running trial; 1 if unknown, ``BLIND`` if it should have shown progress."""
         group = self.equal_work(study, trial, run.evals)
         if group is None:
             return self.on_nodes(sweep, trial)
@@ -157,9 +157,9 @@ class MachinePace:
         return float(group.times_slower([points])[0]) * math.exp(group.at)
 
     def equal_work(self, study: Study, trial: Trial, evals: Sequence[Eval] = ()) -> _EqualWork | None:
-        """Ended runs of the same work; of those with as much training between evals, as far as they are known.
+        """Ended runs of the same work, if possible with the same eval interval.
 
-        None for a run that only its log tells of (``replay``): a log does not state all that its program was given.
+        None for a run known only by its log (``replay``), since a log does not state all settings.
         """
         groups = self.groups.get(_work(study, trial)) if trial.tuned else None
         if groups is None:
@@ -169,45 +169,45 @@ class MachinePace:
         return max(like or groups, key=lambda group: len(group.runs))
 
     def on_nodes(self, sweep: StudyRecords, trial: Trial) -> float:
-        """The same by what the last runs on its nodes have shown; 1 where nothing is known."""
+        """Slowdown by the last runs on the trial's nodes; 1 if unknown."""
         machine = _state(self.states.get(sweep.nodes_of(trial.number), ()), math.inf, LEAST)
         return math.exp(machine) if machine is not None and abs(machine) > LEAST else 1.0
 
 
 def machine_pace(study: Study, sweep: StudyRecords) -> MachinePace:
-    """The pace of the machine over all ended runs of the sweep."""
+    """Pace of the machine over all ended runs of the sweep."""
     return sweep.once(("machine pace", study.digest), lambda: _estimated(study, sweep))
 
 
 def slowdown(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
-    """How many times longer a run that goes on takes than at the reference pace; at least 1.
+    """Slowdown of a running trial against the reference pace; at least 1.
 
-    1 where nothing is known. A run that shows no progress where others of the same work have some has ``BLIND``.
+    1 if unknown. A run without progress, where others of the same work have some, has ``BLIND``.
     """
     return max(1.0, machine_pace(study, sweep).now(study, sweep, trial, run))
 
 
 def slowdown_on_nodes(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
-    """The same by what the last runs on the trial's nodes have shown, whatever its own log says."""
+    """The same by the last runs on the trial's nodes only, not by its own log."""
     del run
     return max(1.0, machine_pace(study, sweep).on_nodes(sweep, trial))
 
 
 def references(study: Study, sweep: StudyRecords, trial: Trial) -> Mapping[int, Points]:
-    """Ended runs of the same work a step, at the reference pace."""
+    """Ended runs with the same work per step at the reference pace."""
     group = machine_pace(study, sweep).equal_work(study, trial)
     return {} if group is None else {run.number: run.points for run in group.fast if run.number != trial.number}
 
 
 def equal_work(study: Study, trial: Trial, other: Trial) -> bool:
-    """Whether a step of both trials costs alike. Nobody knows that of a trial that only its log tells of."""
+    """Whether a step of both trials costs the same; False if unknown, as for a trial known only by its log."""
     return bool(trial.tuned) and _work(study, trial) == _work(study, other)
 
 
 def times_as_long(study: Study, sweep: StudyRecords, ended: Trial, trial: Trial, run: RunLog) -> Array:
-    """How many times as long an ended trial took by each eval (n) of a run that goes on, both at the reference pace.
+    """Ratio of an ended trial's time to that of a running one at each eval (n), both at the reference pace.
 
-    1 (1) where the objective is no time, and where one of them does not say.
+    [1] if the objective is not a time, or if one of them has no times.
     """
     points, used = timed(sweep.last_evals(ended.number)), timed(run.evals)
     if not objective_of(study).timed or not points or not used:
@@ -218,9 +218,9 @@ def times_as_long(study: Study, sweep: StudyRecords, ended: Trial, trial: Trial,
 
 
 def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
-    """The ended trials whose values are not yet those at the reference pace, in their new form.
+    """Ended trials whose values must be updated to the reference pace, in their new form.
 
-    Where the machine was no other, a value is exactly that of the clock. Losses are no times and stay.
+    Without a correction a value equals the measured one. Losses are not times and are unchanged.
     """
     pace = machine_pace(study, sweep)
     for trial in sweep.trials.values():
@@ -234,7 +234,7 @@ def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
             known.objective if known.clock_objective is None else known.clock_objective,
             known.second_objective if known.clock_second_objective is None else known.clock_second_objective,
         )
-        objectives = (*objectives_of(study), None)  # of one objective the second value is none
+        objectives = (*objectives_of(study), None)  # with one objective the second value is None
         value, second = (_moved(o, v, ratio) for o, v in zip(objectives, clock, strict=False))
         yield replace(trial, metrics=replace(
             known, objective=value, second_objective=second, slower=ratio, pace_of=reference,
@@ -244,8 +244,7 @@ def at_reference_pace(study: Study, sweep: StudyRecords) -> Iterator[Trial]:
 
 
 def clock_text(study: Study, trial: Trial) -> str:
-    """By how much the machine was another for an ended trial, beside which, and what the clock said; "" where it was
-    not."""
+    """Slowdown of an ended trial, its reference, and the measured value, for people; "" without a correction."""
     metrics, objective = trial.metrics, objective_of(study)
     if metrics.slower is None:
         return ""
@@ -258,14 +257,14 @@ def clock_text(study: Study, trial: Trial) -> str:
 
 
 def _moved(objective: Objective | None, value: float | None, ratio: float | None) -> float | None:
-    """A value of the clock at the reference pace. ratio: how many times slower the machine was, None for not."""
+    """A measured value at the reference pace. ratio: slowdown of the machine, None for no correction."""
     if objective is None or value is None or ratio is None:
         return value
     return float(value * ratio**-objective.power_of_seconds)
 
 
 def _reference_text(sweep: StudyRecords, trial: Trial, beside: Sequence[_Ran]) -> str:
-    """Whose pace it is: of nodes, where the trial ran on none of them, else of trials."""
+    """Name of the reference: nodes, if the trial ran on none of them, else trials."""
     used, nodes = set(sweep.nodes_of(trial.number)), sorted({node for run in beside for node in run.nodes})
     if nodes and not used & set(nodes):
         return listed(nodes)
@@ -296,7 +295,7 @@ def _estimated(study: Study, sweep: StudyRecords) -> MachinePace:
 
 
 def _by_interval(runs: Sequence[tuple[float, _Ran]]) -> list[_EqualWork]:
-    """Runs of one work, with the samples between their evals, in groups that evaluate alike."""
+    """Group runs of one work, given with the samples between their evals, by similar eval intervals."""
     groups: list[_EqualWork] = []
     for interval, run in sorted(runs, key=lambda pair: pair[0]):
         if not groups or interval > ALIKE * groups[-1].interval:
@@ -308,16 +307,16 @@ def _by_interval(runs: Sequence[tuple[float, _Ran]]) -> list[_EqualWork]:
 
 
 def _tolerance(groups: Sequence[_EqualWork], scatter: float) -> float:
-    """ln(pace) that no run differs by while the machine stays as it is: the most extreme of so many hardly does.
+    """ln(slowdown) that no run exceeds by noise: bounds the extreme of so many runs.
 
-    What it differs from is the median of at most ``MOST`` runs, which scatters, too.
+    Includes the noise of the reference, a median of at most ``MOST`` runs.
     """
     runs = sum(len(group.runs) for group in groups)
     return max(LEAST, (1 + math.sqrt(2 * math.log(max(runs, 8)))) * scatter * math.sqrt(1 + math.pi / 2 / MOST))
 
 
 def _parts(groups: Iterable[_EqualWork]) -> Iterator[list[_EqualWork]]:
-    """Works that share nodes, directly or by others, the largest first; between parts nothing can be compared."""
+    """Connected sets of works that share nodes, the largest first; different sets cannot be compared."""
     waiting = sorted(groups, key=lambda group: -len(group.runs))
     while waiting:
         part, nodes = [waiting.pop(0)], set[Nodes]()
@@ -330,7 +329,7 @@ def _parts(groups: Iterable[_EqualWork]) -> Iterator[list[_EqualWork]]:
 
 
 def _join(pace: MachinePace, part: Sequence[_EqualWork], tolerance: float, scatter: float) -> None:
-    """Bring the works of one part to one reference, and take down what the machine did by that."""
+    """Align the works of one set to one reference, and record the slowdowns."""
     known: dict[Nodes, list[tuple[float, float]]] = defaultdict(list)
     for group in part:
         group.take_over(known, tolerance)
@@ -349,7 +348,7 @@ def _join(pace: MachinePace, part: Sequence[_EqualWork], tolerance: float, scatt
 
 
 def _to_fastest(part: Sequence[_EqualWork], known: dict[Nodes, list[tuple[float, float]]], tolerance: float) -> None:
-    """Make the fastest state of the machine the reference, where the largest work had run in a slower one alone."""
+    """Make the fastest state of the machine the reference, if the largest work ran only in a slower one."""
     states = np.array([machine for each in known.values() for _, machine in each])
     if not len(states) or (fast := _fast(states)) >= -tolerance:
         return
@@ -363,9 +362,9 @@ def _to_fastest(part: Sequence[_EqualWork], known: dict[Nodes, list[tuple[float,
 
 
 def _state(known: Sequence[tuple[float, float]], began: float, tolerance: float) -> float | None:
-    """ln of how slow the machine was at a time, by the runs just before and after it, or by two on one side.
+    """ln(slowdown) at a time, from the runs just before and after it, or from two on one side.
 
-    None where nothing is known, and where the two contradict each other.
+    None if unknown or if the two disagree.
     """
     at = bisect(known, (began, math.inf))
     near = known[at - 1 : at + 1] if 0 < at < len(known) else known[:2] if at == 0 else known[-2:]
@@ -376,24 +375,23 @@ def _state(known: Sequence[tuple[float, float]], began: float, tolerance: float)
 
 
 def _stable(states: Sequence[tuple[float, float]], tolerance: float) -> Sequence[tuple[float, float]]:
-    """The states of nodes that mostly stay as they are from one run to the next; of others, which say nothing of what
-    they were in between, none."""
+    """The states of nodes that rarely change between runs; empty for others, whose state between runs is unknown."""
     changes = sum(abs(b - a) > tolerance for (_, a), (_, b) in pairwise(states))
     return states if changes <= max(1, len(states) // 5) else ()
 
 
 def _other_nodes(known: Mapping[Nodes, Sequence[tuple[float, float]]], scatter: float) -> dict[Nodes, float]:
-    """The median of nodes whose runs are slower, or faster, by more than that scatters."""
+    """Median ln(slowdown) of nodes that differ significantly from the reference."""
     middles = {n: float(np.median([m for _, m in states])) for n, states in known.items() if len(states) > 2}
     sure = {n: max(LEAST, SDS * 1.25 * scatter / math.sqrt(len(known[n]))) for n in middles}
     return {n: middle for n, middle in middles.items() if abs(middle) > sure[n]}
 
 
 def _scatter(groups: Iterable[_EqualWork]) -> float:
-    """Sd of ln(pace) of runs of equal work while the machine stays as it is, robust against a machine that does not.
+    """Sd of ln(pace) of runs of equal work on an unchanged machine, robust against changes.
 
-    The lesser of two estimates: how far successive runs on the same nodes differ (drift hardly counts), and how near
-    together the sorted paces lie (runs that alternate between two states are near others of their own state).
+    The smaller of two estimates: differences of successive runs on the same nodes (insensitive to drift), and gaps
+    between the sorted paces (insensitive to alternation between two states).
     """
     successive, gaps = [], []
     for group in groups:
@@ -405,7 +403,7 @@ def _scatter(groups: Iterable[_EqualWork]) -> float:
 
 
 def _shrunk(sds: Sequence[float]) -> float:
-    """The median of single estimates of the scatter, drawn to what is usual while they are few."""
+    """Median of single estimates of the noise, shrunk towards the prior if they are few."""
     if not sds:
         return PACE_SD
     middle = max(float(np.median(sds)), 1e-3)
@@ -414,11 +412,11 @@ def _shrunk(sds: Sequence[float]) -> float:
 
 
 DIFFERENCES = 0.954
-"""Median of the absolute difference of two Gaussian values, in their sd: 0.6745 times the square root of 2."""
+"""Median absolute difference of two Gaussian values, in their sd: 0.6745 times the square root of 2."""
 
 GAPS = 1.87
-"""Median gap between sorted Gaussian values, in sd over their count: half of them lie within 1.349 sd, and a gap's
-median is ln 2 of its mean."""
+"""Median gap between sorted Gaussian values, in sd over their count: half of them lie within 1.349 sd, and the median
+of a gap is ln 2 of its mean."""
 
 
 def _work(study: Study, trial: Trial) -> Work:
@@ -431,14 +429,14 @@ def _work(study: Study, trial: Trial) -> Work:
 
 
 def _interval(evals: Sequence[Eval]) -> float:
-    """Samples between evals, 0 where there are fewer than two."""
+    """Median samples between evals, 0 for fewer than two."""
     return float(np.median(np.diff([e.samples for e in evals]))) if len(evals) > 1 else 0.0
 
 
 def _ended(sweep: StudyRecords, trial: Trial, *, by_speed: bool) -> Points:
-    """(samples, seconds) of a run that has ended; none of one that says nothing of its pace.
+    """(samples, seconds) of an ended run; empty if it has no usable times.
 
-    by_speed: it is known by its speed alone: its evals, if it has any, are no part of what it is for.
+    by_speed: use only the throughput, since evals are not part of the run's purpose.
     """
     if trial.finished_at is None or trial.verdict in (Verdict.FAILED, Verdict.CANCELLED) or trial.replicates > 1:
         return ()
@@ -462,20 +460,20 @@ def _began(sweep: StudyRecords, trial: Trial) -> float:
 
 
 def timed(points: Iterable[Eval | TrainPoint]) -> list[tuple[float, float]]:
-    """(samples, seconds) of those points that say both."""
+    """(samples, seconds) of the points that have both."""
     pairs = ((p.samples, p.seconds) for p in points)
     return [(n, s) for n, s in pairs if 0 < n < math.inf and 0 < s < math.inf]
 
 
 def seconds_at(samples: Array, points: Points) -> Array:
-    """When a run with these (samples, seconds) had come to ``samples`` (n); beyond its end at its mean pace."""
+    """Time at which a run with these (samples, seconds) reached ``samples`` (n); beyond its end by its mean pace."""
     ordered = np.array([(0.0, 0.0), *sorted(points)])
     beyond = np.maximum(samples / ordered[-1, 0], 1.0)
     return np.asarray(np.interp(samples, ordered[:, 0], ordered[:, 1]) * beyond)
 
 
 def _over(runs: Sequence[Points], ends: Array, beside: Points) -> Array:
-    """Seconds of runs (n), with their ends (n, 2), over those of another one for the same samples."""
+    """Seconds of runs (n), with their ends (n, 2), over those of another run for the same samples."""
     samples, seconds = ends.T.copy()
     most, _ = max(beside)
     for at in np.flatnonzero(samples > most).tolist():
@@ -484,5 +482,5 @@ def _over(runs: Sequence[Points], ends: Array, beside: Points) -> Array:
 
 
 def _fast(values: Array) -> float:
-    """The least of the values (n); of four and more the second, for one alone may be wrong."""
+    """The minimum of the values (n); of four or more the second smallest, since a single one may be wrong."""
     return float(np.partition(values, 1)[1] if len(values) > 3 else values.min())

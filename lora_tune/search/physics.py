@@ -1,8 +1,8 @@
-"""Memory of a training step from a model's shape and its layout: what is believed before any trial ran.
+"""Memory of a training step from model shape and layout: the prior mean before any trial has run.
 
-Bytes a GPU: weights, adapters with their optimizer's state, activations, logits. Formulas are those of Korthikanti et
-al. (2022, "Reducing Activation Recomputation in Large Transformer Models"), with Llama's gated MLP. They are prior
-means, which a study's own trials correct (:mod:`lora_tune.search.grey_box.memory`). Experts are not counted.
+Bytes per GPU: weights, adapters with optimizer state, activations, logits. Formulas: Korthikanti et al. (2022,
+"Reducing Activation Recomputation in Large Transformer Models"), with Llama's gated MLP. A study's own trials correct
+them (:mod:`lora_tune.search.grey_box.memory`). Mixture-of-experts layers are not modelled.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 
 LEVEL_SD = 0.08
-"""How far all figures of a study's layouts are off together: 8% of the peak."""
+"""Sd of the common relative error of all layouts of a study: 8% of the peak."""
 
 GIB = float(2**30)
 
 UNSHARDED, SHARDED = 10.0, 24.0
-"""Bytes of activations a token, layer and unit of width that tensor parallelism leaves whole without sequence
-parallelism, and those that it divides (Korthikanti et al., equations 1 and 2, attention without its scores)."""
+"""Bytes of activations per token, layer and unit of hidden size: those that tensor parallelism replicates without
+sequence parallelism, and those that it shards (Korthikanti et al., equations 1 and 2, attention without its scores)."""
 
 GATE = 7.0
-"""Of those that are divided, bytes that storing the MLP's input to its activation in FP8 saves: 2 x 3.5 widths, 1 byte
+"""Bytes of the sharded ones saved by storing the input of the MLP's activation in FP8: 2 x 3.5 hidden sizes, 1 byte
 each instead of 2."""
 
 KEPT = 2.0
-"""Bytes a token and unit of width of a layer whose activations are computed again: its input."""
+"""Bytes per token and unit of hidden size of a recomputed layer: its input."""
 
 TRAINED, STATE = 18.0, 12.0
-"""Bytes of a trained weight: in bf16, its gradient in FP32, and FP32 master, momentum and variance; the last three,
-which data-parallel ranks share."""
+"""Bytes per trained weight: bf16 weight, FP32 gradient, FP32 master weight, momentum and variance; STATE is the last
+three, which data-parallel ranks shard."""
 
 CONTEXT = 3.0
-"""GiB that libraries, communicators and the allocator take on top."""
+"""GiB for libraries, communicators and the allocator."""
 
 LORA_TARGETS, ADAPTER_WIDTHS = 2, 2.25
-"""Matrices of a layer that have adapters: the joint query, key and value one, and the attention's output; rows and
-columns of one together, in widths of the model."""
+"""Matrices with adapters per layer: joint QKV and the attention's output; rows plus columns of one on average, in
+hidden sizes."""
 
 CAPACITIES = {"H200": 139.8, "H100": 79.1, "A100": 79.1, "B300": 268.0, "B200": 178.4, "H800": 79.1, "H20": 95.6}
-"""GiB that a GPU offers, by a part of the system's name; GB200 and GB300 are found as B200 and B300."""
+"""GiB available on a GPU, by a part of the system's name; GB200 and GB300 match B200 and B300."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What decides a step's memory beside the layout.
+    """Inputs of a step's memory besides the layout.
 
-    seq: tokens a sample. fp8: linear layers compute in it; fp8_params: frozen weights are kept in it alone;
-    fp8_act: the MLP's input to its activation is stored in it. recomputed: share of the layers whose activations are
-    computed again. rank: of the adapters.
+    seq: tokens per sample. fp8: linear layers compute in FP8; fp8_params: frozen weights are stored in FP8 only;
+    fp8_act: the input of the MLP's activation is stored in FP8. recomputed: share of layers with recomputed
+    activations. rank: of the adapters.
     """
 
     shape: Shape
@@ -68,7 +68,7 @@ class Step:
 
 
 def step_of(shape: Shape, seq: int, values: Mapping[str, Any]) -> Step:
-    """The step that a trial's resolved ``values`` ask for, by the names of NVIDIA's scripts and of our recipe."""
+    """The step for a trial's resolved ``values``, by the names of NVIDIA's scripts and of our recipe."""
 
     def on(name: str) -> bool:
         return str(values.get(name, 0)) in ("1", "True", "true")
@@ -89,10 +89,10 @@ def step_of(shape: Shape, seq: int, values: Mapping[str, Any]) -> Step:
 
 
 def gib(step: Step, layout: Layout, gpus: int) -> float:
-    """Peak memory of the fullest GPU, GiB."""
+    """Peak memory of the GPU that needs most, GiB."""
     shape, dp = step.shape, layout.dp(gpus)
     layers = shape.layers / layout.pp
-    # In FP8 a weight and its transpose are held, alone or beside the one in bf16.
+    # FP8 stores a weight and its transpose, alone or in addition to the bf16 one.
     weight = 4.0 if step.fp8 and not step.fp8_params else 2.0
     block = (shape.parameters - 2 * shape.vocab * shape.hidden) / shape.layers
     ends = shape.vocab * shape.hidden * (1 if layout.pp > 1 else 2)  # embedding and output layer, in bf16
@@ -103,7 +103,7 @@ def gib(step: Step, layout: Layout, gpus: int) -> float:
     whole = tokens * shape.hidden * _activation_bytes(step, layout)
     kept = tokens * shape.hidden * KEPT / (layout.tp if layout.sp else 1)
     micro = max(1, layout.minibs // layout.mbs)
-    # 1F1B holds as many micro-batches as stages follow; interleaved stages hold a little more.
+    # 1F1B holds one micro-batch per following stage; interleaved stages hold a little more.
     flying = min(layout.pp, micro) * (1 + (layout.pp - 1) / (layout.pp * layout.vp) if layout.vp > 1 else 1)
     activations = layers * flying * (step.recomputed * kept + (1 - step.recomputed) * whole)
     working = whole if step.recomputed > 0 else 0.0
@@ -112,29 +112,30 @@ def gib(step: Step, layout: Layout, gpus: int) -> float:
 
 
 def _activation_bytes(step: Step, layout: Layout) -> float:
-    """Bytes a token and unit of width that one layer keeps for its backward pass."""
+    """Bytes per token and unit of hidden size that one layer keeps for its backward pass."""
     sharded = SHARDED - (GATE if step.fp8_act else 0.0)
     return sharded / layout.tp + UNSHARDED / (layout.tp if layout.sp else 1)
 
 
 def capacity(system: str) -> float | None:
-    """GiB of one GPU of a system by its name; None where the name says nothing."""
+    """GiB of one GPU of a system by its name; None if unknown."""
     return next((size for name, size in CAPACITIES.items() if name in system.upper()), None)
 
 
-# Physics of a study's points: peak memory by the shape, sequence and GPU that the study names.
+# Peak memory of points of a study's space, by its model shape, sequence length and GPU.
 
 
 FAR_OVER = 1.1
-"""Peak over the GPU's memory from which on no luck helps: physics is within 5% of the measured peaks."""
+"""Predicted peak over the GPU's memory beyond which a retry is useless: the model is within 5% of the measured
+peaks."""
 
 _DEGREES = {"tp": "TP", "pp": "PP", "vp": "VP", "cp": "CP", "sp": "SP", "mbs": "MBS", "minibs": "MINIBS"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPhysics:
-    """shape, seq: of the model and its samples. limit: GiB of a GPU. level_sd: how far the peaks may be off for all
-    layouts, in ln."""
+    """shape, seq: of the model and its samples. limit: GiB of a GPU. level_sd: sd of the common error of all layouts in
+    ln(peak)."""
 
     shape: Shape
     seq: int
@@ -143,7 +144,8 @@ class StudyPhysics:
     level_sd: float = LEVEL_SD
 
     def gib(self, tuned: Mapping[str, Value]) -> float:
-        """Peak memory of a point of the space, GiB a GPU; what ``tuned`` leaves open is not what memory depends on."""
+        """Peak memory of a point of the space, GiB per GPU; parameters missing from ``tuned`` must not affect
+        memory."""
         return self.gib_of(self.space.resolve({**self._corner, **tuned}))
 
     @cached_property
@@ -151,7 +153,7 @@ class StudyPhysics:
         return self.space.corner()
 
     def gib_of(self, parameters: Mapping[str, Value]) -> float:
-        """The same of a trial's resolved parameters."""
+        """The same for a trial's resolved parameters."""
         return gib(step_of(self.shape, self.seq, parameters), *self._laid(parameters))
 
     def _laid(self, values: Mapping[str, Value]) -> tuple[Layout, int]:
@@ -160,9 +162,9 @@ class StudyPhysics:
 
 
 def physics_of(study: Study) -> StudyPhysics | None:
-    """The physics of a study of our Megatron recipes whose GPU is known by the system's name; None for others.
+    """The memory model of a study of our Megatron recipes with a known GPU; None for others.
 
-    Others' stacks keep and fuse other things: their peaks are learned from their trials alone.
+    Other stacks keep and fuse other tensors: their peaks are learned from their trials alone.
     """
     named = study.space.get("LLAMA")
     limit = capacity(study.site.system)
@@ -175,6 +177,6 @@ def physics_of(study: Study) -> StudyPhysics | None:
 
 
 def far_over_memory(study: Study, parameters: Mapping[str, Value]) -> bool:
-    """Whether a trial that died of memory needs so much that another try is lost."""
+    """Whether a trial that ran out of memory needs so much that a retry is useless."""
     known = physics_of(study)
     return known is not None and known.gib_of(parameters) > FAR_OVER * known.limit

@@ -1,8 +1,8 @@
-"""Old runs as prior observations: what a log says, under the study's parameter names, kept beside the sweep.
+"""Old runs as prior observations: contents of logs under the study's parameter names, stored beside the sweep.
 
-The file has one JSON object a line, one line a run. A run keeps where it came from and its own evals, so that its
-noise is that of its own curve; runs of one source share a departure from this study, and sources that contradict the
-study's own runs are set aside (``model._weighed``).
+The file has one JSON object per line and run. A run keeps its source and its evals, so that its noise is estimated from
+its own curve. Runs of one source share an offset from this study, and sources that contradict the study's own runs are
+dropped (``model._weighed``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ANNOUNCED: Mapping[str, tuple[str, ...]] = {
 
 
 def values_of(announced: Mapping[str, object], names: Iterable[str]) -> dict[str, Value]:
-    """The values of parameters ``names`` as a log announced them; GBS too, which a layout would say otherwise."""
+    """Values of parameters ``names`` as announced in a log; also GBS, which a layout could otherwise contradict."""
     values: dict[str, Value] = {}
     required = {*names, "GBS"}
     factor, steps = announced.get("opt_learning_rate_warmup_factor"), announced.get("opt_learning_rate_training_steps")
@@ -70,13 +70,13 @@ def _number(value: object) -> bool:
 
 
 def source_of(announced: Mapping[str, object]) -> str:
-    """Who ran it where, from the log itself; "" when it does not say."""
+    """Submitter and platform from the log; "" if missing."""
     parts = (str(announced.get(key, "")) for key in ("submission_org", "submission_platform"))
     return " ".join(p for p in parts if p and "PLACEHOLDER" not in p)
 
 
 def prior_run(run: RunLog, values: Mapping[str, Value], origin: tuple[str, str, str], now: float) -> PriorRun | None:
-    """A run of an old log; None when it says nothing of convergence. origin: source, log, digest of its bytes."""
+    """A run of an old log; None without evidence on convergence. origin: source, log, digest of its bytes."""
     evals = tuple(e for e in run.evals if math.isfinite(e.samples) and e.samples > 0)
     blown = bool(run.train) and not math.isfinite(run.train[-1].loss)
     if not evals and not blown:
@@ -92,7 +92,7 @@ def prior_run(run: RunLog, values: Mapping[str, Value], origin: tuple[str, str, 
 
 
 def observations(runs: Sequence[PriorRun], target: float) -> tuple[Observation, ...]:
-    """The runs as the model takes them in, by this study's target; numbers are below zero, as no trial's is."""
+    """The runs as observations for this study's target, with negative numbers to differ from trials."""
     observed = []
     for at, run in enumerate(runs):
         reached = next((e.samples for e in run.evals if e.loss <= target), math.nan)
@@ -111,7 +111,7 @@ def observations(runs: Sequence[PriorRun], target: float) -> tuple[Observation, 
 
 
 def read(path: Path) -> tuple[PriorRun, ...]:
-    """The runs in a file of :func:`write`; none where there is no file. Raises InputError naming a broken line."""
+    """The runs in a file of :func:`write`; empty without a file. Raises InputError naming a broken line."""
     if not path.exists():
         return ()
     runs = []
@@ -128,7 +128,7 @@ def read(path: Path) -> tuple[PriorRun, ...]:
 
 
 def write(path: Path, runs: Sequence[PriorRun]) -> None:
-    """Replace the file in one step: a driver that reads it at this moment sees the old or the new one."""
+    """Replace the file atomically, since a driver may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs), encoding="utf-8")
@@ -136,7 +136,7 @@ def write(path: Path, runs: Sequence[PriorRun]) -> None:
 
 
 def live(path: Path, target: float) -> Callable[[], tuple[Observation, ...]]:
-    """The observations in the file as it is whenever they are asked for; it is read again only when it changed."""
+    """Returns a function for the current observations in the file, which is read again only if it has changed."""
     cached: list[tuple[int, tuple[Observation, ...]]] = [(-1, ())]
 
     def newest() -> tuple[Observation, ...]:
@@ -149,20 +149,20 @@ def live(path: Path, target: float) -> Callable[[], tuple[Observation, ...]]:
 
 
 def describe(runs: Sequence[PriorRun]) -> str:
-    """How many, and of how many sources; "" for none."""
+    """Numbers of runs and sources, for people; "" for none."""
     if not runs:
         return ""
     return f"{counted(len(runs), 'old runs')} of {counted(len({run.source for run in runs}), 'sources')}"
 
 
-# Runs of other programs: which of their columns is which parameter of this study, and which metric is the eval.
+# Runs of other programs: mapping of their columns to this study's parameters and of a metric to the eval.
 
 
 EVAL = "eval"
-"""``--map eval=COLUMN`` names the metric."""
+"""``--map eval=COLUMN`` selects the metric."""
 
 EVALS = ("eval_loss", "val_loss", "valid_loss", "validation_loss", "value", "intermediate_values")
-"""Metrics that are evals of a loss by their name. A ``loss`` alone is mostly the training's: it is never guessed."""
+"""Metric names that mean evals of a loss. A plain ``loss`` is usually the training loss, so it is never guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,10 @@ def columns_of(
     mapped: Mapping[str, str],
     stated: Mapping[str, Value],
 ) -> Columns:
-    """The columns of a source by what the user mapped, else by their names.
+    """The columns of a source, by the user's mapping, else by their names.
 
-    names: parameters that a run must state. stated: values that the user gives for all runs. Raises InputError for a
-    mapped column that is not there.
+    names: parameters that a run must state. stated: the user's values for all runs. Raises InputError for a mapped
+    column that does not exist.
     """
     values = list(dict.fromkeys(column for run in runs for column in run.values))
     metrics = list(dict.fromkeys(column for run in runs for column in run.series))
@@ -212,7 +212,7 @@ def _alike(name: str, columns: Sequence[str]) -> str | None:
 
 
 def described(study: Study, columns: Columns, runs: Sequence[TrackedRun], stated: Mapping[str, Value]) -> list[str]:
-    """The mapping for a reader, a line a parameter, with the values that would be taken."""
+    """The mapping for people, one line per parameter, with the values that would be used."""
     lines = [f"{len(runs)} runs of {', '.join(dict.fromkeys(run.source for run in runs))}"]
     for name, column in columns.parameters.items():
         lines.append(f"  {name} is {column}: {_range([run.values[column] for run in runs if column in run.values])}")
@@ -234,9 +234,9 @@ def _range(values: Sequence[object]) -> str:
 def tracked_prior(
     run: TrackedRun, columns: Columns, study: Study, stated: Mapping[str, Value], now: float
 ) -> PriorRun | str:
-    """A run as this study's search starts from it, or why it teaches nothing.
+    """A run as a prior run, or the reason why it cannot be used.
 
-    A metric that the study maximises is kept as what it lacks of the study's ceiling, as evals of its own trials are.
+    A maximised metric is stored as the study's ceiling minus its value, like evals of the study's own trials.
     """
     values = {**{n: run.values[c] for n, c in columns.parameters.items() if c in run.values}, **stated}
     if lacking := [name for name in columns.parameters if name not in values]:

@@ -1,4 +1,4 @@
-"""The stopping rule as an Optuna pruner, for anybody's study with a metric reported at samples, steps or seconds."""
+"""The stopping rule as an Optuna pruner, for any study with a metric reported at samples, steps or seconds."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
 SENTENCE = "stall_verdict"
-"""User attribute of a pruned trial that holds the verdict's sentence."""
+"""User attribute of a pruned trial with the verdict's sentence."""
 
 KIND, LENGTH = "stall_kind", "stall_length"
-"""User attributes that a trial may set: what it shares with those it is compared with, and where it ends anyway."""
+"""User attributes that a trial may set: a key shared by comparable trials, and the step at which it ends anyway."""
 
 
 class StallPruner(BasePruner):
     """Prunes trials that would not have become the best, at a risk that the finished trials support.
 
     Report each eval as ``trial.report(value, step)`` with ``step`` in samples, steps or seconds, not a running index:
-    curves are compared at equal shares of training, whatever the eval schedule of each trial. A trial with more than a
-    thousand values is judged when it has a percent more. The study minimises or maximises one value.
+    curves are compared at equal shares of training, whatever each trial's eval schedule. A trial with more than a
+    thousand values is judged again only when it has 1% more. The study minimises or maximises one value.
 
     Parameters
     ----------
     target
-        The value to reach. A trial that has is not pruned, and divergence is measured by the way to it.
+        The value to reach. Trials that have reached it are not pruned; divergence is relative to the distance to it.
     false_prune_rate
-        Share of the trials that would have become one of the best that may be pruned over their whole lives. With n
-        references no rate under 1/(n + 1) can be kept, and that rate is used.
+        Share of the trials that would have become one of the best that may be pruned over their whole lives. n
+        references support no rate below 1/(n + 1), which is used if it is higher.
     references
-        The best finished trials, by the study's value, that another one is compared with; at least 3. One more ends
-        before any is compared. Ask for 19 to be held to 5%; of fewer a warning states what they support.
+        Number of best finished trials, by the study's value, with which a trial is compared; at least 3. One more
+        must have ended. A rate of 5% needs 19; with fewer a warning states the supported rate.
     max_steps
-        Step at which a trial ends anyway; None when unknown. Before it reports, a trial whose length differs sets its
-        user attribute ``stall_length``. Trials with another ``stall_kind`` (batch, precision) are not compared.
+        Step at which a trial ends anyway; None if unknown. A trial with another length sets its user attribute
+        ``stall_length`` before it reports. Trials with different ``stall_kind`` (batch, precision) are not compared.
     no_verdict_before
         Step before which only divergence prunes.
 
     Raises
     ------
     ValueError
-        Where a share, a step, a count or a trial's ``stall_length`` is out of its range.
+        If a share, a step, a count or a trial's ``stall_length`` is out of range.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class StallPruner(BasePruner):
                 f"{100 * false_prune_rate:g}%; references={needed(false_prune_rate)} support it",
                 stacklevel=2,
             )
-        self._judged: dict[tuple[str, int], int] = {}  # values of a long trial when it was judged last
+        self._judged: dict[tuple[str, int], int] = {}  # number of values at the last judgement of a long trial
         self._learned: tuple[Hashable, Sequence[ComparedRun]] = ((), ())
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        """Whether the trial's reported curve says to stop; the reason goes to the user attribute ``stall_verdict``.
+        """Whether to stop the trial; the reason is stored in the user attribute ``stall_verdict``.
 
-        Raises ValueError in a study of several objectives.
+        Raises ValueError in a study with several objectives.
         """
         if len(study.directions) != 1:
             raise ValueError(f"StallPruner compares one value with one target; this study has {len(study.directions)}")
@@ -113,7 +113,7 @@ class StallPruner(BasePruner):
         return stall.stop
 
     def _check_references(self, study: Study, trial: FrozenTrial) -> None:
-        """Warn once where the target, or the length, is in another unit than what the trial reports."""
+        """Warn once if the target or the length seems to have another unit than the trial's reports."""
         values, length = trial.intermediate_values, self._length(trial)
         if not values or self._references_checked:
             return
@@ -135,7 +135,7 @@ class StallPruner(BasePruner):
             warnings.warn(f"StallPruner: {problem}", stacklevel=4)
 
     def _due(self, study: str, trial: FrozenTrial) -> bool:
-        """Whether to judge the trial now: one with very many values is not judged at each."""
+        """Whether to judge the trial now; a trial with very many values is not judged at each."""
         key, values = (study, trial.number), len(trial.intermediate_values)
         if not due(values, values - self._judged.get(key, 0)):
             return False
@@ -144,7 +144,7 @@ class StallPruner(BasePruner):
         return True
 
     def _finished(self, study: Study, sign: float) -> Sequence[ComparedRun]:
-        """The study's finished trials, the best first; read anew only when another one has ended."""
+        """The study's finished trials, best first; rebuilt only after another one has ended."""
         trials = study.get_trials(deepcopy=False)
         ended = [(t.number, t.datetime_complete) for t in trials if t.state.is_finished()]
         known, learned = (study.study_name, len(ended), *ended[-1:]), self._learned

@@ -1,4 +1,4 @@
-"""Published results as observations of other sources: figures of the MLPerf submissions v4.0 to v6.0."""
+"""Published results as observations of other sources: MLPerf submissions v4.0 to v6.0."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from lora_tune.search.observations import Observation
 from lora_tune.search.usual_names import ALPHA, CLIP, DECAY, DROPOUT, RANK
 
 HALF_AN_INTERVAL = 192
-"""The table's mean stops lie half an eval interval (384 samples) after the crossing."""
+"""Half an eval interval (384 samples), by which the table's mean stops exceed the crossing."""
 
 CLOSED_DIVISION: Mapping[str, float] = {
     **dict.fromkeys(DECAY, 1e-4), **dict.fromkeys(CLIP, 0.3), **dict.fromkeys(RANK, 16), **dict.fromkeys(ALPHA, 32),
     **dict.fromkeys(DROPOUT, 0.1), "BETA1": 0.9, "BETA2": 0.999,
 }  # fmt: skip
-"""What every one of these submissions trained with, since the closed division allows nothing else (the reference
-implementation's values), by the names under which studies tune it."""
+"""Values of all these submissions, fixed by the closed division (the reference implementation's), by the names under
+which studies tune them."""
 
 
 @cache
 def llama2_70b_lora() -> tuple[Observation, ...]:
-    """One observation a submission, with its own source, so that no site's level is taken for this one's."""
+    """One observation per submission, each a separate source, so that its offset is not applied to this study."""
     submissions = []
     for number, row in enumerate(_rows("published.csv")):
         steps = float(row["MAX_STEPS"])
@@ -51,16 +51,16 @@ def llama2_70b_lora() -> tuple[Observation, ...]:
 
 @cache
 def of_benchmark(name: str) -> tuple[Observation, ...]:
-    """One observation a submission of a benchmark that has a table of its own, each its own source; else none.
+    """One observation per submission of a benchmark with a table, each a separate source; else empty.
 
-    name: as MLPerf calls it. The tables (``search/data``) are made by ``python -m benchmarks.published_logs``. A mean
-    stop counts as half an eval interval behind the crossing, on the grid of its round.
+    name: MLPerf's name. ``python -m benchmarks.published_logs`` writes the tables (``search/data``). The crossing is
+    taken half an eval interval before the mean stop, on the eval grid of its round.
     """
     return tuple(_submission(name, -1 - number, row) for number, row in enumerate(_rows(f"data/{name}.csv")))
 
 
 def _rows(name: str) -> Sequence[Mapping[str, str]]:
-    """Of a table beside this module; none where it is not there."""
+    """Rows of a table in this package; empty if it does not exist."""
     table = files("lora_tune.search").joinpath(name)
     lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
