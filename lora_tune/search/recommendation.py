@@ -1,8 +1,7 @@
-"""What a sweep hands over, and everything else that is called "the best": one place decides, the rest are views of it.
+"""The recommendation of a sweep, decided in one place, and everything else called "the best".
 
-The lowest of many noisy results is low by luck as much as by merit. So what is handed over is what the search believes
-best of all configurations; the luckiest run, the nearest to a target that nothing reached and the choice of ``confirm``
-stand beside it.
+The lowest of many noisy results is biased by luck (winner's curse). So the configuration with the best posterior is
+recommended. The best single run, the run nearest to an unreached target and the choice of ``confirm`` are also here.
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ UNRUN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """The configuration that is handed over.
+    """The recommended configuration.
 
-    trial: a run of it that reached the target; with number ``UNRUN`` and no results where no trial has run it as a
-    whole. runs: how many did. objective, low, high: as of :class:`~lora_tune.search.shrinkage.Belief`. why: in one
-    sentence, what was compared. best_run: the best single run. confirmed: further seeds of ``confirm`` have chosen it.
+    trial: a run of it that reached the target; its number is ``UNRUN`` and it has no results if no trial has run it as
+    a whole. runs: how many did. objective, low, high: as in :class:`~lora_tune.search.shrinkage.PosteriorEstimate`.
+    why: the evidence, in one sentence. best_run: the best single run. confirmed: chosen by ``confirm`` with further
+    seeds.
     """
 
     trial: Trial
@@ -59,43 +59,43 @@ class Recommended:
 
     @property
     def shown(self) -> Trial:
-        """The trial whose results stand for it: its own, else the best single run."""
+        """The trial to show for it: its own run, else the best single run."""
         return self.trial if self.ran else self.best_run
 
 
 def recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
-    """What the sweep hands over by its finished trials; None before one has reached the target, and where no parameter
-    has an effect (:mod:`lora_tune.search.no_effect`).
+    """The recommendation from the finished trials. None before one has reached the target, and if no parameter has an
+    effect (:mod:`lora_tune.search.no_effect`).
 
-    What ``confirm`` has chosen stays until another's interval lies wholly on its better side.
+    The choice of ``confirm`` stays until the whole interval of another is better.
     """
     return sweep.once("recommended", lambda: _recommend(study, sweep))
 
 
 def best_run(study: Study, sweep: StudyRecords) -> Trial | None:
-    """The single run with the best value, those passed over by ``confirm`` left out; None without any. Luck is part of
-    it: it is shown, and :func:`recommend` says what to take."""
+    """The single run with the best value, except those rejected by ``confirm``; None without any. It is biased by luck:
+    :func:`recommend` returns the configuration to use."""
     return sweep.best(maximise=objective_of(study).maximise)
 
 
 def ranked(study: Study, sweep: StudyRecords) -> Sequence[Trial]:
-    """All trials that have ended, the best first (:meth:`StudyRecords.ranked`)."""
+    """All ended trials, best first (:meth:`StudyRecords.ranked`)."""
     return sweep.ranked(maximise=objective_of(study).maximise)
 
 
 def leaders(study: Study, sweep: StudyRecords) -> list[Trial]:
-    """The trials that have a value, best first, and before all others the :func:`best_run`."""
+    """The trials with a value, best first, with :func:`best_run` in front."""
     best, done = best_run(study, sweep), [t for t in ranked(study, sweep) if t.has_value]
     return done if best is None else [best, *(t for t in done if t.number != best.number)]
 
 
 def chance_to_pass(study: Study, sweep: StudyRecords, config: Recommended | None) -> Prediction | None:
-    """What a submission of the recommended configuration would score under MLPerf's rules, and whether it would pass.
+    """Predicted score and chance to pass of a submission of the recommended configuration under MLPerf's rules.
 
-    By all of its runs that reached the target, each moved by as much as their mean is believed to be luck: the runs of
-    a configuration that was picked for being fast needed fewer samples than further ones will.
-    None where no trial has run it, and where the study is of no benchmark of MLPerf, or of one that counts epochs.
-    Loads ``mlperf_logging``, which takes about a second.
+    Uses all its runs that reached the target, each corrected for the estimated luck of their mean, since a
+    configuration selected for speed had runs with fewer samples than further ones will need. None if no trial has run
+    it, without an MLPerf benchmark, or for a benchmark that counts epochs. Imports ``mlperf_logging``, which takes
+    about a second.
     """
     benchmark = study.benchmark
     if benchmark is None or benchmark.progress == "epoch_num" or config is None or not config.ran:
@@ -112,7 +112,7 @@ def chance_to_pass(study: Study, sweep: StudyRecords, config: Recommended | None
 
 
 def _runs_of(sweep: StudyRecords, trial: Trial) -> list[Trial]:
-    """The runs of a trial's configuration that reached the target."""
+    """Runs of a trial's configuration that reached the target."""
     return [t for t in sweep.reached() if t.parameters == trial.parameters and t.metrics.objective is not None]
 
 
@@ -134,10 +134,10 @@ def _recommend(study: Study, sweep: StudyRecords) -> Recommended | None:
 
 
 def _estimate(study: Study, sweep: StudyRecords, luckiest: Trial) -> PosteriorEstimate:
-    """The configuration that is believed best: by the sampler's model of seconds where it has one, else by the results.
+    """The configuration with the best posterior: by the sampler's model of seconds if it has one, else by the results.
 
-    What nobody can run any more is not handed over: the best of what has run is. A time or a speed that is not
-    positive has no place among the others: of such alone the best run is.
+    An unrun configuration is not recommended once no more trials are allowed. If no result is usable (times and speeds
+    must be positive), the best run is returned.
     """
     from lora_tune.search import shrinkage
 
@@ -152,9 +152,9 @@ def _estimate(study: Study, sweep: StudyRecords, luckiest: Trial) -> PosteriorEs
 
 
 def _by_model(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
-    """What the sampler's model believes best, with an interval by the results around it; None where it says nothing.
+    """Recommendation of the sampler's model, with an interval from the results around it; None if there is none.
 
-    The machine's own config, where it is no point of the space and is believed better yet, stays.
+    The machine's own config is kept if it is outside the space and its estimate is better.
     """
     from lora_tune.search import shrinkage
     from lora_tune.search.noise import bounded_exp
@@ -166,12 +166,12 @@ def _by_model(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
     today = replace(sweep, trials={n: t for n, t in sweep.trials.items() if fits(t)})  # the space may have changed
     try:
         values, score, sentence = sampler.recommend(in_memory(study, today, sampler))
-    except ValueError:  # its model has learned nothing yet, such as of trials older than the space
+    except ValueError:  # no data for the model, such as only trials older than the space
         return None
     tuned = study.search_space.conditions.present(values)
     full = [t for t in sweep.reached() if not t.probe]
     trial = min((t for t in full if dict(t.tuned) == tuned), key=lambda t: abs(t.objective - score), default=None)
-    if any(not t.tuned for t in full):  # no model knows a config that is no point of the space
+    if any(not t.tuned for t in full):  # the model does not cover a config outside the space
         by_results = shrinkage.shrunken_recommendation(study, sweep)
         if by_results is not None and not by_results.tuned and by_results.objective < score:
             return by_results
@@ -183,13 +183,13 @@ def _by_model(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
 
 
 def _over(study: Study, sweep: StudyRecords) -> bool:
-    """Whether every trial that the study may have has ended."""
+    """Whether all trials allowed by the budget have ended."""
     trials = sweep.trials.values()
     return bool(study.budget.trials and len(trials) >= study.budget.trials) and all(t.verdict for t in trials)
 
 
 def _unrun(study: Study, estimate: PosteriorEstimate, alike: Trial) -> Trial:
-    """A configuration that no trial has run; what the space does not say is as in a trial that did run."""
+    """A configuration that no trial has run; parameters outside the space are copied from a trial that ran."""
     space = study.search_space
     absent = space.conditions.absent(estimate.tuned)
     parameters = {n: v for n, v in alike.parameters.items() if n not in absent} | space.resolve(estimate.tuned)
@@ -197,12 +197,12 @@ def _unrun(study: Study, estimate: PosteriorEstimate, alike: Trial) -> Trial:
 
 
 def _beats(study: Study, new: PosteriorEstimate, chosen: Recommended) -> bool:
-    """Whether even the worse end of its interval is better than the mean of what ``confirm`` chose."""
+    """Whether its whole interval is better than the mean of the configuration chosen by ``confirm``."""
     return new.low > chosen.objective if objective_of(study).maximise else new.high < chosen.objective
 
 
 def _chosen(sweep: StudyRecords, luckiest: Trial) -> Recommended | None:
-    """What further seeds have chosen, with their mean."""
+    """The configuration chosen by ``confirm``, with its mean over further seeds."""
     for trial in sweep.reached():
         race = trial.metrics.confirmed
         if race is None or race.choice is not ConfirmedChoice.CHOSEN or None in (race.seconds, race.low, race.high):
@@ -218,7 +218,7 @@ def _chosen(sweep: StudyRecords, luckiest: Trial) -> Recommended | None:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """A trial, its best eval as it is kept, and what that lacks to the target in words."""
+    """A trial, its best eval as stored, and its distance to the target in words."""
 
     trial: Trial
     point: Eval
@@ -226,11 +226,10 @@ class Nearest:
 
 
 def nearest(study: Study, sweep: StudyRecords) -> Nearest | None:
-    """Where nothing can be recommended: the finished trial whose best eval is nearest to the target; of equal ones the
-    one that needed fewer samples.
+    """Without a recommendation: the finished trial with the eval nearest to the target, of equal ones at fewer samples.
 
-    None where trials have no target, where one reached it, and where none has an eval that is a number. A trial with an
-    eval at the target whose result was refused came nowhere.
+    None without a target, if a trial reached it, or without a finite eval. A trial whose result at the target was
+    rejected does not count.
     """
     target = study.objective.target
     if target is None or not objective_of(study).has_target or sweep.reached():
@@ -251,7 +250,7 @@ def _met(study: Study, evals: Sequence[Eval]) -> bool:
 
 
 def _end(study: Study, last: Eval) -> str:
-    """How a run went on after its best eval."""
+    """How a run continued after its best eval."""
     return f"its last one is {number(study.shown(last.loss))} at {study.counted(last.samples)}"
 
 

@@ -1,9 +1,9 @@
-"""A sweep's records as an Optuna study in memory: what the sampler is asked with, and every other reader of a search.
+"""A sweep's records as an in-memory Optuna study, for the sampler and all other readers of the search.
 
-How trials appear to Optuna: waiting and running are RUNNING; reached is COMPLETE; pruned, capped, censored are PRUNED
-(TPE ranks them behind the complete ones, by their last eval); infeasible is PRUNED with a violated constraint, since
-FAIL teaches TPE nothing; failed and cancelled are FAIL, which the samplers ignore. So are a number that no record has
-and a result that is no number. A trial that is older than the space has those values that the space of today holds.
+States in Optuna: waiting and running are RUNNING; reached is COMPLETE; pruned, capped and censored are PRUNED (TPE
+ranks them behind the complete ones, by their last eval); infeasible is PRUNED with a violated constraint, since TPE
+ignores FAIL; failed and cancelled are FAIL, which the samplers ignore. So are numbers without a record and NaN results.
+A trial older than the space has only those values that the current space contains.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from lora_tune.store.metrics import as_mapping
 from lora_tune.store.records import StudyRecords, Trial, Verdict
 
 MOST_STEPS = 2**31
-"""Steps that fit into Optuna's tables on every database; a damaged log may name any number."""
+"""Largest step in Optuna's tables on every database; a damaged log may have any number."""
 
 STEP_SCALE = "epoch_in_steps"
-"""User attribute of a trial whose intermediate values stand at parts of an epoch: how many make one."""
+"""User attribute of a trial with intermediate values at fractions of an epoch: steps per epoch."""
 
 PROBE = "probe"
-"""The ``kind`` of a short run that only measured its layout's speed."""
+"""The ``kind`` of a probe, a short run that only measures its layout's speed."""
 
 BASE = "base"
-"""User attribute of the trial that measures the configuration that is there before the sweep."""
+"""User attribute of the trial that measures the configuration from before the sweep."""
 
 REQUEST = "request"
-"""User attribute of a trial that a person asked for: the number of the request."""
+"""User attribute of a requested trial: the number of the request."""
 
 FIXED = "fixed_params"
-"""System attribute that Optuna gives a trial that was enqueued: the values that it was enqueued with."""
+"""Optuna's system attribute of an enqueued trial: the values with which it was enqueued."""
 
 INFEASIBLE = "feasible"
 """Name of the Optuna constraint that an infeasible trial violates."""
@@ -63,14 +63,14 @@ _STATES = {
 
 
 def directions(study: Study) -> list[StudyDirection]:
-    """Optuna's word for each objective of the study."""
+    """Optuna's direction of each objective of the study."""
     return [StudyDirection.MAXIMIZE if o.maximise else StudyDirection.MINIMIZE for o in objectives_of(study)]
 
 
 def attributes(record: Trial) -> dict[str, Any]:
-    """The user attributes of a trial: why it was proposed, what kind it is, what the sampler added, how it ended.
+    """User attributes of a trial: why it was proposed, its kind, the sampler's attributes, its result.
 
-    Speeds and times are those at the reference pace.
+    Speeds and times are at the reference pace.
     """
     known = dict(record.sampler_attributes.get("user", {}))
     known |= {"why": record.why} if record.why else {}
@@ -85,9 +85,9 @@ def attributes(record: Trial) -> dict[str, Any]:
 
 
 def reported(study: Study, evals: Iterable[Eval]) -> dict[int, float]:
-    """Evals as intermediate values, at the step of their samples or part of an epoch; of two at one step the first.
+    """Evals as intermediate values, at their step in samples or fractions of an epoch; the first of two at one step.
 
-    None of an objective of which they say nothing, nor of two: Optuna keeps such values for one objective alone.
+    Empty if evals are no evidence on the objective, or with two objectives, which Optuna does not support.
     """
     objective, *others = objectives_of(study)
     steps: dict[int, float] = {}
@@ -101,15 +101,15 @@ def reported(study: Study, evals: Iterable[Eval]) -> dict[int, float]:
 
 
 def step_attributes(study: Study, steps: Mapping[int, float]) -> dict[str, int]:
-    """The user attribute that says what the steps of intermediate values are; empty where they are what is counted."""
+    """User attribute with the scale of the steps; empty if steps are the log's own units."""
     scale = steps_of_one(study.progress_unit)
     return {STEP_SCALE: scale} if steps and scale != 1 else {}
 
 
 def ending(study: Study, record: Trial) -> tuple[TrialState, list[float] | None]:
-    """The state of a trial with this record, and the value of each objective where it has them all.
+    """State of a trial with this record, and its values if it has all of them.
 
-    A start that is no point of the space counts as failed: no sampler can learn from it.
+    A start outside the space counts as failed, since no sampler can use it.
     """
     objectives = objectives_of(study)
     values = (record.metrics.objective, record.metrics.second_objective)[: len(objectives)]
@@ -123,7 +123,7 @@ def ending(study: Study, record: Trial) -> tuple[TrialState, list[float] | None]
 
 
 def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> FrozenTrial:
-    """The trial of a number as Optuna shows it, a failed one where no record has it: Optuna's numbers have no gap.
+    """The trial of a number as Optuna sees it; a failed one without a record, since Optuna's numbers have no gaps.
 
     space: of :func:`space_of`.
     """
@@ -138,7 +138,7 @@ def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> Fr
         params = {n: v for n, v in params.items() if n in distributions and _fits({n: v}, {n: distributions[n]})}
     steps = reported(study, sweep.last_evals(number))
     if state is TrialState.PRUNED and steps and not math.isnan(last := steps[max(steps)]):
-        values = [last]  # as Optuna's ``tell`` has it
+        values = [last]  # as Optuna's ``tell`` does
     ended = record.proposed_at if record.finished_at is None else record.finished_at
     frozen = FrozenTrial(
         number=number,
@@ -160,21 +160,20 @@ def trial_at(study: Study, sweep: StudyRecords, number: int, space: Space) -> Fr
 
 
 def space_of(study: Study) -> Space:
-    """The study's distributions and conditions, which are slow to make."""
+    """The study's distributions and conditions, which are slow to compute."""
     return study.search_space.distributions(), study.search_space.conditions
 
 
 def recorded_trials(study: Study, sweep: StudyRecords) -> list[FrozenTrial]:
-    """Every trial by number, without a gap."""
+    """All trials by number, without gaps."""
     space = space_of(study)
     return [trial_at(study, sweep, number, space) for number in range(sweep.next_number)]
 
 
 def fitting(study: Study) -> Callable[[Trial], bool]:
-    """Tells of a trial whether the study's space holds its values.
+    """Returns a predicate: whether the study's space contains a trial's values.
 
-    It may not: the trial may be of the machine's own config, of a commit, whose code is another, or older than the
-    space.
+    It may not, for the machine's own config, a commit (which has other code), or a trial older than the space.
     """
     space, conditions = space_of(study)
     return lambda trial: TREE not in trial.parameters and _fits(conditions.complete(trial.tuned), space)
@@ -193,7 +192,7 @@ def _fits(values: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> b
 def in_memory(
     study: Study, sweep: StudyRecords, sampler: BaseSampler | None = None, storage: InMemoryStorage | None = None
 ) -> optuna.Study:
-    """The sweep as an Optuna study that lives in this process only. storage: an empty one to make it in."""
+    """The sweep as an Optuna study in this process. storage: an empty one to use."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     kept = storage or InMemoryStorage()
     rebuilt = optuna.create_study(study_name=study.name, storage=kept, directions=directions(study), sampler=sampler)
@@ -205,9 +204,7 @@ def in_memory(
     return rebuilt
 
 
-# And what Optuna's trials teach, as observations that the search models take in, of any study that records them.
-#
-# User attributes read (all optional; what is not there is not learned):
+# Observations for the search models from Optuna trials of any study with these user attributes (all optional):
 #
 # ==================== ==================================================================================
 # samples_per_second   warm training throughput, samples/s
@@ -216,22 +213,22 @@ def in_memory(
 #                      ``stop_samples`` (samples of the first eval at the target) or ``samples_to_target``
 # last_samples         samples after which a run ended without reaching the target (a lower bound); also
 #                      ``censored_at_samples``
-# refused              True where the trial's own program does not take its values, which is "infeasible" too
+# refused              True if the trial's program rejects its values; the verdict is then "infeasible"
 # verdict              "infeasible" (out of memory), "pruned", "censored", "capped", "reached", "failed", ...
-# diverged             True when the loss blew up
-# node_hours           what the trial cost; ``init_seconds``: start-up before the clock runs
-# peak_gib             the most memory that a GPU held, GiB
+# diverged             True if the loss diverged
+# node_hours           cost of the trial; ``init_seconds``: start-up before ``run_start``
+# peak_gib             peak memory of a GPU, GiB
 # kind                 "probe" for a run that only measured speed
-# epoch_in_steps       steps that make one epoch, where intermediate values stand at parts of it (1000)
-# source               where an observation comes from, when not from this study; its level is then not trusted
+# epoch_in_steps       steps per epoch, if intermediate values are at fractions of an epoch (1000)
+# source               origin of an observation from elsewhere, which gets a separate offset
 # ==================== ==================================================================================
 #
-# Intermediate values, reported at the step of the samples consumed, are the eval curve. Steps are whole numbers: a
-# trial that counts epochs reports at parts of them, and says at how many.
+# Intermediate values, reported at the step of the samples consumed, are the eval curve. Steps are integers: a trial
+# that counts epochs reports fractions of them and states the scale.
 
 
 def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observation | None:
-    """The observation in an Optuna trial; None when it has none of the space's parameters, or says nothing."""
+    """The observation of an Optuna trial; None if it lacks parameters of the space or has no usable data."""
     if not space <= trial.params.keys() or trial.state is TrialState.WAITING:
         return None
     facts = trial.user_attrs
@@ -264,7 +261,7 @@ def of_trial(trial: FrozenTrial, space: frozenset[str], target: float) -> Observ
 
 
 class TrialReader:
-    """Observations of one study's trials, each trial read again only when it has more to say."""
+    """Observations of one study's trials; a trial is read again only if it has changed."""
 
     def __init__(self, space: frozenset[str], target: float) -> None:
         """space, target: as of :func:`of_trial`."""
@@ -272,10 +269,10 @@ class TrialReader:
         self._known: dict[int, tuple[FrozenTrial, object, Observation | None]] = {}
 
     def read(self, trial: FrozenTrial) -> Observation | None:
-        """What :func:`of_trial` says of it.
+        """:func:`of_trial` with a cache.
 
-        A storage in memory makes a new object of a trial that changes, but of what is reported to one that runs, and of
-        a time that is at another reference pace; others keep the objects of those that have ended.
+        An in-memory storage creates a new object for a changed trial, except for values reported by a running trial and
+        times at a new reference pace; other storages keep the objects of ended trials.
         """
         stage = (trial.state, len(trial.intermediate_values), len(trial.user_attrs), trial.user_attrs.get("slower"))
         known = self._known.get(trial.number)
@@ -285,15 +282,15 @@ class TrialReader:
 
 
 def curve_of(trial: FrozenTrial) -> dict[float, float]:
-    """The intermediate values by what the trial's log counts: samples, steps or epochs, parts of them included."""
+    """Intermediate values by the log's units: samples, steps or epochs, including fractions."""
     scale = first_number(trial.user_attrs, STEP_SCALE)
     scale = scale if scale > 0 else 1.0
     return {step / scale: value for step, value in trial.intermediate_values.items()}
 
 
 def annotate(study: optuna.Study, trial: FrozenTrial, **attributes: str) -> None:
-    """User attributes of a trial, set by the sampler that samples for it."""
-    # Samplers have no public way to annotate the trial that they sample for; Optuna's own use the storage too.
+    """Set user attributes of a trial while the sampler samples for it."""
+    # There is no public way for a sampler to annotate its trial; Optuna's own samplers use the storage, too.
     for name, value in attributes.items():
         study._storage.set_trial_user_attr(trial._trial_id, name, value)
     trial.user_attrs.update(attributes)

@@ -1,4 +1,4 @@
-"""What ``search.sampler`` can name, and what a study may ask of each. Libraries are imported when a sampler is made."""
+"""Registry of ``search.sampler`` and the features of each sampler. Libraries are imported when a sampler is created."""
 
 from __future__ import annotations
 
@@ -30,57 +30,57 @@ if TYPE_CHECKING:
     OldRuns = Callable[[], Sequence[Observation]]
 
 
-# What a sampler may be able to say beyond its proposals; who asks looks with ``isinstance``.
+# Optional features of a sampler, tested with ``isinstance``.
 
 
 @runtime_checkable
 class Recommends(Protocol):
-    """A sampler with a model of its own."""
+    """A sampler with a model that can recommend."""
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
-        """The configuration that it believes best: values, expected objective, a sentence. Pure: by the trials alone.
+        """The best configuration: values, expected objective, a sentence. A pure function of the trials.
 
-        Raises ValueError while nothing is known that could be recommended.
+        Raises ValueError if there is no data yet for a recommendation.
         """
         ...
 
 
 @runtime_checkable
 class EstimatesGain(Protocol):
-    """A sampler that can say what another node-hour would bring."""
+    """A sampler that can estimate the gain of another node-hour."""
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Share of the score by which the next node-hour is expected to improve the best; None where it cannot say."""
+        """Expected improvement of the best by the next node-hour, as a share of the score; None if unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerKind:
-    """What ``search.sampler`` names.
+    """A sampler selectable by ``search.sampler``.
 
     Parameters
     ----------
     make : callable
-        ``make(study, old_runs)`` gives an Optuna sampler; ``old_runs()`` gives what ingested logs taught.
+        ``make(study, old_runs)`` returns an Optuna sampler; ``old_runs()`` returns observations of ingested logs.
     knows_gain : bool
-        It is a :class:`EstimatesGain`, so that ``budget.stop_below`` can end the sweep.
+        It is an :class:`EstimatesGain`, so that ``budget.stop_below`` can end the sweep.
     proposes_probes : bool
         It proposes short runs that measure a layout's speed (``search.probes``).
     takes_old_runs : bool
         It starts from ingested logs and published results.
     several_node_counts : bool
-        It can compare trials that run on different numbers of nodes.
+        It can compare trials on different numbers of nodes.
     draws_first : bool
-        The first ``search.startup_trials`` proposals are drawn at random.
+        The first ``search.startup_trials`` proposals are random.
     draws_always : bool
-        All proposals are.
+        All proposals are random.
     proposes : bool
-        It proposes by itself; else it only fills in what the points that somebody asks for leave out.
+        It proposes by itself; else it only completes requested points.
     objectives : tuple of str, or None
-        The scores that it models; None: any, and two at a time.
+        Scores that it models; None: any, and two at a time.
     recommends_unrun : bool
-        Its model of seconds to the target recommends (``Recommends``), and perhaps what no trial has run as a whole.
-        Of every other sampler the results alone decide, shrunk towards their neighbours (``search.recommendation``).
+        Its model of seconds to the target recommends (``Recommends``), possibly a configuration that no trial has run.
+        For other samplers the recommendation uses only results, shrunk towards neighbours (``search.recommendation``).
     """
 
     make: Callable[[Study, OldRuns], BaseSampler]
@@ -96,9 +96,9 @@ class SamplerKind:
 
 
 def sampler_kind(study: Study) -> SamplerKind:
-    """The kind that the study names; a plain class or function counts as one that makes samplers.
+    """The study's sampler kind; a plain class or function counts as one that creates samplers.
 
-    Raises InputError for a name that is not known.
+    Raises InputError for an unknown name.
     """
     kind = SAMPLERS.load(study.search.sampler)
     return kind if isinstance(kind, SamplerKind) else SamplerKind(make=kind)
@@ -107,10 +107,10 @@ def sampler_kind(study: Study) -> SamplerKind:
 def make_sampler(
     study: Study, old_runs: OldRuns = tuple, *, begun: int = 0, start: Mapping[str, Any] | None = None
 ) -> BaseSampler:
-    """The sampler that a study names. old_runs: ingested runs as they are now, which some samplers start from.
+    """Create the study's sampler. old_runs: returns the current ingested runs, from which some samplers start.
 
-    begun: trials that the sweep has already. They are part of the seed: what is drawn at random would be drawn again.
-    start: tuned values of the configuration that the user has, which counts as the first enqueued point.
+    begun: number of existing trials, part of the seed so that random draws are not repeated. start: tuned values of the
+    user's configuration, which counts as the first enqueued point.
     """
     points = (dict(start), *study.search.enqueue) if start else study.search.enqueue
     search = study.search.model_copy(update={"seed": study.search.seed + begun, "enqueue": points})
@@ -120,14 +120,14 @@ def make_sampler(
 
 
 def sampler_of(study: Study, sweep: StudyRecords) -> BaseSampler:
-    """The sampler that a study names, with what the records know of ingested runs and of the user's configuration."""
+    """The study's sampler, with ingested runs and the user's configuration from the records."""
     from lora_tune.search import priors
 
     return make_sampler(study, lambda: priors.observations(sweep.priors, study.target), start=start_of(sweep))
 
 
 def start_of(sweep: StudyRecords) -> Mapping[str, Any] | None:
-    """Tuned values of the configuration that the user had before the sweep; None where it is no point of the space."""
+    """Tuned values of the user's configuration before the sweep; None if it is outside the space."""
     return next((t.tuned for t in sweep.trials.values() if t.metrics.base is not None and t.tuned), None)
 
 
@@ -142,7 +142,7 @@ def _tpe(study: Study, old_runs: OldRuns) -> BaseSampler:
 def _warm_tpe(study: Study, old_runs: OldRuns) -> WarmTPESampler:
     from lora_tune.search.optuna_samplers import WarmTPESampler
 
-    # constant_liar keeps parallel proposals apart while their results are open.
+    # constant_liar keeps parallel proposals apart while their results are pending.
     return WarmTPESampler(
         old_trials=partial(_old_trials, study, old_runs),
         seed=study.search.seed, n_startup_trials=study.search.startup_trials, multivariate=True, constant_liar=True,
@@ -150,7 +150,7 @@ def _warm_tpe(study: Study, old_runs: OldRuns) -> WarmTPESampler:
 
 
 def _old_trials(study: Study, old_runs: OldRuns) -> list[FrozenTrial]:
-    """Old runs as finished trials of Optuna; none where the objective is a time, which is another machine's."""
+    """Old runs as finished Optuna trials; empty if the objective is a time, which depends on the machine."""
     from optuna.trial import create_trial
 
     if objective_of(study).timed:
@@ -163,20 +163,19 @@ def _old_trials(study: Study, old_runs: OldRuns) -> list[FrozenTrial]:
         if not losses or len(params) < len(distributions):
             continue
         loss = losses[-1] if study.objective.score == "final_value" else min(losses)
-        with contextlib.suppress(ValueError):  # Optuna's word for values that lie outside of the space
+        with contextlib.suppress(ValueError):  # Optuna's error for values outside the space
             created.append(create_trial(params=params, distributions=distributions, value=study.shown(loss)))
     return created
 
 
 def takes_old_runs(study: Study) -> bool:
-    """Whether the study's search learns anything of old runs."""
+    """Whether the study's search uses old runs."""
     kind = sampler_kind(study)
     return kind.takes_old_runs and (kind.recommends_unrun or not objective_of(study).timed)
 
 
 def _lowest(study: Study, old_runs: OldRuns) -> BaseSampler:
-    """The lowest loss of a study of one objective: Optuna's Gaussian process where torch is installed and trials are
-    few, TPE after that and elsewhere."""
+    """Sampler for the lowest loss: Optuna's Gaussian process if torch is installed and trials are few, else TPE."""
     objective = objective_of(study)
     modelled = objective.judges_evals and not objective.has_target and study.objective.second is None
     if not modelled or importlib.util.find_spec("torch") is None:
@@ -222,7 +221,7 @@ def _grey_box(study: Study, old_runs: OldRuns) -> BaseSampler:
 
 
 def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., BaseSampler]) -> BaseSampler:
-    """What ``make`` makes, with the rules that the study keeps and the public results where they apply."""
+    """Call ``make`` with the study's rules and the public results that apply."""
     from lora_tune.search.grey_box import objective
     from lora_tune.search.physics import physics_of
     from lora_tune.search.published import CLOSED_DIVISION
@@ -257,9 +256,10 @@ def _time_to_target(study: Study, old_runs: OldRuns, make: Callable[..., BaseSam
 
 
 def published_about(study: Study) -> tuple[Observation, ...]:
-    """Published results that are about this study: its curves are LoRA's, or it keeps its benchmark's rules and target.
+    """Published results that apply to this study: it uses LoRA's public curves, or keeps its benchmark's rules and
+    target.
 
-    One of the open division may call a benchmark by its name and train something else.
+    An open-division study may use a benchmark's name for another training.
     """
     from lora_tune.search.published import llama2_70b_lora, of_benchmark
 
@@ -273,11 +273,11 @@ def published_about(study: Study) -> tuple[Observation, ...]:
 
 
 def _auto(study: Study, old_runs: OldRuns) -> BaseSampler:
-    """The grey box for seconds to the target, where layouts or published results give it something to believe in.
+    """The grey box for seconds to the target, if layouts or published results inform it.
 
-    By throughput where that is wanted; a Gaussian process for the lowest loss; TPE for all other objectives, for trials
-    of several sizes, and for scripts of which nothing is known, unless ``budget.stop_below`` needs an expected gain,
-    which TPE cannot state.
+    The throughput sampler for throughput; a Gaussian process for the lowest loss; TPE for all other objectives, for
+    varying node counts, and for scripts without prior knowledge, unless ``budget.stop_below`` needs an expected gain,
+    which TPE cannot provide.
     """
     if not objective_of(study).timed or study.objective.second is not None:
         only_throughput = study.objective.score == "throughput" and study.objective.second is None
@@ -301,7 +301,7 @@ def _staged(
     make: Callable[..., GreyBoxSampler],
     **settings: Any,
 ) -> BaseSampler:
-    """Switches by probes first, then what ``make`` makes for all other parameters. settings: of the grey box."""
+    """Switches by probes first, then the sampler from ``make`` for all other parameters. settings: of the grey box."""
     from lora_tune.search.stages.sampler import StagesSampler, usual_costs
 
     def others(spread: Mapping[str, BaseDistribution]) -> GreyBoxSampler:
@@ -322,16 +322,16 @@ def _staged(
 
 
 def _has_model(study: Study, old_runs: OldRuns) -> bool:
-    """Whether layouts, published results or old runs give the grey box something to believe in."""
+    """Whether layouts, published results or old runs inform the grey box."""
     known = study.search.full_fine_tuning_lr is not None or bool(published_about(study)) or bool(old_runs())
     has_model = known or _coordinates(study).layout is not None or study.budget.stop_below is not None
     return has_model and not study.search_space.varies_nodes
 
 
 def repeats_leader(study: Study) -> bool:
-    """Whether the leader is run again (``search.noise``): where a search models configurations and not what runs of
-    them scatter by. The grey box repeats what is in doubt itself; what is drawn at random is drawn as the study asks.
-    A warm block measures a speed to a fraction of a percent."""
+    """Whether the leader is repeated (``search.noise``): for samplers that do not model the noise between runs. The
+    grey box proposes repeats itself, random samplers draw only what the study asks for, and throughput has almost no
+    noise."""
     kind = sampler_kind(study)
     if study.objective.second is not None or study.objective.score == "throughput" or kind.draws_always:
         return False
@@ -341,9 +341,9 @@ def repeats_leader(study: Study) -> bool:
 
 
 def baseline_point(study: Study, start: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """The first of ``start`` and the enqueued points that names every tuned parameter that exists at it.
+    """The first of ``start`` and the enqueued points with a value for every tuned parameter that exists at it.
 
-    Of a switch that a point does not name the first value counts.
+    A switch missing from a point has its first value.
     """
     space = study.search_space
     tuned, conditions = space.distributions().keys(), space.conditions
@@ -353,7 +353,7 @@ def baseline_point(study: Study, start: Mapping[str, Any] | None = None) -> dict
 
 
 def _coordinates(study: Study) -> Coordinates:
-    """The study's parameters by what they decide: as it says, else by their names."""
+    """The study's parameters by role: as stated, else by their names."""
     from lora_tune.search.grey_box.features import Coordinates
 
     space = study.search_space
@@ -364,7 +364,7 @@ def _coordinates(study: Study) -> Coordinates:
 
 
 def _throughput(study: Study) -> BaseSampler:
-    """Our own sampler where there is no convergence to learn."""
+    """The throughput sampler, which models no convergence."""
     from lora_tune.search.physics import physics_of
     from lora_tune.search.throughput import ThroughputSampler
 

@@ -1,7 +1,7 @@
-"""The search of a sweep: an Optuna study in memory, made from the records, that is asked, reported to, and told.
+"""The search of a sweep: an in-memory Optuna study, built from the records, with ask, report and tell.
 
-It remembers nothing that the records do not: what a sampler stores of itself goes into the record of the trial that it
-proposed, and points that are still to be proposed follow from the study, the requests and the records.
+It has no state beyond the records: a sampler's attributes are stored in the record of the trial that it proposed, and
+pending points follow from the study, the requests and the records.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 from lora_tune.workloads.base import Start
 
 _OF_PROPOSAL = ("why", BASE, REQUEST, FIXED)
-"""Attributes of which the record speaks by other names."""
+"""Attributes that the record stores under other names."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPoint:
-    """A proposal: its number, the tuned values, and why (a sentence, "" when the sampler gives none).
+    """A proposal: number, tuned values, and why (a sentence, "" if the sampler has none).
 
-    Of a replicate also: the trial that it repeats, that trial's resolved parameters, and the runs in its one job.
-    probe: a short run, only to measure the layout's speed. base: the name of the configuration that it measures as it
-    stands, with its resolved parameters; "" for every other trial. request, point, sampler_attributes: as of a record.
+    For a replicate also: the repeated trial, that trial's resolved parameters, and the number of runs in its job.
+    probe: a short run that only measures the layout's speed. base: name of the configuration measured unchanged, with
+    its resolved parameters; "" for other trials. request, point, sampler_attributes: as in a record.
     """
 
     number: int
@@ -64,16 +64,16 @@ class SearchPoint:
 
 
 def expected_gain(known: optuna.Study) -> float | None:
-    """Share of the score by which the next node-hour is expected to improve the best; None where nobody knows."""
+    """Expected improvement of the best by the next node-hour, as a share of the score; None if unknown."""
     return known.sampler.expected_gain(known) if isinstance(known.sampler, EstimatesGain) else None
 
 
 def unproposed(
     points: Sequence[Mapping[str, Value]], records: StudyRecords, conditions: Conditions
 ) -> Iterator[Mapping[str, Value]]:
-    """Those of a study's enqueued points that no trial of the records is, each trial counted for one point. Pure.
+    """The study's enqueued points that have no trial in the records, each trial counted for one point. Pure.
 
-    A record that names no point, as of an earlier release, is counted by its values.
+    A record without a point, as of an earlier release, is matched by its values.
     """
     trials = [trial for trial in records.trials.values() if trial.metrics.base is None]
     for point in points:
@@ -86,7 +86,7 @@ def unproposed(
 
 
 def _values(distribution: BaseDistribution) -> Sequence[Any]:
-    """The values that a parameter may have, where they can be counted; () for a continuous one."""
+    """The possible values of a parameter; () for a continuous one."""
     if isinstance(distribution, CategoricalDistribution):
         return [c for c in distribution.choices if isinstance(c, int | float)]
     if isinstance(distribution, IntDistribution) and not distribution.log:
@@ -106,9 +106,9 @@ class Session:
         sampler: BaseSampler | None = None,
         start: Start | None = None,
     ) -> None:
-        """Make it from the sweep's records; None: of a sweep that has none yet.
+        """Build the study from the sweep's records; None: of a new sweep.
 
-        start: what the first trial of a new sweep measures, before every other point.
+        start: configuration of the first trial of a new sweep, before all other points.
         """
         known = records or StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0)
         self._settings, self._start = study, start
@@ -124,21 +124,22 @@ class Session:
             self._study.enqueue_trial(dict(point))
 
     def ask(self) -> SearchPoint | str:
-        """A new proposal, RUNNING in the study from here on. Or why none is worth its cost now."""
+        """A new proposal, RUNNING in the study from now on; or the reason why none is worth its cost now."""
         if self._settings.budget.stop_below is not None and (
             reason := gain_below_threshold(self._settings, expected_gain(self._study))
         ):
             return reason
         if not sampler_kind(self._settings).proposes and not self.points_wait():
             return 'every point that was asked for is proposed; search.sampler = "requests" proposes no other'
-        # What is no point of the space has no values for the search to complete.
+        # A start outside the space has no values for the sampler to complete.
         number = self._study.ask({} if self._outside_waits() else self._distributions).number
         if self._settings.workload.kind == "command":
             self._within_memory(number)
         return self._point(number)
 
     def _within_memory(self, number: int) -> None:
-        """Of a script that nobody has a model of: give a sampler's proposal sizes below those that died of memory."""
+        """For a script without a memory model: reduce sizes of a sampler's proposal below those that ran out of
+        memory."""
         trial = self._frozen(number)
         if FIXED in trial.system_attrs or not trial.params:
             return
@@ -158,7 +159,7 @@ class Session:
             self._storage.set_trial_user_attr(self._trial_id(number), "why", why)
 
     def propose(self, tuned: Mapping[str, Value], why: str) -> SearchPoint:
-        """A trial of these values, whatever the sampler would propose."""
+        """A trial with these values, regardless of the sampler."""
         created = optuna.trial.create_trial(
             state=TrialState.RUNNING,
             params=dict(tuned),
@@ -195,34 +196,34 @@ class Session:
         )
 
     def enqueue(self, values: Mapping[str, Value], why: str, request: int) -> None:
-        """Propose these tuned values next; the sampler fills in what they leave out. request: its number."""
+        """Propose these tuned values next; the sampler fills in missing ones. request: its number."""
         self._study.enqueue_trial(dict(values), user_attrs={"why": why, REQUEST: request})
 
     def plan(self) -> list[str]:
-        """What each stage of the search costs and can win, a line each; empty where it has none."""
-        from lora_tune.search.stages.sampler import StagesSampler  # loads scipy
+        """Cost and possible gain of each stage of the search, one line each; empty without stages."""
+        from lora_tune.search.stages.sampler import StagesSampler  # imports scipy
 
         return self._study.sampler.plan() if isinstance(self._study.sampler, StagesSampler) else []
 
     def points_wait(self) -> bool:
-        """Whether points of the study or of a person are still to be proposed."""
+        """Whether points of the study or of requests are still to be proposed."""
         return bool(self._waiting())
 
     def _waiting(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
 
     def _outside_waits(self) -> bool:
-        """Whether the next proposal is the start of a study whose space does not hold it."""
+        """Whether the next proposal is a start outside the space."""
         if self._start is None or self._start.tuned is not None:
             return False
         waiting = self._waiting()
         return bool(waiting) and BASE in waiting[0].user_attrs
 
     def report(self, number: int, evals: Sequence[Eval]) -> None:
-        """All evals of a trial's newest attempt, as intermediate values."""
+        """Report all evals of a trial's newest attempt as intermediate values."""
         steps, known = reported(self._settings, evals), self._frozen(number).intermediate_values
         for step in known.keys() - steps.keys():
-            del known[step]  # of an earlier attempt; the trial is the storage's own
+            del known[step]  # of an earlier attempt; the trial object belongs to the storage
         for step, value in steps.items():
             if known.get(step) != value:
                 self._storage.set_trial_intermediate_value(self._trial_id(number), step, value)
@@ -230,13 +231,13 @@ class Session:
             self._storage.set_trial_user_attr(self._trial_id(number), name, scale)
 
     def tell(self, record: Trial) -> None:
-        """The end of a trial, its metrics as user attributes first. Telling twice changes nothing but what the trial is
-        worth at another reference pace."""
+        """Record the end of a trial, with its metrics as user attributes. A repeated call only updates values at a new
+        reference pace."""
         known = self._frozen(record.number)
         state, values = ending(self._settings, record)
         if known.state.is_finished():
             if known.state is state is TrialState.COMPLETE and known.values != values:
-                known.values = values  # the trial is the storage's own, which takes no news of one that has ended
+                known.values = values  # the storage's own object, which accepts no updates after the end
             if known.user_attrs.get("slower") != record.metrics.slower:
                 known.user_attrs.update({"slower": None} | attributes(record))
             return
@@ -248,7 +249,7 @@ class Session:
         self._study.tell(record.number, values, state=state)
 
     def discard(self, number: int) -> None:
-        """A proposal of which no trial is made, since it must fail: the sampler takes it for one that cannot run."""
+        """Drop a proposal that cannot run: the sampler sees it as infeasible."""
         trial = self._trial_id(number)
         self._storage.set_trial_user_attr(trial, "refused", True)
         self._storage.set_trial_user_attr(trial, "verdict", Verdict.INFEASIBLE.value)

@@ -1,11 +1,10 @@
-"""What the results of any search say of its configurations: means of repeats, shrunk towards their neighbours.
+"""Recommendation from results alone: means of repeats, shrunk towards neighbours by a Gaussian process.
 
-A Gaussian process over the space's parameters, on ln(objective), or on the objective itself where results have either
-sign, one row a run. A configuration that did well while its neighbours did not was lucky, mostly. Two things keep luck
-out of what is said of the best: the run for which a leader was run again is left out, since it was picked for being
-fast (``search.noise``), and what a best of so many would gain by luck alone is taken back, by simulation. Noise and
-the differences between configurations are not known but believed on a grid, each point by its evidence. No sampler is
-asked, so it serves each of them.
+The process models ln(objective) over the space's parameters, or the objective itself if results have either sign; each
+run is an observation. A good result among bad neighbours was probably luck. Two corrections keep luck out of the
+estimate of the best: the run that made a leader to be repeated is excluded, since it was selected (``search.noise``),
+and the expected selection bias of the best is subtracted, by simulation. Noise and scales of the surface are
+marginalised over a grid weighted by evidence. It works with any sampler.
 """
 
 from __future__ import annotations
@@ -37,44 +36,44 @@ from lora_tune.search.recorded import fitting
 from lora_tune.store.records import StudyRecords, Trial, Value, Verdict
 
 FITTED, LEARNED = 120, 400
-"""Runs by which the scales are fitted, and by which neighbours are judged: the work grows with their cube."""
+"""Maximum runs for fitting the scales and for the posterior, whose cost is cubic."""
 
 WIDER = 1.0
-"""By how much the interval of the best is wider than the belief in any one: surfaces are no draws of the process. The
- intervals of simulated sweeps hold the truth in 85 to 95% so (``benchmarks.statistics --part coverage``)."""
+"""Factor of the interval's width, to allow for surfaces that are no draws of the process. With it intervals of
+simulated sweeps contain the truth in 85 to 95% of cases (``benchmarks.statistics --part coverage``)."""
 
 NOISES = np.linspace(-2.7, 2.7, 11)
-"""Grid of ln(noise) about what repeats say, in standard deviations of that belief."""
+"""Grid of ln(noise) about the estimate from repeats, in its standard deviations."""
 
 MOST_DOUBT = 0.7
-"""Standard deviation of ln(noise) beyond which the grid is no wider."""
+"""Maximum standard deviation of ln(noise) for the grid's width."""
 
 AMPLITUDES, LENGTHS = (0.5, 1.0, 2.0), (0.6, 1.2, 2.5)
-"""Grids of how far configurations differ, in the spread of their means, and of over what distance, relative to 0.6
+"""Grids of the amplitude, relative to the spread of the configurations' means, and of the lengthscale, relative to 0.6
 sqrt(features)."""
 
 LEAST_WEIGHT = 2e-3
-"""Points of the grid that are believed less than this beside the likeliest are left out."""
+"""Grid points with less posterior weight than this, relative to the best, are dropped."""
 
 RERUN_MARGIN = 0.5
-"""Standard deviations by which what ran once has to look better than what was run again."""
+"""Posterior standard deviations by which a configuration with one run must look better than a repeated one."""
 
 DRAWS = 200
-"""Simulated sweeps by which the luck of the best is told."""
+"""Simulated sweeps for the selection bias of the best."""
 
 LEAST_AMPLITUDE = 0.01
-"""The least by which configurations are taken to differ before their results say more, in ln(objective)."""
+"""Least prior amplitude of differences between configurations, in ln(objective)."""
 
 MISSED = (Verdict.CENSORED, Verdict.PRUNED, Verdict.INFEASIBLE)
-"""Ends that speak against a configuration that reached the target at another time."""
+"""Verdicts that count against a configuration that reached the target in another trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PosteriorEstimate:
-    """What a search believes of a configuration.
+    """Posterior of a configuration's mean.
 
-    tuned: its values. objective: the mean of further runs of it, in the objective's unit. low, high: 90% interval of
-    that mean. trial: one that ran it as a whole, None where none did. why: on what that rests, a clause.
+    tuned: its values. objective: mean of further runs, in the objective's unit. low, high: 90% interval of that mean.
+    trial: one that ran it as a whole, None without any. why: the evidence, a clause.
     """
 
     tuned: Mapping[str, Value]
@@ -87,25 +86,25 @@ class PosteriorEstimate:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """On which results are compared: their logarithm, or their value in units of the usual size, negated where more is
+    """Scale of the process: logarithm of the results, or their value in units of the usual size, negated if larger is
     better."""
 
     scale: ResultScale
     unit: float = 1.0
 
     def place(self, trial: Trial) -> float | None:
-        """Where a trial's result lies; None where it has none."""
+        """A trial's result on the scale; None without one."""
         value = trial.metrics.objective
         at = None if value is None else self.scale.inward(value)
         return None if at is None else at / self.unit
 
     def results(self, mean: float, half: float) -> tuple[float, float, float]:
-        """(middle, low, high) as results, of a place and a half-width."""
+        """(middle, low, high) as results, for a centre and a half-width on the scale."""
         return self.scale.interval(mean * self.unit, half * self.unit)
 
 
 def _axis(study: Study, sweep: StudyRecords) -> _Axis:
-    """Logarithms while every result has one; a metric that is minimised may well be best below zero."""
+    """Logarithmic if all results are positive; a minimised metric may be negative."""
     values = [v for t in sweep.reached() if (v := t.metrics.objective) is not None and math.isfinite(v)]
     scale = scale_of(study)
     if scale.relative or all(v > 0 for v in values):
@@ -115,9 +114,9 @@ def _axis(study: Study, sweep: StudyRecords) -> _Axis:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of one configuration that reached the target: the place of each, the lower the better.
+    """Runs of one configuration that reached the target, on the scale; lower is better.
 
-    places: of those that count, which are all but the one that was picked for being good and run again. again: it was.
+    places: those that count, all except a run that was selected and then repeated. reran: it was repeated.
     """
 
     trial: Trial
@@ -140,10 +139,10 @@ class _Runs:
 
 
 def shrunken_recommendation(study: Study, sweep: StudyRecords) -> PosteriorEstimate | None:
-    """The configuration of the lowest expected objective among those that ran; None where no result can be compared.
+    """The configuration with the lowest expected objective among those that ran; None without a usable result.
 
-    One that missed the target as often as it reached it is left out while there is another. One that ran once takes
-    the place of one that was run again only where it is better by more than the doubt in it.
+    A configuration that missed the target as often as it reached it is excluded if there is another. One with a single
+    run replaces a repeated one only if it is better by ``RERUN_MARGIN`` standard deviations.
     """
     axis = _axis(study, sweep)
     configs = _configurations(axis, sweep)
@@ -165,13 +164,13 @@ def shrunken_recommendation(study: Study, sweep: StudyRecords) -> PosteriorEstim
         means = variances = handicap = np.empty(0)
         sd = noise.sd
     level, spread = _level(configs)
-    for c in outside:  # the machine's own config, say: no point of the space, so it has no neighbours
+    for c in outside:  # such as the machine's own config: outside the space it has no neighbours
         precision = len(c.places) / sd**2 + 1 / spread**2
         means = np.append(means, (c.mean * len(c.places) / sd**2 + level / spread**2) / precision)
         variances, handicap = np.append(variances, 1 / precision), np.append(handicap, 0.0)
     at = int(np.argmin(means + 0.5 * variances + handicap))
     best, half = [*inside, *outside][at], WIDER * Z90 * math.sqrt(float(variances[at]))
-    # The mean of further runs: of a time that scatters by a factor it lies above the middle one.
+    # Mean of further runs: the mean of a log-normal exceeds its median.
     above = 0.5 * sd**2 * (-1 if axis.scale.maximise else 1) if axis.scale.relative else 0.0
     value, low, high = axis.results(float(means[at]) + above, half)
     why = _why(study, axis, best, sd)
@@ -181,7 +180,7 @@ def shrunken_recommendation(study: Study, sweep: StudyRecords) -> PosteriorEstim
 
 
 def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
-    """On what the belief in the best rests, as somebody may check it."""
+    """The evidence for the best, in a form that can be checked."""
     runs = f"{best.runs} runs of it average" if best.runs > 1 else "its one run took"
     value = axis.results(best.every, 0.0)[0]
     differ = f"{100 * sd:.2g}%" if axis.scale.relative else f"{sd * axis.unit:.3g}"
@@ -190,7 +189,7 @@ def _why(study: Study, axis: _Axis, best: _Runs, sd: float) -> str:
 
 
 def _noise(study: Study, axis: _Axis, configs: Sequence[_Runs]) -> Noise:
-    """What is known of the noise on the axis by all runs."""
+    """Noise on the scale from all runs."""
     return noise_before(study, axis.scale, [c.mean for c in configs]).after(c.all_places for c in configs)
 
 
@@ -218,7 +217,7 @@ def _runs(axis: _Axis, trials: Sequence[Trial]) -> _Runs:
 
 
 def _level(configs: Sequence[_Runs]) -> tuple[float, float]:
-    """Median of the configurations' means and their spread."""
+    """Median of the configurations' means, and their spread."""
     means = np.array([c.mean for c in configs])
     return float(np.median(means)), max(float(means.std()), LEAST_AMPLITUDE)
 
@@ -236,10 +235,10 @@ def half_width(study: Study, sweep: StudyRecords, tuned: Mapping[str, Value]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """What the runs of configurations say: a mixture of posteriors over noise and the scales of the surface.
+    """Mixture of posteriors over the noise and the scales of the surface.
 
-    weights, posteriors, noises: of the mixture (k). means, variances: of the configurations' truths (n). rows: of the
-    configurations (n, d). counts: runs of each that count.
+    weights, posteriors, noises: of the mixture (k). means, variances: of the configurations' true values (n). rows:
+    features of the configurations (n, d).
     """
 
     coordinates: Coordinates
@@ -253,7 +252,7 @@ class _Learned:
 
     @property
     def noise(self) -> float:
-        """Sd of single runs, as believed."""
+        """Posterior sd of single runs."""
         return math.sqrt(float(self.weights @ self.noises**2))
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
@@ -261,11 +260,11 @@ class _Learned:
         return _mixed(self.posteriors, self.weights, x)
 
     def luck(self, handicap: Array, once: npt.NDArray[np.bool_]) -> float:
-        """By how much the best of so many looks better than it is, were the surface as it is believed.
+        """Selection bias: how much better the best looks than it is, if the posterior mean is the true surface.
 
-        Runs are simulated about it at the likeliest scales, smoothed as the real ones are, and the best is picked by
-        the same rule. handicap: what is added to each before the best is picked. once: those that were not run
-        again; the best of the others is known by runs that nobody picked.
+        Runs are simulated at the most likely scales and smoothed like the real ones, and the best is selected by the
+        same rule. handicap: added to each before the selection. once: configurations without repeats; the others are
+        estimated from runs that were not selected.
         """
         at = int(np.argmax(self.weights))
         posterior, noise = self.posteriors[at], float(self.noises[at])
@@ -283,9 +282,9 @@ class _Learned:
 
 
 def _learned(study: Study, configurations: Sequence[_Runs], noise: Noise) -> _Learned:
-    """What the runs of configurations within the space say of ln(objective) over it.
+    """Posterior of ln(objective) over the space from the runs of configurations.
 
-    noise: by all runs. What the rows of the process say of it themselves is taken out of it.
+    noise: from all runs. The part that the process's own data imply is removed from it, to count it once.
     """
     space = study.search_space
     coordinates = Coordinates(
@@ -337,7 +336,7 @@ def _mixed(posteriors: Sequence[Posterior], weights: Array, x: Array) -> tuple[A
 def _with_row_runs(
     data: Data, noise: float, configurations: Sequence[_Runs], x: Array, mean: Array, variance: Array
 ) -> None:
-    """Add to ``mean`` and ``variance`` (n) what runs that were left out of ``data`` say of their own rows."""
+    """Update ``mean`` and ``variance`` (n) in place with runs omitted from ``data``, each at its own row."""
     known = {row.tobytes() for row in data.x}
     for at, c in enumerate(configurations):
         if x[at].tobytes() not in known:

@@ -1,8 +1,8 @@
-"""What runs out of memory, learned from the first trial of a script that did: sizes at least as large are left.
+"""Avoid sizes that ran out of memory, learned from a script's first out-of-memory trial.
 
-A script of one's own has no model of its memory. But a batch, a rank or a sequence that is larger needs no less,
-whatever the other parameters are, so one death speaks of all of them at once; a survivor with sizes as large says that
-it was bad luck. Pure functions.
+A user's script has no memory model. But a larger batch, rank or sequence needs no less memory, whatever the other
+parameters, so one failure excludes all sizes at least as large; unless a trial with sizes as large ran, in which case
+the failure was random. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LARGER_NEEDS_MORE = re.compile(
     r"|(?:max_?)?(?:seq|sequence|context|ctx|block|prompt)(?:_?(?:len|length|size))?|max_length|cutoff_len"
     r"|(?:n_?|num_?)?(?:layers?|heads)|(?:hidden|embed(?:ding)?|model|d)_?(?:size|dim|model)|n_?embd|width|depth"
 )
-"""Names of which a larger value needs no less memory on a GPU. Not a batch over all GPUs: accumulation makes that."""
+"""Names for which a larger value needs no less GPU memory. Not the global batch size, which may use accumulation."""
 
 
 def is_size(name: str, value: object) -> bool:
-    """Whether a parameter of this name and value says how large something on the GPU is."""
+    """Whether a parameter of this name and value is a size on the GPU."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and _LARGER_NEEDS_MORE.fullmatch(name.lower()) is not None
 
@@ -32,10 +32,10 @@ def smaller(
     died: Sequence[Mapping[str, Any]],
     lived: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The sizes that a proposal should have instead, so that it needs less than what died; {} where it does already.
+    """Sizes to change in a proposal so that it needs less than failed trials; {} if it already does.
 
-    proposed: tuned values. choices: the values that each size may have. died, lived: tuned values of trials that ran
-    out of memory, and of others that trained. The size that is largest beside its smallest choice gives way first.
+    proposed: tuned values. choices: possible values of each size. died, lived: tuned values of trials that ran out of
+    memory, and of those that trained. The size largest relative to its smallest choice is reduced first.
     """
     sizes = {name: value for name, value in proposed.items() if is_size(name, value) and len(choices.get(name, ())) > 1}
     deaths = [{n: d[n] for n in sizes} for d in died if sizes and all(n in d for n in sizes)]
@@ -52,5 +52,5 @@ def smaller(
 
 
 def _as_large(values: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether every size of ``other`` is reached: no less memory is needed."""
+    """Whether every size is at least that of ``other``, so that no less memory is needed."""
     return all(name in values and values[name] >= size for name, size in other.items())

@@ -1,9 +1,8 @@
-"""The sampler of studies that ask for samples/s alone: layouts and switches, speed and memory, no convergence.
+"""Sampler for studies of samples/s alone: layouts and switches, speed and memory, no convergence.
 
-Throughput is nearly free of noise and a layout either fits into memory or does not, so no point is worth a second
-look, and what decides is where the next faster one that fits may be. Each proposal has the highest expected
-improvement of the best throughput (Jones et al., 1998), times its chance to fit into memory, per expected node-hour.
-Speed and memory are believed as the grey-box search believes them (:mod:`lora_tune.search.grey_box.model`).
+Throughput has almost no noise, and a layout either fits into memory or not, so points are not repeated. Each proposal
+has the highest expected improvement of the best throughput (Jones et al., 1998), times its chance to fit into memory,
+per expected node-hour. Models of speed and memory: :mod:`lora_tune.search.grey_box.model`.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from lora_tune.search.physics import StudyPhysics
 from lora_tune.search.recorded import annotate, of_trial
 
 CANDIDATES = 600
-"""Points that a proposal chooses from, beside the neighbours of the fastest known."""
+"""Random candidates per proposal, in addition to neighbours of the fastest points."""
 FASTEST = 5
-"""Known points whose neighbours are candidates."""
+"""Number of fastest points whose neighbours are candidates."""
 DOOMED = 0.9999
-"""Risk of a point that needs at least the memory of one that died."""
+"""Risk of a point that needs at least the memory of one that ran out of it."""
 DEATH_SHARE = 0.5
-"""Cost of a run that dies of memory, as a share of one that lives: it ends before it is measured."""
+"""Cost of an out-of-memory run relative to a successful one: it ends before it is measured."""
 
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A proposal: speed in samples/s as expected, gain over the fastest known (a share; NaN without one), risk.
+    """A proposal: expected speed in samples/s, gain over the fastest known (a share; NaN without one), risk.
 
-    improvement: expected fall of the fastest known one's ln(seconds a sample), per trial that lives.
+    improvement: expected decrease of the best ln(seconds per sample), per trial that does not run out of memory.
     """
 
     values: dict[str, Any]
@@ -58,7 +57,7 @@ class Choice:
     improvement: float
 
     def why(self, unit: str) -> str:
-        """In one sentence. unit: what the log counts in, in the plural."""
+        """Reason in one sentence. unit: what the log counts, in the plural."""
         risk = f"{100 * self.risk:.0f}% risk of running out of memory or of being refused"
         if math.isnan(self.gain):
             return f"nothing was measured yet: likely to be fast and to fit; {risk}"
@@ -66,11 +65,11 @@ class Choice:
 
 
 class ThroughputSampler(BaseSampler):
-    """Proposes points of ``distributions`` for trials that report ``samples_per_second`` and die of memory.
+    """Proposes points of ``distributions`` for trials that report ``samples_per_second`` or run out of memory.
 
-    gpus: of one trial. physics: of GPU memory, where that is known. conditions: which
-    parameters exist only under others' values. unit: what logs count in, for people. Attributes read are those of
-    :mod:`lora_tune.search.observations`; each trial gets ``why``.
+    gpus: per trial. physics: memory model, if there is one. conditions: which parameters exist only under others'
+    values. unit: what logs count, for people. Attributes read: see :mod:`lora_tune.search.recorded`; sets ``why`` on
+    each trial.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class ThroughputSampler(BaseSampler):
         self._chosen: tuple[object, tuple[Choice | None, list[Observation]]] = (None, (None, []))
 
     def reseed_rng(self) -> None:
-        """Fresh randomness for a worker process."""
+        """Reseed for a worker process."""
         self._rng = np.random.default_rng()
         self._random.reseed_rng()
 
@@ -105,7 +104,7 @@ class ThroughputSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The values of the best point that no trial has had; none, so that they are drawn at random, once all had."""
+        """Values of the best untried point; empty, so that they are drawn at random, after all have been tried."""
         choice, _ = self._choice(study, skip=trial.number)
         if choice is None:
             return {}
@@ -113,7 +112,7 @@ class ThroughputSampler(BaseSampler):
         return choice.values
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Share by which the next node-hour is expected to raise the best throughput; None before one was measured."""
+        """Expected improvement of the best throughput by the next node-hour, as a share; None before a measurement."""
         choice, observations = self._choice(study)
         hours = [o.node_hours for o in observations if o.samples_per_second > 0 and o.node_hours > 0]
         if not hours:
@@ -121,9 +120,9 @@ class ThroughputSampler(BaseSampler):
         return math.expm1(min(700.0, choice.improvement / median(hours))) if choice else 0.0
 
     def _choice(self, study: optuna.Study, skip: int = -1) -> tuple[Choice | None, list[Observation]]:
-        """The best point that no trial but ``skip`` has had, None when there is none, and what the trials taught.
+        """The best point that no trial except ``skip`` has had, or None, and the observations.
 
-        The answer stays until a trial was begun or ended: a study with ``stop_below`` asks at every look.
+        Cached until a trial starts or ends, since a study with ``stop_below`` calls it at every tick.
         """
         names = frozenset(self._distributions)
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != skip and names <= t.params.keys()]
@@ -146,17 +145,17 @@ class ThroughputSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """At random: only where every point was tried."""
+        """At random: only after every point has been tried."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 def best(model: SearchModel, points: Sequence[Values]) -> Choice:
-    """The point of the highest expected improvement per node-hour."""
+    """The point with the highest expected improvement per node-hour."""
     mean, covariance, _, _ = model.predict_speed(points)
     sd = np.sqrt(np.diag(covariance))
     risk = risk_of(model, points)
     measured = [math.log(o.samples_per_second) for o in model.observations if o.samples_per_second > 0]
-    # Before anything was measured, everything is compared with something slow.
+    # Without measurements the incumbent is set below the slowest prediction.
     known = max(measured, default=float(mean.min()) - 1)
     risk = 1 - (1 - risk) * (1 - _refused(model, points))
     gain = (1 - risk) * positive_part(mean - known, sd)
@@ -172,14 +171,14 @@ def best(model: SearchModel, points: Sequence[Values]) -> Choice:
 
 
 def _refused(model: SearchModel, points: Sequence[Values]) -> Array:
-    """Chance of each point (n) to be refused by the trial's own program. What died of memory was taken by it."""
+    """Probability (n) that the trial's program rejects a point. Points that ran out of memory were accepted."""
     local = [o for o in model.observations if not o.source]
     taken = [o.values for o in local if o.ran or (o.infeasible and not o.refused)]
     return refused_chance(points, [o.values for o in local if o.refused], taken)
 
 
 def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
-    """Chance of each point (n) to die of memory: as learned; near certain where a point that died needed no more."""
+    """Probability (n) that a point runs out of memory, by the model; near 1 if a failed point needed no more."""
     c = model.coordinates
     risk, _ = model.memory.chance(points)
     died = [o.values for o in model.observations if o.infeasible and not o.refused]
@@ -192,7 +191,7 @@ def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
 def candidates(
     c: Coordinates, observations: Sequence[Observation], tried: Collection[tuple[Any, ...]], rng: np.random.Generator
 ) -> list[Values]:
-    """Random points of the space and all that differ from a fastest known one in one parameter; none that was tried."""
+    """Random points of the space, and the neighbours in one parameter of the fastest points; without tried ones."""
     rows: list[Values] = [at_random(c.distributions, c.distributions, rng) for _ in range(CANDIDATES)]
     known = sorted((o for o in observations if o.samples_per_second > 0), key=lambda o: -o.samples_per_second)
     for o, (name, d) in itertools.product(known[:FASTEST], c.distributions.items()):
@@ -201,7 +200,7 @@ def candidates(
 
 
 def _steps(distribution: BaseDistribution, value: Any) -> list[Any]:
-    """Every other category, or a number moved by a tenth and a third of its range."""
+    """All other categories, or a number moved by a tenth and a third of its range in both directions."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     return [from_unit(distribution, unit(distribution, value) + step) for step in (-0.67, -0.2, 0.2, 0.67)]
@@ -211,11 +210,11 @@ def _key(values: Values) -> tuple[Any, ...]:
     return tuple(sorted(values.items()))
 
 
-# Which points a trial's own libraries will refuse: the rule behind a refusal, from what they took and did not take.
+# Predicts which points a trial's libraries will reject, from rejected and accepted points.
 #
-# A rule is one or two values that do not go (together). Of one refused point every such rule is possible that no
-# accepted point breaks; each is as likely as the others, so the chance that another point is refused is the share of
-# them that it breaks. A version space (Mitchell 1982, "Generalization as search") with a vote.
+# A rule is one value, or two values, that are not allowed (together). For each rejected point all such rules that no
+# accepted point violates are equally likely. So the chance that another point is rejected is the share of them that it
+# violates: a version space (Mitchell 1982, "Generalization as search") with a vote.
 
 
 Literal = tuple[str, Any]
@@ -223,7 +222,7 @@ Rule = frozenset[Literal]
 
 
 def refused_chance(points: Sequence[Values], refused: Sequence[Values], accepted: Sequence[Values]) -> Array:
-    """Chance (n) that each of ``points`` is refused, given points that were refused and points that were not."""
+    """Probability (n) that each of ``points`` is rejected, given rejected and accepted points."""
     taken = [_literals(values) for values in accepted]
     chance = np.zeros(len(points))
     if not refused:
@@ -244,7 +243,7 @@ def _rules(literals: frozenset[Literal]) -> Iterable[Rule]:
 
 
 def _literals(values: Values) -> frozenset[Literal]:
-    """A point's values, a layout's degrees each by itself, and of whole numbers whether they are 0."""
+    """A point's values, with a layout split into its degrees, and for integers whether they are 0."""
     literals: set[Literal] = set()
     for name, value in values.items():
         layout = _layout(value)

@@ -1,4 +1,4 @@
-"""Under which names, in capitals, studies tune what every training has."""
+"""Usual names, in capitals, of parameters that every training has."""
 
 from __future__ import annotations
 
