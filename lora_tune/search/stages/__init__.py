@@ -1,1 +1,1 @@
-"""The search in stages: switches by screening probes, layouts, hyperparameters, confirmation (docs/search.md)."""
+"""The search in stages: switches by probes, layouts, hyperparameters, confirmation (docs/search.md)."""

@@ -1,11 +1,11 @@
-"""Switches that change arithmetic: whether what they save in seconds a sample is lost in samples to the target. Pure.
+"""Precision switches: whether the time they save per sample is lost in more samples to the target. Pure.
 
-ln(samples to the target) of a whole run is the base's plus what each changed arithmetic adds. Most add nothing worth
-speaking of, some cost: a belief is a mixture over which do, normal in each part, so that one dear run clears others.
-Samples below the reference are taken back by the score, so only those above it count, and none that are fewer than the
-base's. The next whole run is the one that improves what would be decided after it most, the knowledge gradient
-(Frazier, Powell and Dayanik 2008, doi:10.1137/070693424). Nothing is decided for an arithmetic that fewer than two
-whole runs have brought to the target: one may be lucky.
+ln(samples to the target) of a whole run is the base's plus an effect of each changed switch. Most effects are
+negligible, some are costs. So the posterior is a mixture over which switches are costly, Gaussian in each component,
+and a costly run clears the other switches. The score normalises samples below the reference, so only samples above it
+count, and no gain below the base's samples is credited. The next whole run is chosen by the knowledge gradient
+(Frazier, Powell and Dayanik 2008, doi:10.1137/070693424). A switch is adopted only after two whole runs with it have
+reached the target, since one may be lucky.
 """
 
 from __future__ import annotations
@@ -24,36 +24,35 @@ from lora_tune.search.grey_box.gaussian import positive_part
 
 Array = npt.NDArray[np.float64]
 Changes = frozenset[int]
-"""The switches that change arithmetic, by number."""
+"""Indices of the changed precision switches."""
 
 LEVEL_SD = 0.05
-"""Sd of the base's ln(samples) around what is expected of it (public submissions: 2.9%, and a site's own)."""
+"""Prior sd of the base's ln(samples) about its expected value (public submissions: 2.9%, plus a site's offset)."""
 COSTLY = 0.25
-"""Chance that another arithmetic costs samples worth speaking of (assumption: most of the public configs cost none)."""
+"""Prior probability that a switch costs a relevant number of samples (assumption: most public configs cost none)."""
 HARMLESS_SD = 0.015
-"""Sd of what an arithmetic adds to ln(samples) that costs nothing worth speaking of."""
+"""Sd of a harmless switch's effect on ln(samples)."""
 COSTS, COSTS_SD = 0.08, 0.05
-"""What another adds, and its sd: a guess, well above the 2.9% by which public submissions differ."""
+"""Mean and sd of a costly switch's effect: a guess, well above the 2.9% by which public submissions differ."""
 LEAST_WEIGHT = 0.01
-"""Weight below which a hypothesis of which arithmetics are dear is dropped."""
+"""Mixture components with less weight are dropped."""
 MISSED = 0.1
-"""What a run that did not reach the target lacked, in ln(samples) beyond its end, at least; also its sd."""
+"""Least distance in ln(samples) of the crossing beyond the end of a run that missed the target; also its sd."""
 SURE = 0.9
-"""Chance that another arithmetic pays, from which on it is kept: at 0.8 two lucky runs of one that costs 5% were
-enough on 3 of 16 simulated sites."""
+"""Probability of a gain required to adopt a switch: at 0.8, two lucky runs of one that costs 5% were enough on 3 of 16
+simulated sites."""
 KEPT_AFTER = 2
-"""Whole runs that must have reached the target with a changed arithmetic before it is kept."""
+"""Whole runs with a changed switch that must have reached the target before it is adopted."""
 DRAWS = 128
 OUTCOMES = 5
-"""Draws of a belief, and outcomes of a run that are looked ahead to."""
+"""DRAWS: posterior samples per decision. OUTCOMES: quantiles of a run's result in the look-ahead."""
 AHEAD = (1, 2, 4, 8)
-"""Runs that are looked ahead to at once: one noisy run alone seldom changes a decision."""
+"""Numbers of runs in the look-ahead, since one noisy run alone rarely changes a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
-    """A whole run at the base's hyperparameters. ln_samples: NaN while it is open. missed: it did not reach the
-    target."""
+    """A whole run at the base's hyperparameters. ln_samples: NaN while it runs. missed: it did not reach the target."""
 
     changes: Changes
     ln_samples: float = math.nan
@@ -63,8 +62,8 @@ class WholeRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticChoice:
-    """What may be decided for: its changed arithmetic, and its ln(seconds) less the base arithmetic's best, for equal
-    samples."""
+    """An option: its changed switches, and its ln(seconds) relative to the fastest one with the base's arithmetic, at
+    equal samples."""
 
     changes: Changes
     ln_seconds: float
@@ -72,8 +71,8 @@ class ArithmeticChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """options: the first keeps the base's arithmetic. expected: ln(samples) of the base. reference: samples below it
-    count as it, in ln; -inf: none are taken back. run_sd: of one run's ln(samples)."""
+    """options: the first keeps the base's arithmetic. expected: prior mean of the base's ln(samples). reference: fewer
+    samples count as this, in ln; -inf: no normalisation. run_sd: sd of one run's ln(samples)."""
 
     options: tuple[ArithmeticChoice, ...]
     runs: tuple[WholeRun, ...] = ()
@@ -91,7 +90,7 @@ class Arithmetic:
 
     @cached_property
     def _posterior(self) -> _Mixture:
-        """The base's ln(samples) and what each switch adds, after all runs that have ended."""
+        """Posterior of the base's ln(samples) and each switch's effect, from all ended runs."""
         mixture = _prior(self.expected, len(self._switches))
         for run in self.runs:
             if math.isfinite(run.ln_samples):
@@ -100,9 +99,9 @@ class Arithmetic:
         return mixture
 
     def above_reference(self) -> float:
-        """The expected ln(samples) of the base above the reference, which is all that fewer samples can win.
+        """Expected excess of the base's ln(samples) over the reference: the most that fewer samples can gain.
 
-        Infinite without a reference: then every sample counts.
+        Infinite without a reference.
         """
         if math.isinf(self.reference):
             return math.inf
@@ -112,22 +111,22 @@ class Arithmetic:
 
     @cached_property
     def _reached(self) -> Counter[int]:
-        """With how many runs each switch has reached the target."""
+        """Number of runs with each switch that reached the target."""
         return Counter(at for r in self.runs if math.isfinite(r.ln_samples) and not r.missed for at in r.changes)
 
     def decided(self) -> ArithmeticChoice:
-        """The option to hand over."""
+        """The option to recommend."""
         return self.options[self._decide(self._posterior, self._reached)[0]]
 
     def _decide(self, mixture: _Mixture, reached: Counter[int]) -> tuple[int, float]:
-        """The number of the best option that may be handed over, and its expected ln(score) less the first's."""
+        """Index of the best permitted option, and its expected ln(score) relative to the first option's."""
         rows = np.array([self._row(o.changes) for o in self.options])
         saved = np.array([o.ln_seconds for o in self.options])
         normal = np.random.default_rng(0).normal(size=(DRAWS, rows.shape[1]))
         means, sure = np.zeros(len(rows)), np.zeros(len(rows))
         for part in mixture:
             draws = part.mean + normal @ np.linalg.cholesky(part.covariance + 1e-14 * np.eye(rows.shape[1])).T
-            needed = draws @ rows.T  # fewer than the base's are luck: no arithmetic is taken for what it saves there
+            needed = draws @ rows.T  # fewer than the base's are luck, so no gain below them is credited
             score = np.maximum(np.maximum(needed, needed[:, :1]), self.reference) + saved
             apart = score - score[:, :1]
             means += part.weight * apart.mean(axis=0)
@@ -138,10 +137,10 @@ class Arithmetic:
         return best, float(means[best])
 
     def next_run(self) -> tuple[ArithmeticChoice, float]:
-        """The option of which one more run is worth most, and how much, in ln(score) of what is then decided.
+        """The option for the next run, and the expected decrease of ln(score) after it.
 
-        Several runs of an option are valued at once and credited by the run, those under way among them. Open runs
-        count as if they would reach the target as expected.
+        Several runs of an option are valued together and credited per run, including running ones. Running ones count
+        as if they reached the target with the expected result.
         """
         mixture, reached = self._posterior, self._reached
         for run in self.runs:
@@ -176,7 +175,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is believed if some arithmetics are dear and the others harmless: its weight, and a normal belief."""
+    """Mixture component for one set of costly switches: weight and Gaussian posterior."""
 
     weight: float
     mean: Array
@@ -187,7 +186,7 @@ _Mixture = tuple[_Part, ...]
 
 
 def _prior(expected: float, switches: int) -> _Mixture:
-    """One part for every set of dear arithmetics."""
+    """One component for every set of costly switches."""
     parts = []
     for mask in range(2**switches):
         costly = [bool(mask >> at & 1) for at in range(switches)]
@@ -206,7 +205,7 @@ def _kept(parts: Sequence[_Part]) -> _Mixture:
 
 
 def _after(mixture: _Mixture, row: Array, value: float, sd: float) -> _Mixture:
-    """A belief after one reading of ``row``."""
+    """The mixture after one observation of ``row``."""
     parts = []
     for part in mixture:
         response = part.covariance @ row
@@ -231,7 +230,7 @@ def _sd(mixture: _Mixture, row: Array) -> float:
 
 
 def _quantiles(count: int) -> Sequence[float]:
-    """Normal quantiles in the middle of ``count`` equal shares."""
+    """Normal quantiles at the midpoints of ``count`` equal shares."""
     from scipy.special import ndtri
 
     return [float(ndtri((at + 0.5) / count)) for at in range(count)]

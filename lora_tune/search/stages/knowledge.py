@@ -1,4 +1,4 @@
-"""What the trials of a search in stages say, stage by stage, and the step that follows. Pure: by the trials alone."""
+"""State of a search in stages, as a pure function of the trials, and its next step."""
 
 from __future__ import annotations
 
@@ -28,36 +28,35 @@ from lora_tune.search.stages.screening import EFFECTS, Screening, Setting, Switc
 Values = Mapping[str, Any]
 
 MIN_GAIN = 0.002
-"""Share of the score by which a node-hour is to improve it, where ``budget.stop_below`` does not say."""
+"""Default of ``budget.stop_below``: required gain per node-hour, as a share of the score."""
 REPEATS = 2
-"""Probes of the base's own setting: what they differ by is the scatter of all others."""
+"""Probes of the base's setting, whose differences give the noise of all probes."""
 CLEAR_SDS = 1.64
-"""Standard deviations by which a setting must be faster than the base before it is handed over."""
+"""Standard deviations by which a setting must be faster than the base to be recommended."""
 USUAL_SAMPLES = 3000.0
-"""Samples of a run, where nobody knows: the weight of evals beside training follows."""
+"""Default samples of a run, used to weight evals against training."""
 USUAL_START = 160.0
 """Seconds of start-up (public runs on one node: 50 to 270)."""
 PROBE_SHARE = 0.135
-"""A probe's part of a whole run's clock: 256 of some 3,000 samples, and two evals, of which all are 12% of it."""
+"""A probe's share of a whole run's time: 256 of about 3,000 samples, and two evals; all evals are 12% of a run."""
 SEPARATED_SDS = 2.49
-"""Standard errors between two means that a test at 5% tells apart in 80 of 100 cases (1.64 + 0.84)."""
+"""Standard errors between two means for a 5% test with a power of 80% (1.64 + 0.84)."""
 EXTRA_PROBES = 8
-"""Probes after every level has been tried, of settings that may be faster yet: as many as simulated sweeps needed."""
+"""Probes after every level has run, of settings that may be faster: as many as simulated sweeps needed."""
 MOST_LAYOUTS = 12
-"""Layouts that are counted as in doubt before any is measured: each probe tells of several."""
+"""Maximum number of undecided layouts in the plan; each probe is informative about several."""
 PAIR = 2
-"""Whole runs, one with a changed arithmetic and one without, for which what it saves must pay at least."""
+"""Whole runs, with and without a precision switch, whose cost its saving must at least cover."""
 MOST_NAMED = 4
-"""Names of switches and parameters that a line of the plan has."""
+"""Maximum number of switch and parameter names in a line of the plan."""
 MOST_SINGLE = 4
-"""Switches of changed arithmetic of which every combination is looked at."""
+"""Maximum number of precision switches of which all combinations are considered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage. what: it does, in words. probes, whole_runs: how many. node_hours: of them all, the most that is
-    expected. gain: share of the score that it can win, as expected. skipped: why it is not begun, "" where it is.
-    """
+    """One stage. what: description. probes, whole_runs: their numbers. node_hours: expected maximum of all. gain:
+    expected gain as a share of the score. skipped: reason for skipping it, "" if it runs."""
 
     name: str
     what: str
@@ -69,7 +68,7 @@ class Stage:
 
     @property
     def description(self) -> str:
-        """For people, one line."""
+        """One line for people."""
         if self.skipped:
             return f"{self.name}: skipped: {self.skipped}"
         counts = [counted(self.probes, "probes")] if self.probes else []
@@ -80,7 +79,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCosts:
-    """Node-hours of a probe and of a whole run, start-up included, before the sweep has measured its own."""
+    """Node-hours of a probe and of a whole run, including start-up, before the sweep has measured them."""
 
     probe: float
     whole: float
@@ -88,23 +87,23 @@ class RunCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperparametersStage:
-    """gain: share of the score that learning rate, steps and warm-up can win. node_hours: of telling it from luck."""
+    """gain: possible gain of learning rate, steps and warm-up, as a share of the score. node_hours: to detect it."""
 
     gain: float
     node_hours: float
 
     @property
     def rate(self) -> float:
-        """Gain a node-hour; infinite where nothing bounds the gain."""
+        """Gain per node-hour; infinite if the gain is unbounded."""
         return math.inf if math.isinf(self.gain) else self.gain / self.node_hours
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageKnowledge:
-    """What a study's trials say, stage by stage.
+    """State of the search by stages, from a study's trials.
 
-    of_all: the grey box of all parameters that are no switches. of_layouts: of those alone that decide speed; None
-    where there are none. Others: as of :class:`lora_tune.search.stages.sampler.StagesSampler`.
+    of_all: grey box of all parameters except switches. of_layouts: grey box of the speed parameters only; None without
+    any. Others: as in :class:`lora_tune.search.stages.sampler.StagesSampler`.
     """
 
     trials: Sequence[FrozenTrial]
@@ -127,7 +126,7 @@ class StageKnowledge:
 
     @cached_property
     def paced(self) -> list[FrozenTrial]:
-        """Those whose pace depends on switches alone: all else that decides speed is as in the base."""
+        """Trials whose speed differs only by switches: all other speed parameters equal the base's."""
         speed = self.coordinates.speed_names
         return [t for t in self.whole_space if all(t.params[n] == self.start[n] for n in speed)]
 
@@ -136,7 +135,7 @@ class StageKnowledge:
         return tuple(s.levels.index(values[s.name]) for s in self.switches)
 
     def values(self, setting: Setting, rest: Values | None = None) -> dict[str, Any]:
-        """A setting of the switches on a configuration, the base's where none is named."""
+        """A setting of the switches on a configuration, by default the base's."""
         chosen = {s.name: s.levels[level] for s, level in zip(self.switches, setting, strict=True)}
         return {**self.start, **(rest or {}), **chosen}
 
@@ -147,7 +146,7 @@ class StageKnowledge:
 
     @cached_property
     def _work(self) -> tuple[float, float]:
-        """Samples and evals of a usual run: the reference's, else the base's own."""
+        """Samples and evals of a usual run: the reference's, else the base's."""
         samples = self.goal.reference_samples(self.batch) if math.isfinite(self.batch) else 0.0
         finished = (t for t in self.paced if t.state is TrialState.COMPLETE)
         facts: Values = next((t.user_attrs for t in finished), {})
@@ -166,7 +165,7 @@ class StageKnowledge:
         return median(known) if (known := [s for s in known if s > 0]) else 0.0
 
     def ln_seconds(self, trial: FrozenTrial) -> float:
-        """ln(seconds) of a usual run at this trial's pace; NaN where it says none."""
+        """ln(seconds) of a usual run at this trial's speed; NaN without a measured speed."""
         speed = first_number(trial.user_attrs, "samples_per_second")
         evals = first_number(trial.user_attrs, "seconds_per_eval")
         samples, count = self._work
@@ -176,7 +175,7 @@ class StageKnowledge:
 
     @cached_property
     def screening(self) -> Screening:
-        """The switches, by every trial of the base's layout."""
+        """Model of the switches from all trials on the base's layout."""
         read = [self._reading(t) for t in self.paced]
         unfitted = Screening(switches=self.switches, readings=tuple(r for r in read if r is not None))
         return unfitted.fitted()
@@ -198,7 +197,7 @@ class StageKnowledge:
 
     @cached_property
     def base_speed(self) -> Setting:
-        """The fastest measured setting with the base's arithmetic, where it is clearly faster; else the base."""
+        """The fastest measured setting with the base's arithmetic if it is clearly faster; else the base."""
         return self._clearly(self.screening.leader(precise=True))
 
     def _clearly(self, setting: Setting) -> Setting:
@@ -207,7 +206,7 @@ class StageKnowledge:
 
     @cached_property
     def options(self) -> dict[frozenset[int], Setting]:
-        """What may be decided of changed arithmetic: the setting of each combination of the leader's changes."""
+        """Options with changed arithmetic: the setting for each combination of the leader's precision switches."""
         screening, leader = self.screening, self._clearly(self.screening.leader())
         saved = {at: -self._single_gain(leader, at) for at in screening.precision_of(leader)}
         least = PAIR * self._hours(probe=False) * self.min_gain
@@ -223,13 +222,13 @@ class StageKnowledge:
         return options
 
     def _single_gain(self, leader: Setting, at: int) -> float:
-        """ln(seconds) that one switch of the leader saves there."""
+        """Change of ln(seconds) by one switch of the leader, the others unchanged."""
         without = (*leader[:at], 0, *leader[at + 1 :])
         return self.screening.compared(leader, without)[0]
 
     @cached_property
     def arithmetic(self) -> Arithmetic:
-        """What whole runs at the base's hyperparameters say of changed arithmetic."""
+        """Model of the precision switches from whole runs at the base's hyperparameters."""
         schedule = self.goal.schedule(self.batch) if self.goal.schedule and math.isfinite(self.batch) else None
         reference = self.goal.ln_reference(self.batch, schedule) if schedule is not None else -math.inf
         runs = self._whole_runs()
@@ -266,40 +265,40 @@ class StageKnowledge:
 
     @cached_property
     def best(self) -> Setting:
-        """The setting to hand over on the base's layout."""
+        """The recommended setting on the base's layout."""
         setting = self.options[self.arithmetic.decided().changes]
         return setting if self.screening.lives(setting) > 0 else self.base_speed
 
-    # -- what learning rate, steps and warm-up can win
+    # -- possible gain of learning rate, steps and warm-up
 
     @cached_property
     def hyperparameters(self) -> HyperparametersStage:
-        """What samples above the reference can win, and what it costs to tell a gain of that size from luck."""
+        """Possible gain from samples above the reference, and the node-hours to detect a gain of that size."""
         gain = self.arithmetic.above_reference()
         runs = 2 * (SEPARATED_SDS * self.arithmetic.run_sd / gain) ** 2 if gain > 0 else math.inf
         return HyperparametersStage(gain=gain, node_hours=max(1.0, runs) * self._hours(probe=False))
 
     @cached_property
     def grey_box(self) -> GreyBoxSampler | None:
-        """Of all that is left to search: layouts, and hyperparameters where they can win what they cost."""
+        """Grey box for the rest: layouts, and hyperparameters if their gain justifies the cost."""
         return self.of_all if self.hyperparameters.rate >= self.min_gain else self.of_layouts
 
     @cached_property
     def searched(self) -> Mapping[str, BaseDistribution]:
-        """What it searches."""
+        """Parameters of :attr:`grey_box`."""
         return self.grey_box.space if self.grey_box is not None else {}
 
     # -- the grey box at that setting
 
     @cached_property
     def at_best(self) -> optuna.Study:
-        """The trials as the grey box of all other parameters sees them: at the pace that ``best`` would give them."""
+        """The trials for the grey box of all other parameters, with their speeds corrected to the setting ``best``."""
         shown = optuna.create_study(sampler=self.grey_box)
         mean, _ = self.screening.predict([self.best])
         for trial in self.whole_space:
             setting = self.setting(trial.params)
             if _dead(trial) and set(_on(setting)) - set(_on(self.best)):
-                continue  # a switch may be to blame
+                continue  # a switch may have caused the failure
             predicted, _ = self.screening.predict([setting])
             shown.add_trial(self._shown(trial, float(mean[0] - predicted[0]), setting))
         return shown
@@ -312,7 +311,7 @@ class StageKnowledge:
                 facts[name] = facts[name] * factor**power
         done = trial.state is TrialState.COMPLETE and not other and trial.values is not None
         state = trial.state if done or trial.state is not TrialState.COMPLETE else TrialState.PRUNED
-        if other:  # its curve is of another arithmetic, its pace is not
+        if other:  # keep its speed; its curve is for another arithmetic
             facts = {n: v for n, v in facts.items() if n in _OF_PACE} | {"kind": PROBE}
         return optuna.trial.create_trial(
             state=state,
@@ -326,7 +325,7 @@ class StageKnowledge:
     # -- before any run
 
     def stages(self) -> list[Stage]:
-        """The plan: each stage with its node-hours and what it can win."""
+        """The plan: each stage with its node-hours and possible gain."""
         probe, whole = self._hours(probe=True), self._hours(probe=False)
         searched = [s for s in self.switches if len(s.levels) > 1]
         changing = [s.name for s in searched if s.precision]
@@ -385,10 +384,10 @@ class StageKnowledge:
         sentence += f" ({runs} whole runs tell that from luck; samples below the reference are taken back)"
         return Stage(name="hyperparameters", what=tuned, skipped=f"{sentence}, until whole runs need more samples")
 
-    # -- what comes next
+    # -- the next step
 
     def next_step(self, rng: np.random.Generator) -> Proposed:
-        """The step that is worth most a node-hour, once the switches are screened."""
+        """The step with the highest gain per node-hour, after the switches are screened."""
         if (step := self._screen(rng)) is not None and math.isinf(step.rate):
             return step
         whole, steps = self._hours(probe=False), [] if step is None else [step]
@@ -405,11 +404,12 @@ class StageKnowledge:
         return max(steps, key=lambda s: s.rate)
 
     def _screen(self, rng: np.random.Generator) -> Proposed | None:
-        """A probe of the switches, at an infinite rate until each level was in one; None where none is worth it."""
+        """A probe of the switches, with infinite rate until each level has been in one; None if none is worth its
+        cost."""
         s, probe = self.screening, self._hours(probe=True)
         of_base = sum(r.setting == s.base and not r.whole and not r.dead for r in s.readings)
         if any(r.dead and r.setting == s.base for r in s.readings) and not s.measured:
-            return None  # the base itself does not run: no switch is to blame, and nothing can be compared
+            return None  # the base itself failed: no switch caused it, and there is no reference
         count = f"probe {len([r for r in s.readings if not r.whole]) + 1}"
         if of_base == 0 or (s.screened and of_base < REPEATS):
             why = f"switches, {count}: the base again, for the scatter of probes"
@@ -437,7 +437,7 @@ class StageKnowledge:
         return Proposed(self.values(self.best, proposed.values), proposed.kind, proposed.rate, proposed.why)
 
     def _confirmation(self) -> Proposed | None:
-        """A whole run of what is recommended; None where one has begun, and while others may yet change it."""
+        """A whole run of the recommendation; None if one has begun, or while running trials may change it."""
         if any(t.state is TrialState.RUNNING for t in self.trials):
             return None
         values = self._recommended()
@@ -446,11 +446,11 @@ class StageKnowledge:
             return None
         return Proposed(values, "full", math.inf, "confirmation: what is recommended, as a whole run beside the base's")
 
-    # -- what is handed over
+    # -- the recommendation
 
     @cached_property
     def best_point(self) -> dict[str, Any]:
-        """The best setting of the switches on what the grey box believes best, whether or not they ran together."""
+        """The best setting of the switches on the grey box's best configuration, whether or not they ran together."""
         if self.grey_box is None:
             return self.values(self.best)
         try:
@@ -461,19 +461,19 @@ class StageKnowledge:
 
     @cached_property
     def _combined(self) -> list[FrozenTrial]:
-        """The trials with the pace of :attr:`believed`: the best setting on the layout of it."""
+        """Trials with the best setting on the layout of :attr:`best_point`."""
         speed = self.coordinates.speed_names
         alike = [t for t in self.whole_space if self.setting(t.params) == self.best]
         return [t for t in alike if all(t.params[n] == self.best_point[n] for n in speed)]
 
     def _recommended(self) -> dict[str, Any]:
-        """What is believed best where its switches ran on its layout; else what ran."""
+        """The best point if its switches have run on its layout; else the best setting on the start."""
         moved = any(self.best_point[n] != self.start[n] for n in self.coordinates.speed_names)
         ran = any(math.isfinite(self.ln_seconds(t)) for t in self._combined)
         return self.values(self.best) if moved and not ran else self.best_point
 
     def _moved_unmeasured(self) -> Proposed | None:
-        """A probe of what is believed best where its switches have not run on its layout; None where they have."""
+        """A probe of the best point if its switches have not run on its layout; else None."""
         if self._combined or all(self.best_point[n] == self.start[n] for n in self.coordinates.speed_names):
             return None
         return Proposed(
@@ -481,7 +481,7 @@ class StageKnowledge:
         )
 
     def recommendation(self) -> tuple[dict[str, Any], float, str]:
-        """Values, expected seconds, a sentence. Raises ValueError while nothing has reached the target."""
+        """Values, expected seconds, a sentence. Raises ValueError before a run has reached the target."""
         if not any(t.state is TrialState.COMPLETE for t in self.whole_space):
             raise ValueError("no run has reached the target yet")
         values = self._recommended()
@@ -505,7 +505,7 @@ _OF_PACE = ("samples_per_second", "seconds_per_eval", "node_hours", "init_second
 
 
 def _choices(distribution: BaseDistribution) -> Sequence[Any]:
-    """Values of a parameter that decides speed: its choices, or the ends of its range."""
+    """Values of a speed parameter: its choices, or the ends of its range."""
     if (choices := getattr(distribution, "choices", None)) is not None:
         return tuple(choices)
     return (getattr(distribution, "low", 0), getattr(distribution, "high", 0))
@@ -520,7 +520,7 @@ def _dead(trial: FrozenTrial) -> bool:
 
 
 def gain_of(switches: Sequence[Switch], sd: float = EFFECTS[1]) -> float:
-    """Expected ln(seconds) that the best level of each switch saves: levels differ from the base by N(0, sd)."""
+    """Expected ln(seconds) saved by the best level of each switch, for effects of levels ~ N(0, sd^2)."""
     from scipy.special import ndtr
 
     x = np.linspace(0, 6, 1201)

@@ -1,12 +1,12 @@
-"""The sampler of a study with switches: screening probes, whole runs where arithmetic changes, then the grey box.
+"""Sampler of a study with switches: screening probes, whole runs for precision switches, then the grey box.
 
-Stages, each while its next step is worth its node-hours:
+Each stage lasts while its next step is worth its node-hours:
 
-a. speed switches, on the configuration that the user has, by probes (:mod:`lora_tune.search.stages.screening`);
-   those that change arithmetic also by whole runs (:mod:`lora_tune.search.stages.arithmetic`);
-b. layouts and c. learning rate, steps and warm-up: the grey box at the switches' best setting, which sees all trials
-   at the pace that they would have there;
-d. one whole run of what is recommended, beside the base's.
+a. speed switches, on the user's configuration, by probes (:mod:`lora_tune.search.stages.screening`); precision
+   switches also by whole runs (:mod:`lora_tune.search.stages.arithmetic`);
+b. layouts and c. learning rate, steps and warm-up: the grey box at the best setting of the switches, with all trials'
+   speeds corrected to that setting;
+d. one whole run of the recommendation, to compare with the base's.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Values = Mapping[str, Any]
 
 
 def usual_costs(study: Study) -> RunCosts:
-    """Of a study's runs before any: a whole run takes its time limit at most."""
+    """Costs of a study's runs before any has ended: a whole run takes at most its time limit."""
     seconds = 60 * study.budget.trial_minutes
     probe = min(seconds, USUAL_START + PROBE_SHARE * max(0.0, seconds - USUAL_START))
     return RunCosts(probe=probe * study.site.nodes / 3600, whole=seconds * study.site.nodes / 3600)
 
 
 class StagesSampler(BaseSampler):
-    """See the module's text.
+    """See the module's docstring.
 
-    distributions: the search space. switches: those of its parameters that are switches, and whether each changes
-    arithmetic. start: the configuration that the user has, a value for each parameter. goal: of the study. grey_box:
-    makes the grey box of other parameters from their distributions. costs: before any run. worth: share of the score
-    that a node-hour must bring. seed: of the designs.
+    distributions: the search space. switches: names of the switches, and whether each changes arithmetic. start: the
+    user's configuration, a value for each parameter. goal: of the study. grey_box: creates a grey box for given
+    distributions. costs: before any run. min_gain: required gain per node-hour, as a share of the score. seed: of the
+    designs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StagesSampler(BaseSampler):
         self._step: tuple[object, Proposed | None] = (None, None)
 
     def reseed_rng(self) -> None:
-        """Fresh randomness for a worker process."""
+        """Reseed for a worker process."""
         self._rng = np.random.default_rng()
         self._random.reseed_rng()
 
@@ -86,10 +86,10 @@ class StagesSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The values of the next step; ``why`` and ``kind`` become user attributes of the trial."""
+        """Values of the next step; sets the user attributes ``why`` and ``kind`` of the trial."""
         if not search_space:
             return {}
-        if FIXED in trial.system_attrs:  # a point that somebody asked for: what it leaves open stays as it is today
+        if FIXED in trial.system_attrs:  # a requested point: parameters missing from it stay at the start
             annotate(study, trial, kind="full")
             return dict(self._start)
         step = self._next(study, skip=trial.number)
@@ -99,11 +99,12 @@ class StagesSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """At random: only parameters outside the known space come here."""
+        """At random; only for parameters outside the known space."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Share of the score by which the next node-hour is expected to improve it; None while a stage is not over."""
+        """Expected improvement of the score by the next node-hour, as a share; None while a stage must first be
+        completed."""
         if not any(t.state is TrialState.COMPLETE for t in study.get_trials(deepcopy=False)):
             return None
         rate = self._next(study).rate
@@ -124,15 +125,15 @@ class StagesSampler(BaseSampler):
         )  # fmt: skip
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
-        """The configuration believed best: values, expected seconds, a sentence. Pure: by the trials alone.
+        """The best configuration: values, expected seconds, a sentence. A pure function of the trials.
 
-        Raises ValueError while nothing has reached the target.
+        Raises ValueError before a run has reached the target.
         """
         trials = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.WAITING]
         return self._known(trials).recommendation()
 
     def plan(self) -> list[str]:
-        """What each stage costs and can win, before any run; why one is skipped. A line each."""
+        """Cost and possible gain of each stage before any run, or why it is skipped, one line each."""
         return [stage.description for stage in self._known(()).stages()]
 
 

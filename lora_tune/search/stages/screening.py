@@ -1,15 +1,15 @@
-"""Speed switches by short probes, several switches a probe: which to run next, and what each switch is worth. Pure.
+"""Speed switches by short probes, several switches per probe: the next probe, and the effect of each switch. Pure.
 
-A reading is ln(seconds of a run) at a setting of the switches, made of a probe's samples/s and seconds per eval. It is
-a linear model of main effects and interactions of two, with normal priors (Bayesian D-optimal screening, DuMouchel and
-Jones 1994, "A simple Bayesian modification of D-optimal designs", doi:10.1080/00401706.1994.10485399):
+A reading is ln(seconds of a run) at a setting of the switches, computed from a probe's samples/s and seconds per eval.
+The model is linear with main effects and two-factor interactions and Gaussian priors (Bayesian D-optimal screening,
+DuMouchel and Jones 1994, "A simple Bayesian modification of D-optimal designs", doi:10.1080/00401706.1994.10485399):
 
-- first each probe is the one whose reading is least known, which raises the determinant of the information most (the
-  matrix determinant lemma: by 1 + x' S x / sd^2), times the chance that it runs;
-- once every level has run, each probe is the one after which the best measured setting is expected to be better by
-  most, its scatter counted (knowledge gradient, Frazier, Powell and Dayanik 2008, doi:10.1137/070693424).
+- at first each probe maximises the increase of the determinant of the information matrix (matrix determinant lemma:
+  factor 1 + x' S x / sd^2), i.e. the predictive variance, times the probability that it runs;
+- once every level has run, each probe maximises the expected improvement of the best measured setting, including noise
+  (knowledge gradient, Frazier, Powell and Dayanik 2008, doi:10.1137/070693424).
 
-Scatter, size of effects and of interactions are those of the highest evidence; repeats of the base fix the first.
+Noise and sd of effects and interactions maximise the evidence; repeats of the base determine the noise.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from lora_tune.search.grey_box.gaussian import positive_part
 
 Array = npt.NDArray[np.float64]
 Setting = tuple[int, ...]
-"""The level of each switch; 0 is the base's own."""
+"""The level of each switch; 0 is the base's."""
 
 EFFECTS = (0.01, 0.02, 0.04)
-"""Sd of a switch's effect on ln(seconds): public sites with equal layouts differ by 13% in all."""
+"""Sd of a switch's effect on ln(seconds): public sites with equal layouts differ by 13% in total."""
 INTERACTIONS = (0.1, 0.3)
-"""Sd of an interaction of two switches, in that of an effect."""
+"""Sd of a two-switch interaction, relative to that of an effect."""
 SCATTER = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
-"""Sd of a reading; public runs: 0.14% of samples/s, 0.5% of evals."""
+"""Noise sd of a reading; public runs: 0.14% of samples/s, 0.5% of evals."""
 SCATTER_SD = 1.0
-"""Sd of ln(scatter) about ``SPEED_SD`` before any repeat."""
+"""Prior sd of ln(noise) about ``SPEED_SD``."""
 WHOLE_RUN = 0.02
-"""Sd by which the pace of a whole run may differ from a probe's of the same setting."""
+"""Sd of the difference between a whole run and a probe at the same setting."""
 LEVEL = 0.5
-"""Sd of the base's own ln(seconds) around the mean of the readings."""
+"""Prior sd of the base's ln(seconds) about the mean of the readings."""
 DEAD = 0.04
-"""Chance that a level does not run, before it is tried."""
+"""Prior probability that a level does not run."""
 STARTS = 6
-"""Starts of each climb to the best setting."""
+"""Random starts of each local search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchReading:
-    """One trial on the base's layout. ln_seconds: NaN while it is open. whole: a whole run, no probe. dead: it did not
-    run."""
+    """One trial on the base's layout. ln_seconds: NaN while it runs. whole: a whole run, no probe. dead: it failed."""
 
     setting: Setting
     ln_seconds: float = math.nan
@@ -78,7 +77,7 @@ class _Scales:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """What is known of ``switches`` after ``readings``."""
+    """Model of ``switches`` after ``readings``."""
 
     switches: tuple[Switch, ...]
     readings: tuple[SwitchReading, ...] = ()
@@ -86,34 +85,34 @@ class Screening:
 
     @property
     def base(self) -> Setting:
-        """The base's own setting."""
+        """The base's setting."""
         return (0,) * len(self.switches)
 
     @cached_property
     def measured(self) -> tuple[SwitchReading, ...]:
-        """The readings that say how fast a setting is."""
+        """The readings with a measured time."""
         return tuple(r for r in self.readings if not r.dead and math.isfinite(r.ln_seconds))
 
     @cached_property
     def levels(self) -> tuple[tuple[int, int], ...]:
-        """Every level beside the base's, as (switch, level)."""
+        """Every level except the base's, as (switch, level)."""
         return tuple((at, level) for at, s in enumerate(self.switches) for level in range(1, len(s.levels)))
 
-    # -- what runs
+    # -- which levels run
 
     @cached_property
     def dead(self) -> frozenset[tuple[int, int]]:
-        """The levels that do not run: alone to blame for a death that nothing else explains."""
+        """Levels that do not run: those that are the only possible cause of a failure."""
         known: set[tuple[int, int]] = set()
         while new := {next(iter(s)) for s in self._suspects(known) if len(s) == 1} - known:
             known |= new
         return frozenset(known)
 
     def _suspects(self, known: Iterable[tuple[int, int]] = ()) -> list[set[tuple[int, int]]]:
-        """Of each death that ``known`` levels do not explain: the levels in it that have never run.
+        """For each failure that ``known`` levels do not explain: its levels that have never run.
 
-        None of a death of the base itself, which is no switch's fault, nor where every level has run elsewhere: there
-        two of them do not go together, and that setting alone stays away.
+        Omits failures of the base itself, which no switch causes, and those whose levels have all run elsewhere: there
+        two levels are incompatible, and only that setting is excluded.
         """
         ran = {pair for r in self.measured for pair in _changes(r.setting)}
         deaths = [set(_changes(r.setting)) for r in self.readings if r.dead and r.setting != self.base]
@@ -121,7 +120,7 @@ class Screening:
 
     @cached_property
     def _deadly(self) -> dict[tuple[int, int], float]:
-        """The chance that a level does not run."""
+        """Probability that a level does not run."""
         ran = {pair for r in self.measured for pair in _changes(r.setting)}
         chance = {pair: 0.0 if pair in ran else DEAD for pair in self.levels}
         for suspects in self._suspects(self.dead):
@@ -130,22 +129,22 @@ class Screening:
         return chance | dict.fromkeys(self.dead, 1.0)
 
     def lives(self, setting: Setting) -> float:
-        """The chance that a setting runs."""
+        """Probability that a setting runs."""
         changed = set(_changes(setting))
         if any(r.dead and r.setting != self.base and set(_changes(r.setting)) <= changed for r in self.readings):
             return 0.0
         return math.prod(1 - self._deadly[pair] for pair in _changes(setting))
 
-    # -- how fast it is
+    # -- how fast a setting is
 
     @cached_property
     def _pairs(self) -> tuple[tuple[int, int], ...]:
-        """Positions in ``levels`` of every two that can be on together."""
+        """Pairs of positions in ``levels`` that can be combined."""
         known = enumerate(self.levels)
         return tuple((i, j) for (i, a), (j, b) in itertools.combinations(known, 2) if a[0] != b[0])
 
     def _features(self, settings: Sequence[Setting], whole: Sequence[bool] = ()) -> Array:
-        """Intercept, whole run, a column for each level, a column for each pair of them."""
+        """Design matrix: intercept, whole run, a column for each level, a column for each pair."""
         at = np.array(settings, dtype=int).reshape(len(settings), len(self.switches))
         main = np.column_stack([at[:, s] == level for s, level in self.levels]).astype(float)
         first, second = np.array(self._pairs, dtype=int).reshape(-1, 2).T
@@ -153,13 +152,13 @@ class Screening:
         return np.hstack([np.ones((len(settings), 1)), run, main, main[:, first] * main[:, second]])
 
     def _prior(self, scales: _Scales) -> Array:
-        """Variances of the coefficients."""
+        """Prior variances of the coefficients."""
         effect = scales.effect
         pairs = [effect * scales.interaction] * len(self._pairs)
         return np.square([LEVEL, WHOLE_RUN, *[effect] * len(self.levels), *pairs])
 
     def fitted(self) -> Screening:
-        """The same with the scales of the highest evidence."""
+        """A copy with the scales of the highest evidence."""
         if len(self.measured) < 3:
             return self
         grid = itertools.product(EFFECTS, INTERACTIONS, SCATTER)
@@ -183,12 +182,12 @@ class Screening:
 
     @cached_property
     def level(self) -> float:
-        """Mean of the readings' ln(seconds), around which the model is; 0 before there are any."""
+        """Mean of the readings' ln(seconds), the model's centre; 0 without any."""
         return float(np.mean([r.ln_seconds for r in self.measured])) if self.measured else 0.0
 
     @cached_property
     def _posterior(self) -> tuple[Array, Array]:
-        """Mean and covariance of the coefficients."""
+        """Posterior mean and covariance of the coefficients."""
         return self._learned(*self._data)
 
     def _learned(self, x: Array, y: Array, scales: _Scales | None = None) -> tuple[Array, Array]:
@@ -199,17 +198,17 @@ class Screening:
 
     @cached_property
     def _once_read(self) -> Array:
-        """Covariance of the coefficients once what is open has been read, too."""
+        """Posterior covariance of the coefficients once running trials have ended."""
         known = [r for r in self.readings if not r.dead]
         x = self._features([r.setting for r in known], [r.whole for r in known])
         return self._learned(x, np.zeros(len(known)))[1]
 
     @cached_property
     def _planned(self) -> Array:
-        """Covariance of the effects alone once what is open has been read, too: it does not depend on the readings.
+        """Posterior covariance of the main effects once running trials have ended; independent of the readings' values.
 
-        Interactions count as scatter here. There are so many of them that any setting tells of some that are new, and
-        a level that may not run would never be tried.
+        Interactions count as noise here. There are so many that any setting is informative about new ones, so that a
+        level that may not run would never be tried.
         """
         known = [r for r in self.readings if not r.dead]
         no_interaction = replace(self.scales, interaction=0.0, scatter=self._blur)
@@ -218,7 +217,7 @@ class Screening:
 
     @property
     def _blur(self) -> float:
-        """Sd of a reading around the effects alone: its scatter, and an interaction."""
+        """Sd of a reading about the main effects: noise and an interaction."""
         return math.hypot(self.scales.scatter, self.scales.effect * self.scales.interaction)
 
     def predict(self, settings: Sequence[Setting]) -> tuple[Array, Array]:
@@ -228,39 +227,39 @@ class Screening:
         return self.level + x @ mean, x @ covariance @ x.T
 
     def compared(self, setting: Setting, other: Setting) -> tuple[float, float]:
-        """Mean and sd of ln(seconds) of a setting less those of another."""
+        """Mean and sd of the difference in ln(seconds) between a setting and another."""
         mean, covariance = self.predict([setting, other])
         variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
         return float(mean[0] - mean[1]), math.sqrt(max(0.0, float(variance)))
 
     def leader(self, *, precise: bool = False) -> Setting:
-        """The measured setting that is believed fastest. precise: of those with the base's arithmetic."""
+        """The measured setting with the lowest posterior mean. precise: only among those with the base's arithmetic."""
         known = {self.base, *(r.setting for r in self.measured)}
         kept = sorted(s for s in known if not (precise and self.precision_of(s)) and self.lives(s) > 0)
         mean, _ = self.predict(kept)
         return kept[int(np.argmin(mean))]
 
     def precision_of(self, setting: Setting) -> frozenset[int]:
-        """The switches of another arithmetic than the base's in a setting."""
+        """The precision switches that differ from the base in a setting."""
         return frozenset(at for at, level in _changes(setting) if self.switches[at].precision)
 
-    # -- what to run next
+    # -- the next probe
 
     @property
     def probes_needed(self) -> int:
-        """Readings after which every effect has been seen once: one more than there are levels that may run."""
+        """Readings needed to observe every effect once: one more than the number of levels that may run."""
         return 1 + len(self.levels) - len(self.dead)
 
     @property
     def screened(self) -> bool:
-        """Whether there are as many readings, open ones included, and every level that may run is in one of them."""
+        """Whether there are as many readings, including running ones, with every level that may run."""
         known = [r for r in self.readings if not r.dead]
         open_or_run = {pair for r in known for pair in _changes(r.setting)}
         left = {pair for pair in self.levels if self._deadly[pair] < 1} - open_or_run
         return not left and len(known) >= self.probes_needed
 
     def most_informative(self, rng: np.random.Generator) -> Setting:
-        """The setting whose reading is least known, by what it adds to the information, times its chance to run."""
+        """The setting with the highest information gain times probability to run."""
         planned, noise = self._planned, self._blur**2
 
         def gain_of(settings: Sequence[Setting]) -> Array:
@@ -271,9 +270,10 @@ class Screening:
         return self._climb(gain_of, rng)[0]
 
     def most_promising(self, rng: np.random.Generator, *, precise: bool = False) -> tuple[Setting, float]:
-        """The setting by which the best measured one is expected to improve most, and by how much, in ln(seconds).
+        """The setting with the highest expected improvement of the best measured one, and that improvement in
+        ln(seconds).
 
-        precise: among those with the base's arithmetic.
+        precise: only among settings with the base's arithmetic.
         """
         best = self._features([self.leader(precise=precise)])[0]
         mean, covariance = self._posterior[0], self._once_read
@@ -294,7 +294,8 @@ class Screening:
     def _climb(
         self, gain_of: Callable[[Sequence[Setting]], Array], rng: np.random.Generator, *starts: Setting
     ) -> tuple[Setting, float]:
-        """The setting of the highest worth: of several climbs, one switch at a time, the best."""
+        """Maximise ``gain_of`` by coordinate ascent over switches from several starts; returns the setting and its
+        value."""
         counts = [len(s.levels) for s in self.switches]
         drawn = [tuple(int(rng.integers(n)) for n in counts) for _ in range(STARTS)]
         best, height = self.base, -math.inf
