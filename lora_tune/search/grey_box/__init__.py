@@ -1,1 +1,1 @@
-"""The grey-box sampler: samples to the target, speed and memory learned apart."""
+"""The grey-box sampler: separate models of samples to the target, speed and memory."""

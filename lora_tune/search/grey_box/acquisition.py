@@ -1,11 +1,10 @@
-"""What to run next: the action whose result is expected to improve the recommendation most per node-hour.
+"""Acquisition: the action with the highest expected improvement of the recommendation per node-hour.
 
-Knowledge gradient (Frazier, Powell, Dayanik 2009, "The knowledge-gradient policy for correlated normal beliefs") on
-the composed score: for each action, the expected fall of the lowest expected ln(score) once its result is known, over
-the two things that a run teaches (samples at its hyperparameters, seconds of its layout), its chance of dying of
-memory, and its cost. A single noisy run teaches nearly nothing near the best, so each full run is valued as several
-seeds at once and credited by the run (Frazier and Powell 2010, "Paradoxes in learning and the marginal value of
-information").
+Knowledge gradient (Frazier, Powell, Dayanik 2009, "The knowledge-gradient policy for correlated normal beliefs") on the
+composed score. For each action it is the expected decrease of the lowest expected ln(score) after its result. A run
+informs about samples at its hyperparameters and seconds of its layout; the value includes its risk of running out of
+memory and its cost. A single noisy run near the best has almost no value, so each full run is valued as several seeds
+at once and credited per run (Frazier and Powell 2010, "Paradoxes in learning and the marginal value of information").
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from lora_tune.search.grey_box.objective import Goal
 
 Values = Mapping[str, Any]
 
-# What a proposal chooses from: hyperparameter settings and layouts, and what is believed of each, jointly.
+# Candidates of a proposal: hyperparameter settings and layouts, with their joint posterior.
 
 
 CONFIGURATIONS = 240
-"""Random hyperparameter settings that a proposal chooses from, over all batch sizes."""
+"""Random hyperparameter settings per proposal, over all batch sizes."""
 LAYOUTS = 160
-"""Speed settings that a proposal chooses from."""
+"""Speed settings per proposal."""
 GROUPS = 6
-"""Batch sizes (and other values that both models share) considered at once."""
+"""Batch sizes (and other values shared by both models) considered at once."""
 TRIED = 200
-"""Newest tried settings that are considered again."""
+"""Most recent tried settings that are candidates again."""
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGroup:
-    """Candidates that share a batch size: configurations (convergence only) and layouts (speed only)."""
+    """Candidates with the same batch size: configurations (convergence only) and layouts (speed only)."""
 
     batch: float
     schedule: Schedule
@@ -54,7 +53,7 @@ class BatchGroup:
 
 
 def candidates(model: SearchModel, rng: np.random.Generator) -> list[BatchGroup]:
-    """Configurations and layouts worth considering: random ones, those tried, and neighbours of the best tried."""
+    """Candidate configurations and layouts: random ones, tried ones, and neighbours of the best tried ones."""
     c = model.coordinates
     layouts = _layouts(model, rng)
     by_key: dict[tuple[float, ...], list[Values]] = {}
@@ -107,13 +106,13 @@ def _jittered(c: Coordinates, values: Values, rng: np.random.Generator, width: f
 
 
 def _some_moved(c: Coordinates, values: Values, rng: np.random.Generator, width: float) -> dict[str, Any]:
-    """A neighbour in two of many parameters, so that one direction after the other is tried."""
+    """A neighbour that differs in two of many parameters, so that directions are explored one by one."""
     chosen = {str(n) for n in rng.choice(sorted(values), min(2, len(values)), replace=False)}
     return {**values, **_jittered(c, {n: v for n, v in values.items() if n in chosen}, rng, width)}
 
 
 def _best_tried(model: SearchModel) -> list[Values]:
-    """Hyperparameters tried in this study, the most promising twenty by what the model makes of them."""
+    """Up to twenty hyperparameter settings tried in this study with the lowest posterior mean."""
     tried = [o.values for o in model.observations if not o.source and not o.infeasible]
     if not tried:
         return []
@@ -142,13 +141,12 @@ def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """Beliefs over all candidates of all groups, laid end to end; ``rows[g]`` and ``columns[g]`` are group g's.
+    """Posterior over all candidates of all groups, concatenated; ``rows[g]`` and ``columns[g]`` select group g.
 
-    configurations (n): ln samples, ``joint``; ``total``: samples at which training ends.
-    layouts (m): ``speed`` and ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds,
-    ``together`` (m, m): its covariance; ``death``: chance of OOM, ``death_after`` one more survival; ``tested``: it
-    ran in this study; ``due``: it runs now. anchors: per group, ln of
-    the samples at which layouts are compared.
+    configurations (n): ln samples, ``joint``; ``total``: samples at which training ends. layouts (m): ``speed`` and
+    ``evals``, ln samples/s and ln seconds per eval; ``spread``: sd of ln seconds, ``covariance`` (m, m): its
+    covariance; ``death``: probability of OOM, ``death_after``: the same after one more success; ``tested``: it ran in
+    this study; ``due``: it is running. anchors: per group, ln samples at which layouts are compared.
     """
 
     groups: list[BatchGroup]
@@ -168,7 +166,8 @@ class Beliefs:
 
     @property
     def death_sd(self) -> Array:
-        """Sd of the death rates (m): a Beta belief of mean ``death`` that becomes ``death_after`` with one survival."""
+        """Sd of the OOM probabilities (m): a Beta distribution with mean ``death``, and ``death_after`` after one
+        success."""
         weight = self.death_after / np.maximum(self.death - self.death_after, 1e-9)
         return np.asarray(np.sqrt(self.death * (1 - self.death) / (weight + 1)))
 
@@ -183,9 +182,10 @@ class Beliefs:
         return np.sqrt(self.joint.variance)
 
     def configuration_logs(self, goal: Goal, mean: Array, sd: Array) -> Array:
-        """Expected ln of the samples that count, rules, evals and risk included: (n), or (n, k) as ``mean`` is.
+        """Expected ln of the scored samples, including rules, evals and the risk of not finishing: (n), or (n, k) like
+        ``mean``.
 
-        Differences within a group are those of ln(score).
+        Differences within a group equal those of ln(score).
         """
         logs = np.empty(np.broadcast_shapes(mean.shape, sd.shape))
         for g, rows in enumerate(self.rows):
@@ -193,14 +193,14 @@ class Beliefs:
         return logs
 
     def group_logs(self, goal: Goal, g: int, mean: Array, sd: Array) -> Array:
-        """The same of group g alone, whose configurations are the first of one axis and the second to last of more."""
+        """The same for group g; its configurations are the first of one axis, the second to last of more."""
         group, total = self.groups[g], self.total[self.rows[g]]
         total = total if mean.ndim == 1 else total[:, None]
         scored = goal.scored_ln_samples(mean, sd, group.batch, group.schedule)
         return scored + goal.log_risk(mean, sd, total, group.schedule)
 
     def layout_logs(self, goal: Goal, ln_samples: Sequence[float]) -> Array:
-        """ln of the seconds per layout (m) of runs that count as ``ln_samples[g]`` in group g, if they live."""
+        """ln seconds per layout (m) of successful runs with scored ln samples ``ln_samples[g]`` in group g."""
         logs = np.empty(len(self.speed))
         for group, columns, needed, at in zip(self.groups, self.columns, ln_samples, self.anchors, strict=True):
             speed, evals = np.exp(self.speed[columns]), np.exp(self.evals[columns])
@@ -209,7 +209,7 @@ class Beliefs:
 
 
 def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
-    """Predictions for every candidate, jointly, so that what one run says of the others is known."""
+    """Joint predictions for all candidates."""
     c = model.coordinates
     configurations: list[Values] = []
     layouts: list[Values] = []
@@ -232,7 +232,7 @@ def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
         death=death, death_after=death_after,
         tested=np.array([k in tested for k in keys]), due=np.array([k in due for k in keys]), anchors=[],
     )  # fmt: skip
-    # The best that a group may hope for, by reference or belief.
+    # The best possible crossing of a group: the reference, or the lowest posterior mean if that is higher.
     beliefs.anchors[:] = [
         max(float(beliefs.mean[rows_].min()), model.goal.ln_reference(group.batch, group.schedule))
         for group, rows_ in zip(groups, rows, strict=True)
@@ -251,33 +251,34 @@ def _eval_share(goal: Goal, beliefs: Beliefs) -> float:
     return float(1 - np.exp(goal.log_seconds(at, speed, np.zeros(1), schedule) - both)[0])
 
 
-# What each action is worth.
+# The value of each action.
 
 
 Rows = npt.NDArray[np.int64]
 
 SEEDS = 3
-"""Seeds at once as which a full run is valued."""
+"""Number of seeds as which a full run is valued."""
 OOM_SECONDS = 60.0
-"""What a job that dies of memory costs beyond its start-up."""
+"""Seconds of an out-of-memory job beyond its start-up."""
 CAP = 1.25
-"""Expected cost of a bad run over that of a good one: it is stopped before it ends."""
+"""Expected cost of a bad run relative to a good one, since it is stopped early."""
 PROBE_BLOCKS = 2
-"""Eval intervals that a probe trains: a cold block and a warm one."""
+"""Eval intervals of a probe: a cold block and a warm one."""
 ACTIONS = 60
-"""Configurations that are valued as actions, out of all candidates."""
+"""Maximum number of configurations that are valued as actions."""
 Z, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
-"""Gauss-Hermite nodes and weights of a standard normal: improvements often lie in its tails."""
+"""Gauss-Hermite nodes and weights of a standard normal; improvements are often in its tails."""
 UNTRIED = 0.3
-"""ln(score) by which having no tested layout is worse than the average layout."""
+"""Excess in ln(score) of having no tested layout over the average layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What to run and what it is for. gain: by how much it is expected to lower ln(score) of the recommendation.
+    """An action with its value. gain: expected decrease of ln(score) of the recommendation.
 
-    kind: "full" or "probe". node_hours: its expected cost. new_layout, replicate: what is known of its parts.
+    kind: "full" or "probe". node_hours: expected cost. new_layout: the layout has not run yet. risk: of running out of
+    memory.
     """
 
     values: Values
@@ -295,11 +296,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Now:
-    """The state of knowledge that actions are valued against.
+    """The current state against which actions are valued.
 
-    first: per group, the row of its best configuration; lowest: ln samples of that. logs (m): ln seconds of layouts at
-    those, deaths included. best: per group, the lowest of its usable layouts. value: the lowest of all, i.e. the
-    recommendation's.
+    first: per group, the row of its best configuration; lowest: its ln samples. logs (m): ln seconds of layouts at
+    those, including OOM failures. alive (m): the same for successful runs. best: per group, the lowest of its usable
+    layouts. value: the minimum of these, i.e. the recommendation's.
     """
 
     first: npt.NDArray[np.int64]
@@ -326,7 +327,7 @@ def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
 
 
 def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool, capped: bool) -> list[Action]:
-    """Every action considered, best rate first.
+    """All candidate actions, highest rate first.
 
     probes: whether short runs are possible. capped: whether bad runs are stopped early.
     """
@@ -344,7 +345,7 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
 
 
 def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -> Rows:
-    """Configurations worth valuing: low by mean or by mean less one or two sd, in every group, and a few at random."""
+    """Rows of configurations to value: low mean, or mean minus one or two sd, in every group, and a few at random."""
     logs = beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)
     picks: list[int] = []
     for rows in beliefs.rows:
@@ -356,7 +357,7 @@ def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -
 
 
 def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows, Array]) -> Array:
-    """(actions, groups, len(Z)): change of each group's best ln samples once ``SEEDS`` runs of an action are known.
+    """(actions, groups, len(Z)): change of each group's best ln samples after ``SEEDS`` runs of an action.
 
     actions: their rows, and the covariance of all rows with them.
     """
@@ -369,17 +370,17 @@ def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows,
         mean = beliefs.mean[rows][:, None] + direction[:, :, None] * Z
         sd = np.sqrt(np.maximum(variance[rows] - direction**2, 1e-12))[:, :, None]
         logs = beliefs.group_logs(model.goal, g, mean, sd)
-        # The chance to finish is known better after a run and its ln lower in the mean, whatever was learned: while
-        # nothing has reached the target, that is most of what is learned, and no reason to learn nothing.
+        # After any run the probability to finish is known better and its expected ln decreases. Before the target is
+        # reached this would dominate the value, so it is not credited.
         kept = now.lowest[g] if model.target_known else (logs[:, now.first[g] - rows.start] @ WEIGHTS)[:, None]
         falls[:, g] = logs.min(axis=1) - kept
     return falls
 
 
 def _layout_values(beliefs: Beliefs, now: _Now, death: Array) -> Array:
-    """(m, groups, len(Z)): each group's best ln seconds once it is known how fast layout m is and that it lived.
+    """(m, groups, len(Z)): each group's best ln seconds after layout m has run successfully and its speed is known.
 
-    death (m): the chance of death of each after that.
+    death (m): OOM probability of each after that.
     """
     values = np.broadcast_to(now.best[:, None], (len(now.logs), len(now.best), len(Z))).copy()
     for g, columns in enumerate(beliefs.columns):
@@ -387,14 +388,14 @@ def _layout_values(beliefs: Beliefs, now: _Now, death: Array) -> Array:
         known = now.alive[columns] + death_logs(death[columns])
         drawn = known[:, None] + spread[:, None] * Z
         values[columns, g] = np.minimum(values[columns, g], drawn)
-    # A tested layout stays what it is, and one that runs already needs no second messenger: neither is news.
+    # A tested layout, or one that is running, gives no new information.
     known_soon = np.flatnonzero((beliefs.tested & (beliefs.death < 0.02)) | beliefs.due)
     values[known_soon] = now.best[:, None]
     return values
 
 
 def _expected(falls: Array, seconds: Array, value: float) -> Array:
-    """Expected fall of the lowest expected ln(score) over both results: (groups, Z) by (m, groups, Z) -> (m)."""
+    """Expected decrease of the lowest expected ln(score) over both results: (groups, Z) and (m, groups, Z) -> (m)."""
     sums = falls[None, :, :, None] + seconds[:, :, None, :]
     lowest = np.minimum(sums.min(axis=1), value + 5.0)
     rows = WEIGHTS if falls.shape[1] > 1 else np.ones(1)
@@ -438,7 +439,7 @@ def _full_runs(
         g = next(k for k, rows in enumerate(beliefs.rows) if rows.start <= at < rows.stop)
         group, columns = beliefs.groups[g], beliefs.columns[g]
         alive = 1 - beliefs.death[columns]
-        # A run that ends before it crosses teaches its layout and next to nothing of its hyperparameters.
+        # A run that ends before it crosses is informative about its layout, but hardly about its hyperparameters.
         ends = _finishes(model, beliefs, int(at), g)
         gains = ends * _expected(falls[i], layout_values[columns], now.value)
         gains = alive * (gains + (1 - ends) * speed_only[columns])
@@ -460,7 +461,7 @@ def _full_runs(
 
 def _finishes(model: SearchModel, beliefs: Beliefs, at: int, g: int) -> float:
     sd = np.array([math.sqrt(beliefs.joint.variance[at])])
-    # The time limit ends a run as the end of its schedule does.
+    # The time limit ends a run like the end of its schedule.
     within = model.goal.limit_seconds * math.exp(float(beliefs.speed[beliefs.columns[g]].max()))
     mean, total = beliefs.mean[at : at + 1], np.minimum(beliefs.total[at : at + 1], within)
     return float(model.goal.finish_probability(mean, sd, total, beliefs.groups[g].schedule)[0])

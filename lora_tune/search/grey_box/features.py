@@ -1,8 +1,8 @@
-"""Parameters as numbers: which of them decide convergence, which decide speed, and the features of both models.
+"""Parameters as features: which of them affect convergence, which speed, and the feature vectors of both models.
 
-Convergence (samples to the target) depends on the learning rate, batch, schedule and the like; speed (samples/s,
-seconds per eval, memory) on the layout and the system's switches. The two share the global batch size only, so a
-layout measured once serves every learning rate. Where that is wrong for a study, it may say so (``role`` in its space).
+Convergence (samples to the target) depends on learning rate, batch, schedule and the like; speed (samples/s, seconds
+per eval, memory) on layout and system switches. Only the global batch size affects both, so a layout measured once
+serves every learning rate. A study may override this by ``role`` in its space.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from lora_tune.config.parameters import Conditions
 from lora_tune.search.grey_box.gaussian import Array
 from lora_tune.search.usual_names import BATCH, INTERVAL, RATE, STEPS, WARMUP
 
-# A layout as numbers that speed and memory depend on.
+# Features of a layout for speed and memory.
 
 
-@lru_cache(maxsize=4096)  # the same few hundred layouts in every proposal
+@lru_cache(maxsize=4096)  # proposals use the same few hundred layouts
 def layout_features(text: str) -> tuple[float, ...]:
-    """Degrees in doublings, idle share of the pipeline, micro-batches and nodes; raises as ``parse_layout`` does."""
+    """log2 of the degrees, pipeline bubble, micro-batches and nodes; raises like ``parse_layout``."""
     layout = parse_layout(text)
     micro = max(1.0, layout.minibs / layout.mbs)
     degrees = (math.log2(v) for v in (layout.tp, layout.cp, layout.pp, layout.mbs, layout.vp))
-    # The share of time that a pipeline of this depth idles, (PP - 1) / (VP * micro-batches).
+    # Pipeline bubble (PP - 1) / (VP * micro-batches).
     idle = math.log1p((layout.pp - 1) / (layout.vp * micro))
     nodes = (math.log2(layout.nodes),) if layout.nodes else ()
     return (*degrees, idle, math.log2(micro) / 4, float(layout.sp), *nodes)
 
 
 def layout_labels(text: str) -> tuple[str, ...]:
-    """What each of the features of this layout means."""
+    """Names of this layout's features."""
     known = ("tp", "cp", "pp", "mbs", "vp", "bubble", "micro", "sp")
     return (*known, "nodes") if parse_layout(text).nodes else known
 
 
-# Values on [-1, 1] over their ranges, and back.
+# Scaling of values to [-1, 1] and back.
 
 
 DECAY = 30.0
-"""Ratio of the distances of a range's ends from 1 from which on its values count by that distance: betas, discounts and
+"""If the distances of a range's ends from 1 differ by this factor, the scale is ln(1 - x): betas, discounts and
 averages act by their horizon 1 / (1 - x), so that 0.99 and 0.999 are as far apart as 0.9 and 0.99."""
 WIDE = 8.0
-"""Ratio of the largest to the smallest of positive choices from which on they are taken on a log scale."""
+"""Ratio of largest to smallest positive choice from which on the scale is logarithmic."""
 
 
 def unit(distribution: BaseDistribution, value: Any) -> float:
-    """A number on [-1, 1] over its range, evenly on the scale on which it counts."""
+    """A number scaled to [-1, 1] over its range, on the parameter's scale."""
     return coder(distribution)(value)[0]
 
 
@@ -65,13 +65,13 @@ def is_ordered(distribution: BaseDistribution) -> bool:
 
 
 def has_feature(distribution: BaseDistribution, value: Any) -> bool:
-    """Whether a value can be a feature: a number where numbers are tuned, else one of the categories."""
+    """Whether a value can be coded: any number for a numeric parameter, else one of the categories."""
     choices = distribution.choices if isinstance(distribution, CategoricalDistribution) else (0, 1)
     return _are_numbers([value]) if len(choices) > 1 and _are_numbers(choices) else value in choices
 
 
 def ends(distribution: BaseDistribution) -> tuple[float, float] | None:
-    """The least and the largest value of a number or of a choice of numbers; None of other choices."""
+    """Minimum and maximum of a numeric parameter or choice of numbers; None for other choices."""
     if isinstance(distribution, FloatDistribution | IntDistribution):
         return float(distribution.low), float(distribution.high)
     if not (isinstance(distribution, CategoricalDistribution) and is_ordered(distribution)):
@@ -81,7 +81,7 @@ def ends(distribution: BaseDistribution) -> tuple[float, float] | None:
 
 @lru_cache(maxsize=256)
 def coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
-    """What makes features of a parameter's values: of a number one on [-1, 1], of other categories one each."""
+    """Returns a function from a parameter's value to features: a number in [-1, 1], or one-hot for other categories."""
     if not isinstance(distribution, CategoricalDistribution):
         return _number_coder(distribution)
     choices = distribution.choices
@@ -93,7 +93,7 @@ def coder(distribution: BaseDistribution) -> Callable[[Any], list[float]]:
 
 
 def one_hot(choices: Sequence[Any]) -> Callable[[Any], list[float]]:
-    """Features of a choice, one for each; none where there is no choice."""
+    """One-hot features of a choice; none if it has one value."""
     width = len(choices) if len(choices) > 1 else 0
     places = {choice: at for at, choice in enumerate(choices[:width])}
 
@@ -119,7 +119,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def _scale(distribution: FloatDistribution | IntDistribution) -> tuple[Callable[[Any], float], Callable[[Any], float]]:
-    """To the scale on which values count evenly, and back."""
+    """Functions to the scale on which distances are uniform, and back."""
     low, high = distribution.low, distribution.high
     if distribution.log:
         return lambda value: math.log(max(float(value), 1e-300)), math.exp
@@ -129,7 +129,7 @@ def _scale(distribution: FloatDistribution | IntDistribution) -> tuple[Callable[
 
 
 def from_unit(distribution: BaseDistribution, u: float) -> Any:
-    """The value at ``u`` in [-1, 1]; steps and whole numbers respected."""
+    """The value at ``u`` in [-1, 1], on the grid of steps and integers."""
     if isinstance(distribution, CategoricalDistribution):
         count = len(distribution.choices)
         return distribution.choices[min(count - 1, max(0, int((u + 1) / 2 * count)))]
@@ -137,9 +137,9 @@ def from_unit(distribution: BaseDistribution, u: float) -> Any:
     return _number_at(distribution)(u)
 
 
-@lru_cache(maxsize=256)  # a proposal asks for thousands of values of the same few ranges
+@lru_cache(maxsize=256)  # a proposal needs thousands of values of the same few ranges
 def _number_at(distribution: FloatDistribution | IntDistribution) -> Callable[[float], float]:
-    """What makes values of a number from where they are in [-1, 1]."""
+    """Returns a function from [-1, 1] to values."""
     low, high, step = float(distribution.low), float(distribution.high), distribution.step
     inward, outward = _scale(distribution)
     first, whole = inward(low), isinstance(distribution, IntDistribution)
@@ -158,7 +158,7 @@ def _number_at(distribution: FloatDistribution | IntDistribution) -> Callable[[f
 def at_random(
     distributions: Mapping[str, BaseDistribution], names: Iterable[str], rng: np.random.Generator
 ) -> dict[str, Any]:
-    """A point of the parameters ``names``, each uniform on [-1, 1] over its range."""
+    """A random point of the parameters ``names``, each uniform on [-1, 1] over its range."""
     return {name: from_unit(distributions[name], float(rng.uniform(-1, 1))) for name in names}
 
 
@@ -167,33 +167,33 @@ SPEED = re.compile(
     r"TP$|PP$|CP$|VP$|SP$|MBS$|^TP_|^MC_TP|^NCCL|^NVTE|^CUDA|CUDA_GRAPH|^FP8_(?!$)|VBOOST|COMM_|WORKERS|OFFLOAD|"
     r"RECOMPUTE|^AC[GML]$|SHARP|_CTAS|^VAL_MBS|^CP_EVAL|GRAD_ACCUM|COMPILE|FUSED|ATTENTION_BACKEND|NUMA|BIND"
 )
-"""Names of switches that change seconds and memory but not the arithmetic of training (see the public knob list)."""
+"""Names of switches that affect seconds and memory but not training arithmetic (see the public knob list)."""
 
 NODES = "NODES"
 PACE = re.compile(r"^bubble$|^micro$|^nodes$|OVERLAP|COMM_|DPA|WORKERS|NCCL|NUMA|BIND|VBOOST|SHARP|_CTAS")
-"""Speed features that leave memory as it is, or nearly."""
+"""Speed features with little or no effect on memory."""
 
 LONGEST_WARMUP = 0.4
-"""Share of a middle schedule beyond which a longer warm-up counts as no different: no run is better for it."""
+"""Share of a middle schedule beyond which a longer warm-up counts as equal, since it never helps."""
 
 PRECISION = re.compile(r"^(NV|MX)?FP[48]$|^BF16$|PRECISION$")
-"""Names of what linear layers compute in: they decide how fast a sample is trained and how many are needed."""
+"""Names of the precision of linear layers, which affects both speed and convergence."""
 
 _OF_SWITCHES = {"switch": "speed", "precision": "both"}
-"""What switches decide."""
+"""Role of each kind of switch."""
 
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """How this study's parameters map to features.
+    """Maps this study's parameters to features.
 
-    distributions: the tuned parameters. gpus: GPUs of one trial, from which a layout's batch follows. fixed: values
-    that do not vary but count (GBS, MAX_STEPS, LR, ...). roles: "speed", "convergence" or "both" of parameters of which
-    the study says it; of the others it is guessed from the name. centre: where the user or the published results stand.
-    conditions: which parameters exist only under others' values; absent ones count as in their middle.
-    full_fine_tuning_lr: learning rate of the same base in full, where it is known.
+    distributions: the tuned parameters. gpus: per trial, which determine a layout's batch. fixed: constant values that
+    are needed (GBS, MAX_STEPS, LR, ...). roles: "speed", "convergence" or "both" as stated by the study; others are
+    guessed from the name. centre: values of the user or the published results. conditions: which parameters exist only
+    under others' values; absent ones have their middle value. full_fine_tuning_lr: learning rate of full fine-tuning of
+    the same base, if known.
     """
 
     distributions: Mapping[str, BaseDistribution]
@@ -206,7 +206,7 @@ class Coordinates:
 
     @cached_property
     def layout(self) -> str | None:
-        """The parameter whose choices are layouts, if any."""
+        """The parameter whose choices are layouts, or None."""
         for name, distribution in self.distributions.items():
             if isinstance(distribution, CategoricalDistribution):
                 try:
@@ -218,16 +218,16 @@ class Coordinates:
 
     @cached_property
     def speed_names(self) -> tuple[str, ...]:
-        """Parameters that decide speed, sorted."""
+        """Parameters that affect speed, sorted."""
         return tuple(sorted(n for n in self.distributions if self.role(n) != "convergence"))
 
     @cached_property
     def convergence_names(self) -> tuple[str, ...]:
-        """Parameters that decide convergence, sorted."""
+        """Parameters that affect convergence, sorted."""
         return tuple(sorted(n for n in self.distributions if self.role(n) != "speed"))
 
     def role(self, name: str) -> str:
-        """What a parameter decides: as the study says, else as its name suggests."""
+        """Role of a parameter: as stated by the study, else guessed from its name."""
         if name in self.roles:
             return _OF_SWITCHES.get(self.roles[name], self.roles[name])
         if name.upper() in BATCH or PRECISION.search(name.upper()):
@@ -247,28 +247,28 @@ class Coordinates:
         return distribution.choices
 
     def nodes(self, values: Values) -> int:
-        """Nodes of a trial where the space varies them; else 1."""
+        """Nodes of a trial if they are tuned; else 1."""
         layout = parse_layout(str(values[self.layout])).nodes if self.layout is not None else 0
         return int(values.get(NODES, layout or 1))
 
     def batch(self, values: Values) -> float:
-        """The global batch size of ``values``; NaN when nothing says it."""
+        """Global batch size of ``values``; NaN if unknown."""
         if self.layout is not None and self.layout in values:
             return self.batches_by_layout[values[self.layout]]
         return self._named(values, BATCH)
 
     def steps(self, values: Values) -> float:
-        """Steps after which training ends; NaN when nothing says it."""
+        """Steps after which training ends; NaN if unknown."""
         return self._named(values, STEPS)
 
     def total_samples(self, values: Values) -> float:
-        """Samples after which training ends; infinite when unknown."""
+        """Samples after which training ends; infinite if unknown."""
         total = self.steps(values) * self.batch(values)
         return total if math.isfinite(total) else math.inf
 
     @property
     def eval_interval(self) -> float:
-        """Samples between evals where the study fixes them; NaN when nothing says it."""
+        """Samples between evals if the study fixes them; else NaN."""
         return self._named({}, INTERVAL)
 
     def _named(self, values: Values, names: Sequence[str]) -> float:
@@ -290,7 +290,7 @@ class Coordinates:
 
     @cached_property
     def _convergence_coders(self) -> list[tuple[str, Callable[[str, Values, float], list[float]]]]:
-        """What makes features of convergence of each parameter: (name, of its name, all values and the batch)."""
+        """Per parameter: (name, function of name, values and batch that returns its convergence features)."""
         kinds = {**dict.fromkeys(WARMUP, self._warmup), **dict.fromkeys(STEPS, self._schedule)}
         codings = {name: kinds.get(name.upper(), self._plain) for name in self.convergence_names}
         return [(name, coded if self._width(name) else self._plain) for name, coded in codings.items()]
@@ -304,10 +304,10 @@ class Coordinates:
         return [math.log(self.total_samples(values) / self.reference_samples) / math.log(4)]
 
     def _warmup(self, name: str, values: Values, batch: float) -> list[float]:
-        """Warm-up samples over those of a middle schedule, from -1 without any to 1 at ``LONGEST_WARMUP``.
+        """Warm-up samples relative to a middle schedule, from -1 for none to 1 at ``LONGEST_WARMUP``.
 
-        Not as a share of its own schedule: in two tables of real trials a warm-up of so many steps delays the crossing
-        as much in schedules of 80 steps as in those of 200 and 320 (``python -m benchmarks.tables``).
+        Not relative to the run's own schedule: in two tables of real trials the delay by a warm-up of given steps is
+        the same in schedules of 80, 200 and 320 steps (``python -m benchmarks.tables``).
         """
         if not (steps := self.steps(values)) > 0:
             return self._coders[name](values[name])
@@ -316,7 +316,7 @@ class Coordinates:
 
     @cached_property
     def reference_batch(self) -> float:
-        """The smallest batch on offer: the origin of the batch feature."""
+        """The smallest available batch: origin of the batch feature."""
         batches = sorted(self.batches_by_layout.values())
         return batches[0] if batches else max(1.0, self._smallest_batch())
 
@@ -330,7 +330,7 @@ class Coordinates:
 
     @cached_property
     def reference_samples(self) -> float:
-        """The geometric middle of the schedules on offer at the smallest batch: the origin of the schedule feature."""
+        """Geometric mean of the available schedules at the smallest batch: origin of the schedule feature."""
         for name, distribution in self.distributions.items():
             if name.upper() in STEPS and isinstance(distribution, IntDistribution | FloatDistribution):
                 return math.sqrt(float(distribution.low) * float(distribution.high)) * self.reference_batch
@@ -339,23 +339,23 @@ class Coordinates:
 
     @cached_property
     def convergence_width(self) -> int:
-        """How many convergence features there are."""
+        """Number of convergence features."""
         middle = {name: from_unit(distribution, 0.0) for name, distribution in self.distributions.items()}
         return len(self.convergence_features(middle))
 
     @cached_property
     def rate_feature(self) -> int | None:
-        """Column of the learning rate among the convergence features."""
+        """Column of the learning rate among the convergence features, or None."""
         return self._column(RATE)
 
     @cached_property
     def warmup_feature(self) -> int | None:
-        """Column of the warm-up among the convergence features; None where nothing says how long schedules are."""
+        """Column of the warm-up among the convergence features; None if the length of schedules is unknown."""
         return self._column(WARMUP) if self.reference_samples > 1 else None
 
     @cached_property
     def other_features(self) -> dict[int, float]:
-        """Columns of numbers that are neither rate, batch, schedule nor warm-up, with where the user stands in each."""
+        """Columns of numbers other than rate, batch, schedule and warm-up, with the user's value in each."""
         places, column = {}, 0
         for name in self.convergence_names:
             spread = self.distributions[name]
@@ -366,7 +366,7 @@ class Coordinates:
         return places
 
     def _column(self, names: Sequence[str]) -> int | None:
-        """Where the first parameter with one of these names begins among the convergence features."""
+        """First column of the first parameter with one of these names among the convergence features."""
         column = 0
         for name in self.convergence_names:
             if name.upper() in names:
@@ -375,7 +375,7 @@ class Coordinates:
         return None
 
     def speed_features(self, values: Values) -> list[float]:
-        """Features of the speed and memory models: degrees in doublings, micro-batches, switches."""
+        """Features of the speed and memory models: log2 of degrees, micro-batches, switches."""
         row: list[float] = []
         values = self.conditions.rested(values)
         for name in self.speed_names:
@@ -389,7 +389,7 @@ class Coordinates:
 
     @cached_property
     def speed_labels(self) -> tuple[str, ...]:
-        """What each speed feature means: a switch's name in capitals, with "=choice" where each choice is a feature."""
+        """Names of the speed features: a switch's name in capitals, with "=choice" if each choice is a feature."""
         labels: list[str] = []
         for name in self.speed_names:
             if name == self.layout:
@@ -401,7 +401,7 @@ class Coordinates:
         return tuple(labels) or ("",)
 
     def memory_features(self, values: Values) -> list[float]:
-        """The speed features that memory depends on: how many micro-batches follow one another is not among them."""
+        """The speed features that affect memory, without the number of micro-batches."""
         row = self.speed_features(values)
         return [row[column] for column in self._memory_columns] or [0.0]
 
@@ -411,7 +411,7 @@ class Coordinates:
 
     @cached_property
     def memory_labels(self) -> tuple[str, ...]:
-        """What each memory feature means."""
+        """Names of the memory features."""
         return tuple(self.speed_labels[column] for column in self._memory_columns) or ("",)
 
     def _coded_labels(self, name: str) -> list[str]:
@@ -422,29 +422,29 @@ class Coordinates:
 
     @cached_property
     def _coders(self) -> Mapping[str, Callable[[Any], list[float]]]:
-        """What makes features of each parameter's values."""
+        """Function from value to features, by parameter."""
         return {name: coder(distribution) for name, distribution in self.distributions.items()}
 
     def _width(self, name: str) -> int:
-        """How many features a parameter has."""
+        """Number of features of a parameter."""
         return len(self._coders[name](from_unit(self.distributions[name], 0.0)))
 
 
 def trend(x: Array, curved: Sequence[int]) -> Array:
-    """The trend basis of feature rows ``x`` (n, d): 1, every feature, and the squares of the ``curved`` columns."""
+    """Trend basis of feature rows ``x`` (n, d): 1, all features, and the squares of the ``curved`` columns."""
     columns = [np.ones((len(x), 1)), x, *(x[:, [c]] ** 2 for c in curved)]
     return np.hstack(columns)
 
 
-# Features of many configurations: thousands of trials share some dozens of layouts.
+# Features of many configurations: thousands of trials share a few dozen layouts.
 
 
 def alike_once(
     coordinates: Coordinates, features: Callable[[Mapping[str, Any]], list[float]], points: Sequence[Mapping[str, Any]]
 ) -> list[list[float]]:
-    """``features`` of each point, worked out once for all that are alike in what decides speed.
+    """``features`` of each point, computed once per distinct speed setting.
 
-    features: of what decides speed only. Under conditions other values count too, so that each is worked out there.
+    features: depends on speed parameters only. With conditions other values matter, too, so each point is computed.
     """
     if coordinates.conditions.of:
         return [features(values) for values in points]

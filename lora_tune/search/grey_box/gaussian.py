@@ -1,9 +1,8 @@
-"""Gaussian-process regression with a trend, several sources and one-sided observations. No tuning of anything here.
+"""Gaussian-process regression with a trend, several sources and censored observations; hyperparameters are fixed here.
 
-The model of one quantity y over features x in about [-1, 1]: a linear trend with Gaussian coefficients, a smooth
-residual (Matern 5/2), and for every source of data, this study among them, a shift and a residual of its own, so that
-old or published figures inform without being believed.
-Rasmussen and Williams (2006), chapters 2 (regression, trends) and 3.6 (one-sided sites).
+The model of a quantity y over features x in about [-1, 1]: a linear trend with Gaussian coefficients, a smooth residual
+(Matern 5/2), and per source, including this study, a shift and another residual, so that old or published results
+inform without full trust. Rasmussen and Williams (2006), chapters 2 (regression, trends) and 3.6 (one-sided sites).
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from scipy.special import log_ndtr, ndtr
 
 Array = npt.NDArray[np.float64]
 THIS_STUDY = 0
-"""The source number of this study's own data; every other number is another source."""
+"""Source number of this study's data; other numbers are other sources."""
 
 JITTER = 1e-10
-"""Relative to the prior variance: keeps repeated rows from spoiling the factorisation."""
+"""Jitter relative to the prior variance, for the Cholesky factorisation with repeated rows."""
 KEPT = 4
-"""Parts of prior covariances that data keep."""
+"""Maximum number of cached parts of prior covariances."""
 LEAST_VARIANCE = 1e-10
-"""What is never known better."""
+"""Lower limit of posterior variances."""
 LEAST_TILT = 1e-12
-"""Of a bound that says nothing."""
+"""Lower limit of a bound's precision, for a bound without information."""
 NOISE_RUNS = 8.0
-"""Repeated seeds that the belief in the usual noise of readings is worth: an sd of a quarter."""
+"""Degrees of freedom of the prior on the noise scale: an sd of a quarter."""
 
 
 COLUMNS = ("x", "basis", "y", "sd", "source", "below", "extended")
-"""What is known of each reading."""
+"""Columns of :class:`Data`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """n readings: features (n, d), trend basis (n, p), y (n), sd (n) of each reading about the truth at its features.
+    """n readings: features (n, d), trend basis (n, p), y (n), noise sd (n).
 
-    extended: (n) sd on top of that, which has nothing to do with how far readings scatter here. source: (n) numbers;
-    rows with the same number share a shift. below: (n) True where y is only a lower bound.
+    extended: (n) additional sd, independent of the noise scale. source: (n) numbers; rows with the same number share a
+    shift. below: (n) True if y is only a lower bound (censored).
     """
 
     x: Array
@@ -53,11 +52,11 @@ class Data:
     below: npt.NDArray[np.bool_]
     extended: Array
     _kept: dict[tuple[str, float, bytes], Array] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Parts of the newest prior covariances: of many priors in turn most share most parts."""
+    """Cache of parts of prior covariances, since successive priors share most parts."""
 
     @classmethod
     def local(cls, x: Array, basis: Array, y: Array, sd: float) -> Data:
-        """Exact readings of this study, all of this sd."""
+        """Uncensored readings of this study with one sd."""
         none = np.zeros(len(y))
         return cls(
             x=x, basis=basis, y=y, sd=none + sd, source=np.full(len(y), THIS_STUDY, dtype=np.int64), below=none > 0,
@@ -65,15 +64,15 @@ class Data:
         )  # fmt: skip
 
     def beside(self, more: Data) -> Data:
-        """These readings and ``more``."""
+        """These readings and ``more``, concatenated."""
         return Data(**{name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in COLUMNS})
 
     def rows(self, keep: npt.NDArray[np.int64]) -> Data:
-        """Some of the readings."""
+        """A subset of the readings."""
         return Data(**{name: getattr(self, name)[keep] for name in COLUMNS})
 
     def covariance(self, prior: Prior) -> Array:
-        """Prior covariance of what the readings are about (n, n)."""
+        """Prior covariance of the latent values (n, n)."""
         smooth = self._part(
             ("smooth", prior.length, prior.weights.tobytes()),
             lambda: matern(self.x * prior.weights, self.x * prior.weights, prior.length),
@@ -89,17 +88,17 @@ class Data:
         return self._kept[key]
 
     def variance(self, noise_scale: float) -> Array:
-        """Variance of each reading (n) where they scatter ``noise_scale`` times as far as usual."""
+        """Variance of each reading (n) for a noise scale."""
         return np.asarray((noise_scale * self.sd) ** 2 + self.extended**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed before data: trend coefficients (p) with their sd (p), and the scales of the residuals.
+    """Prior: trend coefficients (p) with sd (p), and scales of the residuals.
 
-    amplitude, length: of the smooth residual; length is in feature units. shift: sd of another source's departure.
-    departure: that of this study, which may be unlike all others.
-    noise_scale: multiplies every reading's usual sd. weights: (d) relevance of each feature, 1 = as given.
+    amplitude, length: of the smooth residual; length (lengthscale) in feature units. shift: sd of another source's
+    offset. departure: sd of this study's offset. noise_scale: multiplies every reading's sd. weights: (d) relevance of
+    each feature (inverse lengthscale), 1 = unchanged.
     """
 
     mean: Array
@@ -113,10 +112,10 @@ class Prior:
 
 
 def repeated_noise(data: Data) -> float:
-    """By how much readings of the same hyperparameters here scatter more (or less) than their sd says.
+    """Noise scale: ratio of the observed spread of repeats in this study to the readings' sd.
 
-    The pooled spread within settings that ran with several seeds, with ``NOISE_RUNS`` degrees of freedom of a belief
-    in 1: what differs between settings has no part in it, so that a rough valley is not taken for noise.
+    The pooled spread within settings with several seeds, with ``NOISE_RUNS`` prior degrees of freedom at 1. Differences
+    between settings are not used, so that a rough surface does not count as noise.
     """
     exact_rows = np.flatnonzero((data.source == THIS_STUDY) & ~data.below & (data.extended == 0))
     settings: dict[bytes, list[int]] = {}
@@ -131,7 +130,7 @@ def repeated_noise(data: Data) -> float:
 
 
 def positive_part(mean: Array, sd: Array) -> Array:
-    """E max(0, x) of x ~ N(mean, sd^2): the expected improvement of Jones, Schonlau and Welch (1998), equation 15."""
+    """E max(0, x) for x ~ N(mean, sd^2): the expected improvement of Jones, Schonlau and Welch (1998), equation 15."""
     sd = np.maximum(sd, 1e-9)
     z = mean / sd
     return np.asarray(mean * ndtr(z) + sd * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
@@ -146,7 +145,7 @@ def matern(a: Array, b: Array, length: float) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """What is believed after data. Predictions are of the truth at this study's own source."""
+    """Posterior. Predictions are of the latent values for this study's source."""
 
     prior: Prior
     data: Data
@@ -154,7 +153,7 @@ class Posterior:
     weights: Array
 
     def joint(self, x: Array, basis: Array) -> Joint:
-        """The belief at feature rows ``x`` (m, d) with trend rows ``basis`` (m, p)."""
+        """Posterior at feature rows ``x`` (m, d) with trend rows ``basis`` (m, p)."""
         cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
         half = half_solved(self.factor, cross.T)
         mean = basis @ self.prior.mean + cross @ self.weights
@@ -163,14 +162,14 @@ class Posterior:
         return Joint(prior=self.prior, x=x, basis=basis, half=half, mean=mean, variance=variance)
 
     def predict(self, x: Array, basis: Array) -> tuple[Array, Array]:
-        """Mean (m) and covariance (m, m) at feature rows ``x`` with trend rows ``basis``."""
+        """Posterior mean (m) and covariance (m, m) at feature rows ``x`` with trend rows ``basis``."""
         joint = self.joint(x, basis)
         return joint.mean, joint.covariance()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
-    """What is believed of m rows: mean (m) and variance (m), and their covariances where those are asked for."""
+    """Joint posterior of m rows: mean (m) and variance (m); covariances on demand."""
 
     prior: Prior
     x: Array
@@ -180,12 +179,12 @@ class Joint:
     variance: Array
 
     def covariance(self) -> Array:
-        """Of all rows with all (m, m)."""
+        """Covariance of all rows (m, m)."""
         posterior = self.covariance_with(np.arange(len(self.x)))
         return 0.5 * (posterior + posterior.T)
 
     def covariance_with(self, at: npt.NDArray[np.int64]) -> Array:
-        """Of all rows with those at ``at`` (m, k)."""
+        """Covariance of all rows with those at ``at`` (m, k)."""
         posterior = _covariance(self.prior, self._rows_at(np.arange(len(self.x))), self._rows_at(at))
         posterior -= self.half.T @ self.half[:, at]
         posterior[at, np.arange(len(at))] += LEAST_VARIANCE
@@ -214,7 +213,7 @@ def _summed(
 ) -> Array:
     first, second = sources
     same = first[:, None] == second[None, :]
-    # Every source, this study too, departs from what all share by a shift and as much by a smooth curve of its own.
+    # Every source, including this study, has a shift and a smooth residual of the same variance.
     departure = np.where(first == THIS_STUDY, prior.departure, prior.shift)[:, None] ** 2
     return np.asarray(trend + prior.amplitude**2 * smooth + same * departure * (1 + smooth))
 
@@ -229,7 +228,7 @@ def condition(data: Data, prior: Prior) -> Posterior:
 
 
 def log_evidence(data: Data, prior: Prior) -> float:
-    """ln of the density of ``data``, and of the chance of its bounds, under the prior."""
+    """Log marginal likelihood of ``data``, including the probability of its bounds."""
     kernel, offset, variance = _beforehand(data, prior)
     if data.below.any():
         return sites(kernel, offset, variance, data.below)[2]
@@ -239,28 +238,27 @@ def log_evidence(data: Data, prior: Prior) -> float:
 
 
 def _beforehand(data: Data, prior: Prior) -> tuple[Array, Array, Array]:
-    """Prior covariance of the readings (n, n), their distance from the prior mean (n) and their variance (n)."""
+    """Prior covariance of the latent values (n, n), residuals from the prior mean (n), noise variances (n)."""
     kernel = data.covariance(prior)
     kernel.flat[:: len(kernel) + 1] += JITTER * (kernel.trace() / max(1, len(kernel)))
     return kernel, data.y - data.basis @ prior.mean, data.variance(prior.noise_scale)
 
 
 def _factorised(kernel: Array, offset: Array, variance: Array) -> tuple[Array, Array]:
-    """The factor of the covariance of readings with this variance, and what takes it to ``offset``."""
+    """Cholesky factor of the covariance with noise, and its solution for ``offset``."""
     noisy = kernel.copy()
     noisy.flat[:: len(noisy) + 1] += variance
     factor = lower_factor(noisy)
     return factor, solved(factor, offset)
 
 
-# Lower bounds, as Gaussian sites that are taken in one after the other (assumed-density filtering) in the belief that
-# the exact readings leave.
+# Lower bounds as Gaussian sites, processed one by one (assumed-density filtering) after the exact readings.
 
 
 def lower_factor(matrix: Array) -> Array:
-    """The lower Cholesky factor (n, n). Raises LinAlgError where the matrix is not positive definite.
+    """The lower Cholesky factor (n, n). Raises LinAlgError if the matrix is not positive definite.
 
-    LAPACK itself, as scipy calls it: of a few dozen rows scipy's checks take longer than the factorisation.
+    Calls LAPACK directly: for a few dozen rows scipy's checks take longer than the factorisation.
     """
     if not matrix.size:
         return matrix
@@ -271,20 +269,20 @@ def lower_factor(matrix: Array) -> Array:
 
 
 def solved(factor: Array, right: Array) -> Array:
-    """What the matrix of this lower factor takes to ``right``."""
+    """Solve A x = ``right`` for A = L L' with lower factor L."""
     return np.asarray(dpotrs(factor, right, lower=1)[0]) if factor.size else right
 
 
 def half_solved(factor: Array, right: Array) -> Array:
-    """What the lower factor itself takes to ``right``."""
+    """Solve L x = ``right`` for the lower factor L."""
     return np.asarray(dtrtrs(factor, right, lower=1)[0]) if right.size else right
 
 
 def sites(kernel: Array, offset: Array, variance: Array, below: npt.NDArray[np.bool_]) -> tuple[Array, Array, float]:
-    """y and variance (n) of every reading, those of bounds as sites, and the evidence of all.
+    """y and variance (n) of all readings, with bounds replaced by sites, and the log evidence.
 
-    kernel: prior covariance (n, n). offset: distance from the prior mean (n). below: (n) True where the reading is only
-    a lower bound. A site has the moments of Phi((f - bound) / sd): equation 3.58 of the book.
+    kernel: prior covariance (n, n). offset: residual from the prior mean (n). below: (n) True for a lower bound. A site
+    matches the moments of Phi((f - bound) / sd): equation 3.58 of Rasmussen and Williams.
     """
     exact, bounds = np.flatnonzero(~below), np.flatnonzero(below)
     mean, covariance, evidence = _after(kernel, offset, variance, (exact, bounds))
@@ -296,7 +294,7 @@ def sites(kernel: Array, offset: Array, variance: Array, below: npt.NDArray[np.b
         log_chance = float(log_ndtr(z))
         evidence += log_chance
         ratio = math.exp(-0.5 * z * z - log_chance) / math.sqrt(2 * math.pi)
-        shrink = max(ratio * (z + ratio) / scale**2, LEAST_TILT)  # of the variance, by its square
+        shrink = max(ratio * (z + ratio) / scale**2, LEAST_TILT)  # decrease of the variance over its square
         y[at] = mean[place] + ratio / (scale * shrink)
         spread[at] = max(1 / shrink - row[place], LEAST_VARIANCE)
         mean += row * (ratio / scale)
@@ -307,7 +305,8 @@ def sites(kernel: Array, offset: Array, variance: Array, below: npt.NDArray[np.b
 def _after(
     kernel: Array, offset: Array, variance: Array, rows: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
 ) -> tuple[Array, Array, float]:
-    """Mean (b) and covariance (b, b) of the bounded values after the exact readings, whose evidence is the third."""
+    """Mean (b) and covariance (b, b) of the bounded values given the exact readings, and these readings' log
+    evidence."""
     exact, bounds = rows
     block = kernel[np.ix_(bounds, bounds)]
     if not len(exact):

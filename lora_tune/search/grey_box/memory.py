@@ -1,9 +1,10 @@
-"""Which configurations die of memory: one belief, by physics' GiB where that is known, else by what saves memory.
+"""Probability that a configuration runs out of memory: one model, on the memory model's GiB or on layout features.
 
-What a run holds at its peak is a line in the features that memory depends on: of ln(GiB over the GPU's) beside what
-physics says, else of the log-odds of death. A trial that died says that its peak was beyond the limit, one that lived
-that it was not, and a measured peak what it was; the posterior is Laplace's. So one death teaches of every layout. Each
-one's own deaths and survivals then correct it: a layout that died once in five runs is flaky, not impossible.
+ln(peak over the GPU's memory) is linear in the memory features, added to the prediction of
+:mod:`lora_tune.search.physics`; without it the log-odds of failure are linear. A failed trial means a peak beyond the
+limit, a successful one a peak below it, a measured peak its value; the posterior is a Laplace approximation. So one
+failure informs about all layouts. Each layout's own failures and successes then correct it: one failure in five runs
+means flaky, not impossible.
 """
 
 from __future__ import annotations
@@ -28,40 +29,40 @@ _PRIOR_LOG_ODDS: Mapping[str, tuple[float, float]] = {
     "RECOMPUTE_GRANULARITY=selective": (-0.7, 1.0), "RECOMPUTE_GRANULARITY=": (0.5, 1.0),
     "RECOMPUTE_NUM_LAYERS": (-0.5, 1.0),
 }  # fmt: skip
-"""Log-odds of death per feature, mean and sd: splitting a model further saves memory, larger micro-batches cost it;
-frozen weights in FP8 alone, activations stored in FP8 and recomputed ones save it."""
+"""Prior of the log-odds of failure per feature, mean and sd: more model parallelism, FP8-only frozen weights, and FP8
+or recomputed activations save memory; larger micro-batches need more."""
 _SWITCH = (0.0, 1.0)
-"""The same of a switch that nothing is known of."""
+"""Prior of an unknown switch."""
 LAYOUT_PRIOR_RUNS = 0.15
-"""Runs that the belief in all layouts is worth against a layout's own record.
+"""Weight of the joint model against a layout's own record, in runs.
 
-Peak memory differs by tens of GB between layouts and by about one between runs, so about one layout in seven is a
-matter of luck: a Beta of this weight has 16% of its mass between rates of 0.1 and 0.9.
+Peak memory differs by tens of GB between layouts and by about one between runs, so about one layout in seven is random:
+a Beta distribution of this weight has 16% of its mass between rates of 0.1 and 0.9.
 """
 
 FEATURE_SD = 0.04
-"""How far physics is off by a feature's worth, beside its level: 4% of the peak. Its figures for the recorded four-GPU
-probes are within 5% (``python -m benchmarks.layout_replay``)."""
+"""Prior sd of a feature's effect on ln(peak), besides the common error: 4% of the peak. Predictions for the recorded
+four-GPU probes are within 5% (``python -m benchmarks.layout_replay``)."""
 
 FRAGMENTS = 0.02
-"""Sd of ln(peak) at the limit: the allocator's fragments decide there."""
+"""Sd of ln(peak) at the limit, from fragmentation of the allocator."""
 
 MEASURED_SD = 0.01
-"""Sd of ln(peak) of a measured peak: what other ranks and libraries hold."""
+"""Sd of ln(peak) of a measured peak, from other ranks and libraries."""
 
 BEYOND = 2.0
-"""A peak that is stated as this many times a GPU's memory is in another unit than GiB, and is passed over."""
+"""A stated peak above this many times a GPU's memory is not in GiB, and is ignored."""
 
 MOST_STEPS = 50
-"""Newton steps, at most."""
+"""Maximum number of Newton steps."""
 
 Values = Mapping[str, Any]
 Record = Mapping[tuple[float, ...], tuple[int, int]]
-"""Deaths and survivals of each layout, by its row."""
+"""Failures and successes of each layout, by its feature row."""
 
 
 class Needs(Protocol):
-    """What physics says of a point's memory before it ran: ``search.physics``."""
+    """Interface of a memory model: ``search.physics``."""
 
     @property
     def limit(self) -> float:
@@ -70,7 +71,7 @@ class Needs(Protocol):
 
     @property
     def level_sd(self) -> float:
-        """How far it may be off for all points, in ln(GiB)."""
+        """Sd of the common error of all points, in ln(GiB)."""
         ...
 
     def gib(self, tuned: Values) -> float:
@@ -79,16 +80,16 @@ class Needs(Protocol):
 
 
 def death_logs(p: Array) -> Array:
-    """ln of the factor that dying of memory with chance ``p`` costs: runs are repeated, a death costs half a run."""
+    """ln of the cost factor for OOM probability ``p``: runs are repeated, and a failure costs half a run."""
     p = np.minimum(p, 0.999)
     return np.asarray(np.log1p(0.5 * p / (1 - p)))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Coefficients (1 + d) with their covariance, and each layout's own record.
+    """Coefficients (1 + d) with covariance, and each layout's own record.
 
-    limit: GiB of a GPU, where rows begin with physics' GiB, and the line is of ln(peak); None: of log-odds.
+    limit: GiB of a GPU; rows then begin with the predicted GiB, and the model is of ln(peak). None: model of log-odds.
     """
 
     coefficients: Array
@@ -97,8 +98,8 @@ class MemoryModel:
     limit: float | None = None
 
     def chance(self, x: Array) -> tuple[Array, Array]:
-        """Chance of death (n) of rows ``x`` of features, before them the GiB where physics says it, and the runs that
-        each rests on, the line's word included: after a survival p becomes p w/(w+1)."""
+        """OOM probability (n) of feature rows ``x`` (with the predicted GiB first, if there is a limit), and its weight
+        in runs, including the joint model's: after a success p becomes p w/(w+1)."""
         offset, rows = self._line(x)
         by_line = self._chance(offset + rows @ self.coefficients, np.einsum("ij,jk,ik->i", rows, self.covariance, rows))
         runs = np.array([self.record.get(tuple(row.tolist()), (0, 0)) for row in x]).reshape(len(x), 2)
@@ -106,7 +107,8 @@ class MemoryModel:
         return np.asarray((LAYOUT_PRIOR_RUNS * by_line + runs[:, 0]) / weight), weight
 
     def draws(self, x: Array, rng: np.random.Generator, count: int) -> Array:
-        """Death rates (n, count) drawn jointly: untried layouts share the line's error, others have a record."""
+        """Joint draws of OOM probabilities (n, count): untried layouts share the model's error, others use their
+        record."""
         coefficients = rng.multivariate_normal(self.coefficients, self.covariance, count)
         offset, rows = self._line(x)
         drawn = self._chance(offset[:, None] + rows @ coefficients.T, np.zeros(1))
@@ -117,7 +119,7 @@ class MemoryModel:
         return drawn
 
     def _line(self, x: Array) -> tuple[Array, Array]:
-        """What the line adds to (n), and its rows (n, 1 + d)."""
+        """The offset (n) and the design matrix (n, 1 + d)."""
         if self.limit is None:
             return np.zeros(len(x)), np.c_[np.ones(len(x)), x]
         return np.log(x[:, 0] / self.limit), np.c_[np.ones(len(x)), x[:, 1:]]
@@ -130,7 +132,7 @@ class MemoryModel:
 
 
 def needs_as_much(x: Array, dead: Array, labels: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Whether each of ``x`` (n, d) needs at least the memory of one of ``dead`` (m, d), by the beliefs' directions."""
+    """Whether each of ``x`` (n, d) needs at least the memory of one of ``dead`` (m, d), by the signs of the prior."""
     way = np.array([_PRIOR_LOG_ODDS.get(name, _SWITCH)[0] for name in labels])
     more = (x[:, None, :] - dead[None, :, :]) * np.where(way == 0, 1, np.sign(way))
     as_much = np.where(way == 0, more == 0, more >= 0).all(axis=2)
@@ -141,17 +143,17 @@ def fit(
     x: Array, died: Sequence[bool], labels: Sequence[str], *, limit: float | None = None, level_sd: float = 0.0,
     measured: Array | None = None,
 ) -> MemoryModel:  # fmt: skip
-    """The belief after runs of rows ``x`` and whether each died of memory; labels name the features.
+    """Fit to runs with rows ``x`` and whether each ran out of memory; labels: names of the features.
 
-    limit: GiB of a GPU, where rows begin with physics' GiB; level_sd: how far that may be off for all layouts, in
-    ln(GiB); measured: peaks in GiB (n), NaN unknown.
+    limit: GiB of a GPU; rows then begin with the predicted GiB; level_sd: sd of its common error in ln(GiB); measured:
+    peaks in GiB (n), NaN if unknown.
     """
     if limit is None:
         prior = np.array(
             [(-1.0 if "tp" in labels else -4.0, 1.5), *(_PRIOR_LOG_ODDS.get(name, _SWITCH) for name in labels)]
         )
         slope, mean, sd = 1.0, *prior.T
-    else:  # slope: of the logistic that is nearest to the normal distribution
+    else:  # slope: of the logistic nearest to the normal distribution
         slope, mean = 1.702 / FRAGMENTS, np.zeros(x.shape[1])
         sd = np.r_[level_sd, np.full(x.shape[1] - 1, FEATURE_SD)]
     offset, rows = MemoryModel(mean, np.diag(sd**2), {}, limit)._line(x)
@@ -173,7 +175,8 @@ def fit(
     beta, now = mean.copy(), derivatives(mean)
     for _ in range(MOST_STEPS):
         step = np.linalg.solve(now[2], now[1])
-        # Newton's whole step throws hundreds of runs of well separated layouts to where every chance is 0 or 1.
+        # Halve the step if needed: with hundreds of well separated runs a full Newton step overshoots to probabilities
+        # 0 and 1.
         while (then := derivatives(beta + step))[0] < now[0] - 1e-9 and np.abs(step).max() > 1e-8:
             step = 0.5 * step
         beta, now = beta + step, then
@@ -186,41 +189,41 @@ def fit(
 
 @dataclass(frozen=True)
 class MemoryRisk:
-    """A belief in the chance to die of memory, of configurations as a study names them."""
+    """OOM probabilities of configurations in the study's parameters."""
 
     coordinates: Coordinates
     needs: Needs | None
     model: MemoryModel
 
     def chance(self, points: Sequence[Values]) -> tuple[Array, Array]:
-        """Chance (n) that each configuration dies, now and after one survival."""
+        """OOM probability (n) of each configuration, now and after one success."""
         p, weight = self.model.chance(_rows(self.coordinates, self.needs, points))
         return p, p * weight / (weight + 1)
 
     def draws(self, points: Sequence[Values], rng: np.random.Generator, count: int) -> Array:
-        """Death rates of configurations (n, count) as the belief has them, jointly."""
+        """Joint draws of the OOM probabilities of configurations (n, count)."""
         return self.model.draws(_rows(self.coordinates, self.needs, points), rng, count)
 
     def differs(self, values: Values, instead: Values) -> bool:
-        """Whether the two need other memory."""
+        """Whether the two differ in memory features."""
         features = self.coordinates.memory_features
         return features(values) != features(instead)
 
 
 def learn_memory(coordinates: Coordinates, observed: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
-    """The belief after this study's own trials. needs: of GPU memory, by physics, where that is known."""
+    """Fit to this study's own trials. needs: memory model, if there is one."""
     tested = [o for o in observed if o.ran or (o.infeasible and not (needs and o.refused))]
     x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
     if needs is None:
         return MemoryRisk(coordinates, None, fit(x, died, coordinates.memory_labels))
-    # What one that died had printed before says nothing of what it asked for then.
+    # The peak that a failed run printed before its failure says nothing of the memory it requested.
     measured = np.array([math.nan if o.infeasible else o.peak_gib for o in tested], dtype=np.float64)
     limits = {"limit": needs.limit, "level_sd": needs.level_sd}
     return MemoryRisk(coordinates, needs, fit(x, died, coordinates.memory_labels, **limits, measured=measured))
 
 
 def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:
-    """What memory depends on, a row a configuration; before it the GiB by physics where that is known."""
+    """Memory features, one row per configuration, with the predicted GiB first if there is a memory model."""
     width = len(coordinates.memory_labels)
     coded = alike_once(coordinates, coordinates.memory_features, points)
     rows = np.array(coded, dtype=np.float64).reshape(len(points), width)

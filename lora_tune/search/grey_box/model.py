@@ -1,7 +1,7 @@
-"""The grey-box model: samples to the target, speed and memory learned apart, put together into a score.
+"""The grey-box model: separate models of samples to the target, speed and memory, combined into a score.
 
-``score = seconds(samples, samples/s, eval seconds)``: convergence is noisy and belongs to learning rate, batch and
-schedule; speed is nearly exact and belongs to the layout. Each is a small Gaussian process with a trend.
+``score = seconds(samples, samples/s, eval seconds)``. Convergence is noisy and depends on learning rate, batch and
+schedule; speed has almost no noise and depends on the layout. Each is a small Gaussian process with a trend.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation, Reading, readings
 from lora_tune.search.usual_names import BATCH, RATE, STEPS
 
-# What observations are to the three Gaussian processes: rows of features with what was read at them.
+# Training data of the three Gaussian processes: feature rows with their readings.
 
 
 LARGEST = 400
-"""Readings that a model keeps; beyond, an even choice of them."""
+"""Maximum number of readings in a model; beyond, an even subset."""
 GOLDEN = 0.5 * (math.sqrt(5) - 1)
 
 
@@ -56,7 +56,7 @@ def convergence_data(
     observations: Sequence[Observation],
     readings: Mapping[int, Reading],
 ) -> Data:
-    """One row a reading in ``readings``, by its position in ``observations``."""
+    """One row per reading in ``readings``, which is keyed by position in ``observations``."""
     numbers = {name: n for n, name in enumerate(dict.fromkeys(["", *(o.source for o in observations)]))}
     places = list(readings)
     source = np.array([numbers[observations[at].source] for at in places], dtype=np.int64)
@@ -86,15 +86,16 @@ def speed_data(coordinates: Coordinates, pairs: Sequence[tuple[Observation, floa
 
 
 def thinned(data: Data, largest: int) -> Data:
-    """At most ``largest`` rows of ``data``, as :func:`chosen` has them."""
+    """At most ``largest`` rows of ``data``, selected by :func:`chosen`."""
     return data if len(data.y) <= largest else data.rows(chosen(data.source, largest))
 
 
 def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]:
-    """At most ``largest`` of the rows (n) of these sources: this study's first, half where others have as many to give.
+    """Indices of at most ``largest`` rows with these sources (n): this study's first, but at most half if others have
+    enough.
 
-    Never chosen by ``y``: the lowest readings of a noisy quantity are its luckiest, agree with one another, and make
-    the noise seem small. Multiples of the golden section spread over the rows evenly, and as rows are added most stay.
+    Never selected by ``y``: the lowest of noisy readings are the luckiest, agree with one another, and make the noise
+    look small. Multiples of the golden ratio spread the selection evenly and keep most of it as rows are added.
     """
     if len(source) <= largest:
         return np.arange(len(source))
@@ -108,7 +109,7 @@ def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]
 def with_expected(
     coordinates: Coordinates, curved: tuple[int, ...], posterior: Posterior, waiting: Sequence[Observation]
 ) -> Posterior:
-    """The belief in convergence as if running trials had ended as expected of them."""
+    """The convergence posterior with running trials at their expected results."""
     if not waiting:
         return posterior
     x = np.array([coordinates.convergence_features(o.values) for o in waiting])
@@ -118,33 +119,33 @@ def with_expected(
 def with_expected_speed(
     coordinates: Coordinates, posterior: Posterior, waiting: Sequence[Observation], noise: float
 ) -> Posterior:
-    """The belief in a speed as if running trials had shown the expected one, with this relative ``noise``."""
+    """The posterior of a speed with running trials at their expected speed and this relative ``noise``."""
     rows = list(dict.fromkeys(tuple(coordinates.speed_features(o.values)) for o in waiting))
     return _as_if_measured(posterior, np.array(rows), trend(np.array(rows), ()), noise)
 
 
 def _as_if_measured(posterior: Posterior, x: Array, basis: Array, sd: float) -> Posterior:
-    """The posterior as if ``x`` had been measured with the mean outcome: less is to be learned there."""
+    """The posterior with ``x`` observed at its mean, which reduces the variance there."""
     expected = Data.local(x, basis, posterior.joint(x, basis).mean, sd)
     return condition(posterior.data.beside(expected), posterior.prior)
 
 
-# What other sources ran with where they do not say it.
+# Parameters that other sources do not state.
 
 
 ASSUMED_SD = 0.1
-"""ln(samples) by which a parameter that a source does not name may have moved its result."""
+"""Sd in ln(samples) per unstated parameter of a source."""
 
 DESCRIBED = (*RATE, *STEPS, "WARMUP_STEPS", *BATCH)
-"""Parameters without which a source says nothing: their part is too large to be assumed."""
+"""Parameters that a source must state, since their effect is too large to be assumed."""
 
 
 def filled_in(o: Observation, deciding: Mapping[str, BaseDistribution], defaults: Mapping[str, Any]) -> Observation:
-    """A source's observation with the parameters that it does not name: at ``defaults``, else in the middle of a range
-    or the first of categories.
+    """A source's observation with unstated parameters at ``defaults``, else at the middle of a range or the first
+    category.
 
-    deciding: the parameters that decide convergence. A value that is only assumed is doubted: its reading keeps an
-    error of its own (attribute ``assumed_sd``). A category that this study does not offer counts as not named.
+    deciding: parameters that affect convergence. Each assumed value adds to the reading's sd (attribute
+    ``assumed_sd``). A category that this study does not offer counts as unstated.
     """
     values = {n: v for n, v in o.values.items() if n not in deciding or has_feature(deciding[n], v)}
     missing = {n: d for n, d in deciding.items() if n not in values and n.upper() not in DESCRIBED}
@@ -160,28 +161,28 @@ def filled_in(o: Observation, deciding: Mapping[str, BaseDistribution], defaults
     return replace(o, values={**values, **known, **assumed}, attributes={**o.attributes, **sd})
 
 
-# What the search believes before any run: of samples to the target, of speed, and of how smooth both are.
+# Priors of samples to the target and of speed, and their smoothness.
 
 
 OCTAVES = math.log(4)
-"""The unit of learning rate, batch and schedule as the smooth residual sees them: two octaves."""
+"""Unit of learning rate, batch and schedule in the smooth residual: two octaves."""
 WARMUP_COST = 0.35
-"""Share of warm-up's samples by which runs cross later, give or take as much: in three tables of real trials 0.3 to
-0.45 at every batch, warm-up and schedule (``python -m benchmarks.tables``)."""
+"""Prior delay of the crossing, as a share of the warm-up samples, with an equal sd: in three tables of real trials 0.3
+to 0.45 at every batch, warm-up and schedule (``python -m benchmarks.tables``)."""
 MOST_WARMUP_COST = 1.0
-"""ln(samples) per unit of the warm-up feature that is believed at most, where schedules are far longer than runs."""
+"""Maximum prior ln(samples) per unit of the warm-up feature, for schedules far longer than runs."""
 
 BEND, BEND_SD, SLOPE_SD = 0.08, 0.08, 0.15
-"""ln(samples) that other numbers (weight decay, betas, rank, dropout) cost at half a range from the best one, with its
-doubt, and the doubt of where that one is."""
+"""Prior ln(samples) that other numbers (weight decay, betas, rank, dropout) cost at half a range from the best value,
+its sd, and the sd of the slope, i.e. of the best value."""
 SMOOTH = 0.35
-"""How much of the smooth residual such a number takes part in: with six of them every new point would be unknown."""
+"""Relevance of such a number in the smooth residual: at 1, with six of them, every new point would be unknown."""
 
 LORA_RATE = 10.0
-"""LoRA's best learning rate over that of full fine-tuning, nearly whatever the rank, adapters on all linear layers:
-Schulman et al., LoRA Without Regret (thinkingmachines.ai/blog/lora, 2025)."""
+"""Ratio of LoRA's best learning rate to that of full fine-tuning, nearly independent of rank, adapters on all linear
+layers: Schulman et al., LoRA Without Regret (thinkingmachines.ai/blog/lora, 2025)."""
 RATE_SD = math.log(3)
-"""Doubt of it: on short runs about 15 was seen there, and the rate of full fine-tuning is itself known roughly."""
+"""Sd of its logarithm: short runs there gave about 15, and the rate of full fine-tuning is known only roughly."""
 
 _SPEED_PRIOR: Mapping[str, tuple[float, float]] = {
     "tp": (-0.12, 0.12), "cp": (-0.12, 0.12), "pp": (-0.08, 0.12), "mbs": (0.02, 0.05), "vp": (0.0, 0.05),
@@ -189,11 +190,12 @@ _SPEED_PRIOR: Mapping[str, tuple[float, float]] = {
     "FP8_PARAMS": (0.0, 0.03), "FP8_ACT": (0.0, 0.03), "RECOMPUTE_GRANULARITY=full": (-0.2, 0.15),
     "nodes": (0.62, 0.15),
 }  # fmt: skip
-"""ln samples/s per feature, mean and sd: what splitting costs (public H100 figures: -0.18 a doubling of TP or CP).
+"""Prior of ln samples/s per feature, mean and sd: cost of model parallelism (public H100 figures: -0.18 per doubling of
+TP or CP).
 
-Twice the nodes are believed to be 1.6 to 2.1 times as fast. Switches are at -1 and 1: FP8 at the 70B shape takes 0.7 of
-the time of bf16 on four H200, recomputation costs up to a third of the time (the forward pass again), overlap gave 2
-and 15% (sweeps/records).
+Twice the nodes are 1.6 to 2.1 times as fast. Switches are at -1 and 1: FP8 at the 70B shape takes 0.7 of the time of
+bf16 on four H200, recomputation costs up to a third of the time (the forward pass again), overlap gave 2 and 15%
+(sweeps/records).
 """
 _EVAL_PRIOR: Mapping[str, tuple[float, float]] = {
     "tp": (0.3, 0.3), "cp": (0.4, 0.3), "pp": (0.6, 0.4), "mbs": (0.0, 0.1), "vp": (0.0, 0.1),
@@ -202,8 +204,7 @@ _EVAL_PRIOR: Mapping[str, tuple[float, float]] = {
 
 
 def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
-    """Weak beliefs about ln(samples): a valley over the learning rate, more samples for larger batches and for warm-up,
-    little else."""
+    """Weak prior of ln(samples): a valley over the learning rate, more samples for larger batches and warm-up."""
     rate = coordinates.rate_feature
     width = coordinates.convergence_width
     mean, sd = np.zeros(1 + width), np.full(1 + width, 0.4)
@@ -225,11 +226,12 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
     weights = np.ones(width)
     weights[-1] = 0.7
     if rate is not None:
-        # Two octaves are the unit, as of batch and schedule: how smooth the valley is does not depend on how wide a
-        # range is searched. In halves of a range of three decades the residual could not bend within a factor of eight.
+        # In units of two octaves, like batch and schedule, so that the smoothness does not depend on the searched
+        # range. In half a three-decade range the residual could not bend within a factor of eight.
         weights[rate] = _half_range(coordinates) / OCTAVES
     for column, centre in coordinates.other_features.items():
-        # BEND (x - centre)^2, as a line and a square of x: what the user or the published results have is not bad.
+        # BEND (x - centre)^2 as linear and quadratic terms: the values of the user or the published results are good
+        # ones.
         mean[0] += BEND * centre**2
         mean[1 + column], sd[1 + column] = -2 * BEND * centre, SLOPE_SD
         curve_mean.append(BEND)
@@ -247,10 +249,9 @@ def convergence_prior(coordinates: Coordinates, base_level: float) -> Prior:
 
 
 def _best_rate(coordinates: Coordinates, half: float) -> tuple[float, float]:
-    """Where the valley's lowest point is expected in the rate's range, from -1 to 1, and the doubt of its slope.
+    """Prior location of the best rate in its range, from -1 to 1, and the sd of the slope.
 
-    half: of the range in e-folds. Where nothing is stated it may lie anywhere: half a range to either side of the
-    middle within one sd.
+    half: of the range in e-folds. Without a stated rate one sd is half a range to either side of the middle.
     """
     anywhere, stated, rates = max(0.3, 0.25 * half**2), coordinates.full_fine_tuning_lr, _rates(coordinates)
     if stated is None or rates is None:
@@ -271,12 +272,12 @@ def _rates(coordinates: Coordinates) -> FloatDistribution | None:
 
 
 def speed_prior(labels: Sequence[str], level: float) -> Prior:
-    """Beliefs about ln(samples/s) over speed features of these labels; ``level``: of an average layout."""
+    """Prior of ln(samples/s) over speed features with these labels; ``level``: of an average layout."""
     return _by_label(labels, _SPEED_PRIOR, level)
 
 
 def eval_prior(labels: Sequence[str], level: float) -> Prior:
-    """The same about ln(seconds per eval)."""
+    """The same for ln(seconds per eval)."""
     return _by_label(labels, _EVAL_PRIOR, level)
 
 
@@ -289,15 +290,15 @@ def _by_label(labels: Sequence[str], beliefs: Mapping[str, tuple[float, float]],
 
 
 CONTRADICTION = 3.0
-"""ln of the odds by which other sources are believed before anything was seen: 20 to 1."""
+"""ln of the prior odds that other sources are consistent with this study: 20 to 1."""
 FEWEST = 3
-"""This study's own readings before other sources may be set aside: one unlucky run is no evidence against a hundred."""
+"""This study's readings required before other sources may be dropped: one unlucky run does not outweigh a hundred."""
 
 
 def _others_agree(data: Data, prior: Prior) -> bool:
-    """Whether other sources are used: by the Bayes factor for this study's readings given theirs.
+    """Whether other sources are used, by the Bayes factor of this study's readings with and without theirs.
 
-    ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); they are, unless that is worse by more than
+    ln p(own | others) = ln p(own, others) - ln p(others) against ln p(own); dropped if it is lower by more than
     ``CONTRADICTION``.
     """
     local, others = np.flatnonzero(data.source == THIS_STUDY), np.flatnonzero(data.source != THIS_STUDY)
@@ -308,19 +309,19 @@ def _others_agree(data: Data, prior: Prior) -> bool:
 
 
 USUAL_EVAL_SAMPLES = 384.0
-"""Samples between evals where neither a study nor a trial says it: those of MLPerf's LoRA."""
+"""Default samples between evals: those of MLPerf's LoRA."""
 INIT_SECONDS = 90.0
-"""Start-up of a job before anything of this study was seen (public runs: 43 to 380 s, median 74)."""
+"""Start-up of a job before this study has measured it (public runs: 43 to 380 s, median 74)."""
 SPEED_NOISE, EVAL_NOISE = 0.003, 0.01
 """Relative noise of a measured throughput and of measured eval seconds (public runs: 0.14% between runs)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchModel:
-    """Everything believed about a study. Build with :func:`learn`.
+    """The complete model of a study. Build with :func:`learn`.
 
-    trusted: whether other sources' readings are used; they are set aside once they contradict this study's own.
-    measured: convergence, speed and evals without what is expected of running trials.
+    trusted: whether other sources' readings are used; they are dropped once they contradict this study's own. measured:
+    convergence, speed and evals without expected results of running trials.
     """
 
     coordinates: Coordinates
@@ -338,7 +339,7 @@ class SearchModel:
 
     @property
     def target_known(self) -> bool:
-        """Whether a run has reached the target, here or at a source that is believed."""
+        """Whether a run has reached the target, here or at a trusted source."""
         return any(math.isfinite(o.reached) for o in self.observations if self.trusted or not o.source)
 
     def predict_ln_samples(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
@@ -347,19 +348,19 @@ class SearchModel:
         return joint.mean, joint.covariance()
 
     def ln_samples(self, values: Sequence[Mapping[str, Any]]) -> Joint:
-        """The same belief, whose covariances are worked out where they are asked for."""
+        """The same posterior with covariances on demand."""
         x = np.array([self.coordinates.convergence_features(v) for v in values])
         return self.convergence.joint(x, trend(x, self.curved))
 
     def predict_speed(self, values: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, Array, Array]:
-        """ln samples/s and ln eval seconds of configurations: mean (n) and covariance (n, n), first then second."""
+        """ln samples/s, then ln eval seconds, of configurations: mean (n) and covariance (n, n) each."""
         x = np.array([self.coordinates.speed_features(v) for v in values])
         basis = trend(x, ())
         (speed, first), (evals, second) = self.speed.predict(x, basis), self.evals.predict(x, basis)
         return speed, first, evals, second
 
     def schedule(self, batch: float) -> Schedule:
-        """The eval schedule at a batch: the study's rule, or as seen in trials of the same or the nearest batch."""
+        """The eval schedule at a batch: the study's rule, or that of trials with the same or the nearest batch."""
         if self.goal.schedule is not None and math.isfinite(batch):
             return self.goal.schedule(batch)
         if not self.schedules:
@@ -369,7 +370,7 @@ class SearchModel:
         return self.schedules[nearest]
 
     def block_samples(self, batch: float) -> float:
-        """Samples between evals at a batch; the closed division's where neither the study nor a trial says it."""
+        """Samples between evals at a batch; by default the closed division's."""
         if self.goal.schedule is None and not self.schedules and not self.coordinates.eval_interval > 0:
             return USUAL_EVAL_SAMPLES
         return self.schedule(batch).interval_samples
@@ -378,9 +379,9 @@ class SearchModel:
 def learn(
     coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], *, needs: Needs | None = None
 ) -> SearchModel:
-    """The model after ``observations``; running trials count as measured with the result expected of them.
+    """Fit the model to ``observations``; running trials count with their expected result.
 
-    needs: of GPU memory, by physics.
+    needs: memory model.
     """
     rate = () if coordinates.rate_feature is None else (coordinates.rate_feature,)
     curved = (*rate, *coordinates.other_features)
@@ -418,7 +419,8 @@ def learn(
 
 
 def _complete(coordinates: Coordinates, o: Observation) -> bool:
-    """Another source may lack parameters of this study; what concerns convergence must be there."""
+    """Whether an observation has the required parameters: other sources may lack speed parameters, not those of
+    convergence."""
     return all(n in o.values for n in coordinates.convergence_names) and (
         not o.source or math.isfinite(coordinates.batch(o.values)) or not coordinates.batches_by_layout
     )
@@ -437,7 +439,7 @@ def _schedules(coordinates: Coordinates, local: Sequence[Observation]) -> dict[f
 
 
 def as_known(model: SearchModel) -> SearchModel:
-    """The same model with nothing expected of running trials beyond what they are now, for recommendations."""
+    """The model without expected results of running trials, for recommendations."""
     ended = tuple(o for o in model.observations if not o.open)
     convergence, speed, evals = model.measured
     return replace(model, observations=ended, convergence=convergence, speed=speed, evals=evals)

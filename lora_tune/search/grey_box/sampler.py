@@ -1,4 +1,4 @@
-"""An Optuna sampler that knows that time = samples / speed + evals, and spends node-hours where they teach most."""
+"""Optuna sampler for time = samples / speed + evals, which spends node-hours where they are most informative."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
 from lora_tune.search.recorded import TrialReader, annotate
 
-# What to hand over: the configuration of lowest expected score on a layout that has run, and what is at stake.
+# The recommendation: the configuration with the lowest expected score on a layout that has run, and its regret.
 
 
 DRAWS = 128
-"""From the whole belief, for the expected regret."""
+"""Posterior draws for the expected regret."""
 
 TRIED = 0.003
-"""ln(score) that it is worth to recommend a configuration that ran as a whole, not one put together."""
+"""Advantage in ln(score) for a configuration that ran as a whole over a combined one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The best configuration as far as is known.
+    """The best configuration.
 
-    score: expected seconds. regret: expected excess over the best there is, as a share;
-    infinite while nothing known has reached the target, here or elsewhere. runs: full
-    runs of exactly these hyperparameters, on any layout.
+    score: expected seconds. regret: expected excess over the best possible, as a share; infinite until a run has
+    reached the target, here or elsewhere. runs: full runs of exactly these hyperparameters, on any layout.
     """
 
     values: Values
@@ -50,11 +49,12 @@ class Recommendation:
 
 
 def recommend_from(model: SearchModel, rng: np.random.Generator) -> Recommendation:
-    """The configuration of lowest expected score on a layout that has run here (any layout before the first has)."""
+    """The configuration with the lowest expected score on a layout that has run here (any layout before the first
+    has)."""
     beliefs = predict_all(model, candidates(model, rng))
     goal = model.goal
-    # What is handed over must also be safe: half the variance is the price of a belief in ln(samples), and a layout
-    # that lived a few times may still be a flaky one.
+    # The recommendation must be safe: add half the variance of ln(samples), and the risk that a layout with few
+    # successes is flaky.
     logs_of = beliefs.configuration_logs(goal, beliefs.mean, beliefs.sd) + 0.5 * beliefs.sd**2
     best = [int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows]
     seconds = beliefs.layout_logs(goal, [float(logs_of[b]) for b in best]) + 0.5 * beliefs.spread**2
@@ -85,7 +85,7 @@ def _whole(beliefs: Beliefs, at: int, g: int, m: int) -> Values:
 def _expected_regret(
     model: SearchModel, beliefs: Beliefs, chosen: tuple[int, int, int], rng: np.random.Generator
 ) -> float:
-    """Mean over draws of the whole belief of score(recommended) / score(best) - 1."""
+    """Mean over posterior draws of score(recommended) / score(best) - 1."""
     at, g, m = chosen
     n = len(beliefs.mean)
     root = np.linalg.cholesky(beliefs.joint.covariance() + 1e-8 * np.eye(n))
@@ -102,34 +102,33 @@ def _expected_regret(
     return float(np.expm1(np.maximum(gap - best, 0.0)).mean())
 
 
-# What the grey-box model expects of configurations: the seconds of one run, and of one beside another.
+# Predictions for configurations: seconds of one run, and differences between two.
 
 
 CLEAR_SDS = 1.0
-"""Standard deviations of a difference from which on another configuration replaces what the user has: it is better
-with a chance of 84%."""
+"""Standard deviations of a difference required to replace the user's configuration: a probability of 84%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantage:
-    """What is believed of a configuration beside another: ln(the other's seconds over its own), deaths included."""
+    """A configuration compared with another: ln(the other's seconds over its own), including OOM failures."""
 
     ln_saved: float
     sd: float
 
     @property
     def share(self) -> float:
-        """The share of the other's seconds that it is expected to save."""
+        """Expected saving as a share of the other's seconds."""
         return -math.expm1(-self.ln_saved)
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is better beyond the doubt."""
+        """Whether the saving exceeds ``CLEAR_SDS`` standard deviations."""
         return self.ln_saved > 0 and self.ln_saved >= CLEAR_SDS * self.sd
 
 
 def forecast(model: SearchModel, values: Values) -> float:
-    """Mean of ln(score) of one run of ``values`` that lives and arrives."""
+    """Mean of ln(score) of one run of ``values`` that fits into memory and reaches the target."""
     ln_samples = model.ln_samples([values]).mean
     speed, _, evals, _ = model.predict_speed([values])
     batch = model.coordinates.batch(values)
@@ -139,7 +138,7 @@ def forecast(model: SearchModel, values: Values) -> float:
 
 
 def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str, Any]) -> Advantage:
-    """What is believed of the seconds to the target of ``values`` beside those of ``instead``."""
+    """Compare the seconds to the target of ``values`` with those of ``instead``."""
     pair = [values, instead]
     samples, samples_covariance = model.predict_ln_samples(pair)
     speed, speed_doubt, evals, _ = model.predict_speed(pair)
@@ -159,13 +158,13 @@ def compared(model: SearchModel, values: Mapping[str, Any], instead: Mapping[str
 
 
 def _log_risk(model: SearchModel, values: Mapping[str, Any], ln_samples: float, variance: float) -> float:
-    """ln of what runs of ``values`` cost that end before they arrive."""
+    """ln of the cost factor of runs of ``values`` that end before the target."""
     total = np.array([model.coordinates.total_samples(values)])
     schedule = model.schedule(model.coordinates.batch(values))
     return float(model.goal.log_risk(np.array([ln_samples]), np.array([math.sqrt(variance)]), total, schedule)[0])
 
 
-# What the grey box says of its recommendation and of its proposals.
+# Texts for recommendations and proposals.
 
 
 def sentence(best: Recommendation) -> str:
@@ -205,12 +204,12 @@ def explain(model: SearchModel, action: Action) -> str:
 
 
 PATIENCE = 4
-"""Finished trials after which a study that recorded no samples to target is left to Optuna's default sampler."""
+"""Finished trials without samples to the target after which Optuna's default sampler takes over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What to run: values, "full" or "probe", ln(score) that it is expected to gain a node-hour, and why."""
+    """A proposal: values, "full" or "probe", expected gain in ln(score) per node-hour, and the reason."""
 
     values: dict[str, Any]
     kind: str
@@ -219,20 +218,19 @@ class Proposed:
 
 
 class GreyBoxSampler(BaseSampler):
-    """Proposes what improves the recommendation most per node-hour.
+    """Proposes the trial with the highest expected improvement of the recommendation per node-hour.
 
-    Works in any single-objective Optuna study whose trials record the pieces as user attributes; their names are in
-    :mod:`lora_tune.search.observations`. A study that records none of them is sampled by TPE.
+    Works in any single-objective Optuna study whose trials have the user attributes listed in
+    :mod:`lora_tune.search.recorded`. A study without them is sampled by TPE.
 
-    distributions: the search space; without it the first trial is random and the space is what trials share.
-    goal: target, eval schedule, rules. gpus: of one trial, from which a layout's batch follows. fixed: values that do
-    not vary but count. roles: what parameters decide, where the study says it. defaults: the values with which other
-    sources ran of parameters that they do not name. conditions: which parameters exist only under others' values.
-    full_fine_tuning_lr: of the same base in full, where it is known: LoRA's is expected by it. needs: of GPU memory, by
-    physics. prior: observations of other sources, or a function that says which there are now. probes: short speed runs
-    may be proposed (attribute ``kind`` = "probe" on the trial). capped: bad runs are stopped early. start: tuned values
-    of what the user has today, which stays recommended until another is clearly better; None or a part of the space:
-    nobody knows. Each trial gets ``why``, a sentence.
+    distributions: the search space; without it the first trial is random and the space is that shared by the trials.
+    goal: target, eval schedule, rules. gpus: per trial, which determine a layout's batch. fixed: constant values that
+    are needed. roles: roles of parameters, if stated. defaults: other sources' values of parameters that they do not
+    state. conditions: which parameters exist only under others' values. full_fine_tuning_lr: of the same base, if
+    known; centres the prior of LoRA's rate. needs: memory model. prior: observations of other sources, or a function
+    that returns the current ones. probes: short speed runs may be proposed (attribute ``kind`` = "probe" on the trial).
+    capped: bad runs are stopped early. start: tuned values of the user's configuration, recommended until another is
+    clearly better; ignored if None or incomplete. Each trial gets ``why``, a sentence.
     """
 
     def __init__(
@@ -273,17 +271,17 @@ class GreyBoxSampler(BaseSampler):
 
     @property
     def space(self) -> Mapping[str, BaseDistribution]:
-        """What it searches, as far as it was named."""
+        """The search space, empty if none was given."""
         return self._distributions or {}
 
     def reseed_rng(self) -> None:
-        """Fresh randomness for a worker process."""
+        """Reseed for a worker process."""
         self._rng = np.random.default_rng()
         self._fallback.reseed_rng()
         self._random.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """All parameters, where known."""
+        """All parameters, if known."""
         if self._distributions is not None:
             return dict(self._distributions)
         return {n: d for n, d in self._intersection.calculate(study).items() if not d.single()}
@@ -291,7 +289,7 @@ class GreyBoxSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The values of the best action; ``why`` and ``kind`` become user attributes of the trial."""
+        """Values of the best action; sets the user attributes ``why`` and ``kind`` of the trial."""
         if not search_space:
             return {}
         proposed = self.proposal(study, search_space, skip=trial.number)
@@ -304,7 +302,7 @@ class GreyBoxSampler(BaseSampler):
     def proposal(
         self, study: optuna.Study, search_space: Mapping[str, BaseDistribution], skip: int = -1
     ) -> Proposed | None:
-        """The best action by all trials but ``skip``; None where trials record no samples to the target."""
+        """The best action from all trials except ``skip``; None if trials have no samples to the target."""
         observations = self.observations(study, frozenset(search_space), skip=skip)
         if self._pieces_missing(study, observations):
             return None
@@ -313,10 +311,9 @@ class GreyBoxSampler(BaseSampler):
         return Proposed(dict(action.values), action.kind, action.rate, explain(model, action))
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Share of the score by which the next node-hour is expected to improve the recommendation.
+        """Expected improvement of the recommendation by the next node-hour, as a share of the score.
 
-        None while nothing has reached the target, so that nobody knows. Asked again before a trial was added or
-        ended, it answers at once.
+        None before a run has reached the target. Cached until a trial is added or ends.
         """
         trials = study.get_trials(deepcopy=False)
         known = len(self._prior())
@@ -336,11 +333,11 @@ class GreyBoxSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """At random: only parameters outside the known space come here."""
+        """At random; only for parameters outside the known space."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
     def observations(self, study: optuna.Study, names: frozenset[str], skip: int = -1) -> list[Observation]:
-        """What the study's trials and the prior teach; a trial is read again only when it has more to say."""
+        """Observations of the study's trials and of the prior; a trial is read again only if it has changed."""
         if names not in self._readers:
             self._readers = {names: TrialReader(names, self._goal.target)}
         read = self._readers[names].read
@@ -348,7 +345,7 @@ class GreyBoxSampler(BaseSampler):
         return [*self._priors(names), *(o for o in read_trials if o is not None)]
 
     def _priors(self, names: frozenset[str]) -> list[Observation]:
-        """The observations of other sources, what they do not say of convergence filled in."""
+        """Observations of other sources, with unstated convergence parameters filled in."""
         known = tuple(self._prior())
         before, about, _ = self._filled
         if names != about or len(known) != len(before) or any(a is not b for a, b in zip(known, before, strict=True)):
@@ -362,7 +359,7 @@ class GreyBoxSampler(BaseSampler):
         return list(self._filled[2])
 
     def coordinates(self, search_space: Mapping[str, BaseDistribution]) -> Coordinates:
-        """How the space's parameters become features."""
+        """Feature maps of the space's parameters."""
         return Coordinates(
             distributions=dict(search_space),
             gpus=self._gpus,
@@ -374,7 +371,7 @@ class GreyBoxSampler(BaseSampler):
         )
 
     def model(self, search_space: Mapping[str, BaseDistribution], observations: Sequence[Observation]) -> SearchModel:
-        """The model after ``observations``, kept where nothing changed."""
+        """The model fitted to ``observations``, cached."""
         known = self._learned
         if (
             known is not None
@@ -386,10 +383,10 @@ class GreyBoxSampler(BaseSampler):
         return self._learned
 
     def recommend(self, study: optuna.Study) -> tuple[dict[str, Any], float, str]:
-        """The best configuration as far as is known: values, expected score in seconds, a sentence with the regret.
+        """The best configuration: values, expected score in seconds, a sentence with the regret.
 
-        What the user has today stays, unless its run has failed here, until another is clearly better. Each step is
-        taken where it alone is clear: a faster layout speaks for no learning rate.
+        The user's configuration stays, unless its run has failed here, until another is clearly better. Layout and
+        hyperparameters are decided separately, since a faster layout is no evidence for a learning rate.
         """
         best, start = self.recommendation(study), self._start
         usual = dict(best.values), best.score, sentence(best)
@@ -405,26 +402,26 @@ class GreyBoxSampler(BaseSampler):
         return dict(held), math.exp(self.forecast(study, held)), _staying(best.score, over, moved=held != start)
 
     def _over(self, study: optuna.Study, values: Values, other: Values) -> Advantage | None:
-        """The first configuration beside the second; None where nobody can say."""
+        """The first configuration compared with the second; None if unknown."""
         return next(iter(self.compared(study, values, [other])), None)
 
     def recommendation(self, study: optuna.Study) -> Recommendation:
-        """The same with all that is known of it: a pure function of the study's trials and the prior."""
+        """The recommendation with all its details: a pure function of the study's trials and the prior."""
         space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
         observations = self.observations(study, frozenset(space))
         model = as_known(learn(self.coordinates(space), self._goal, observations, needs=self._needs))
         return recommend_from(model, np.random.default_rng(0))
 
     def forecast(self, study: optuna.Study, values: Values) -> float:
-        """Mean of ln(score) of one run of ``values``, by what all trials have shown so far."""
+        """Mean of ln(score) of one run of ``values``, from all trials so far."""
         return forecast(as_known(self.model(self.space, self.observations(study, frozenset(self.space)))), values)
 
     def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
     ) -> list[Advantage]:
-        """What is believed of ``values`` beside each of ``instead``.
+        """``values`` compared with each of ``instead``.
 
-        Empty while no run of the study itself has reached the target.
+        Empty until a run of this study has reached the target.
         """
         observations = self.observations(study, frozenset(self.space))
         if not any(math.isfinite(o.reached) for o in observations if not o.source):
@@ -441,17 +438,18 @@ class GreyBoxSampler(BaseSampler):
         return len(done) >= PATIENCE
 
 
-# What the user has today.
+# The user's configuration.
 
 
 def _on_layout_of(coordinates: Coordinates, start: Values, other: Values) -> Values:
-    """The start with what only decides speed as in ``other``: few runs settle that, and many the rest."""
+    """The start with the speed-only parameters of ``other``: few runs suffice to decide these."""
     speed = set(coordinates.speed_names) - set(coordinates.convergence_names)
     return {name: other[name] if name in speed else value for name, value in start.items()}
 
 
 def _staying(seconds: float, best: Advantage, *, moved: bool) -> str:
-    """That the configuration of today stays, on its layout or a faster one; seconds, best: of the one believed best."""
+    """Sentence that the user's configuration stays, on its or a faster layout; seconds, best: of the best
+    alternative."""
     today = "the configuration of today" + (" on a faster layout" if moved else "")
     return (
         f"{today}: the one believed best is expected to take {duration(seconds)} and to save {100 * best.share:.1f}% "
@@ -460,7 +458,7 @@ def _staying(seconds: float, best: Advantage, *, moved: bool) -> str:
 
 
 def _counts(trial: FrozenTrial) -> bool:
-    """Whether it has reached the target, or may yet."""
+    """Whether the trial has reached the target, or may still do so."""
     if trial.state is TrialState.RUNNING:
         return trial.user_attrs.get("kind") != "probe"
     return trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0
