@@ -1,4 +1,4 @@
-"""Where jobs run. ``make_launcher(study)`` gives the one that a study's site names."""
+"""Launchers of jobs. ``make_launcher(study)`` returns the one that a study's site names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lora_tune.launchers.base import Launcher, launcher_kind
 from lora_tune.workloads.base import Job
 
 MOST_SLOTS = 64
-"""Trials that a pack is asked for at most where ``site.slots`` is "auto"; its memory decides how many train."""
+"""Maximum trials per pack if ``site.slots`` is "auto"; GPU memory decides how many train at once."""
 
 
 def make_launcher(study: Study, packs: Path) -> Launcher:
-    """The launcher of the study's site. Raises SetupError when this machine cannot do it.
+    """Return the launcher of the study's site. Raises SetupError if this machine cannot run it.
 
-    packs: where the folders of jobs that several trials share are made.
+    packs: parent folder of the folders of shared jobs.
     """
     slots = MOST_SLOTS if study.site.slots == "auto" else study.site.slots
     if slots is None:
@@ -29,11 +29,11 @@ def make_launcher(study: Study, packs: Path) -> Launcher:
 
 
 def _plain(study: Study, jobs: int) -> Launcher:
-    """The launcher of at most this many ``jobs`` at one time."""
+    """Return the launcher of at most ``jobs`` concurrent jobs."""
     launcher: Launcher = LAUNCHERS.make(study.site.launcher, launcher_kind(study.site).make, study, jobs)
     return launcher
 
 
 def preview(study: Study, job: Job) -> list[str]:
-    """The command line that starts ``job``, for people to read; nothing is started."""
+    """The command line that starts ``job``, for display; nothing is started."""
     return launcher_kind(study.site).preview(job, study.site)

@@ -1,7 +1,7 @@
-"""The port between a job and the machine that runs it.
+"""Interface between jobs and the machines that run them.
 
-Three calls, and no memory: a launcher can be dropped and made again between any two of them,
-because identity is the job's name and folder, written down before submission.
+Launchers are stateless: one can be dropped and made again between any two calls, because a job is identified by its
+name and folder, which are recorded before submission.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lora_tune.workloads.base import Job
 
 
 class JobState(enum.StrEnum):
-    """What the cluster says of a job. ``ENDED`` says nothing about success: the log decides."""
+    """State of a job as the cluster reports it. ``ENDED`` does not imply success: the log decides."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -29,13 +29,13 @@ class JobState(enum.StrEnum):
     NODE_FAILED = "node failed"
     PREEMPTED = "preempted"
     HOST_MEMORY = "host memory"
-    """It was killed for want of host memory: of the node's, or of what the job was given."""
+    """Killed because the node's memory or the job's memory limit was exhausted."""
     DISPLACED = "displaced"
-    """It waited for a place in a job that ended before it took it: no machine has had it."""
+    """Its shared job ended before it took this trial; it never got a machine."""
     NOT_BEGUN = "not begun"
-    """The nodes that it was to have never came up, such as those of a cloud without capacity: no machine has had it."""
+    """Its nodes never came up, e.g. cloud nodes without capacity; it never got a machine."""
     LOST = "lost"
-    """The launcher has no trace of it: it never started, or vanished without an exit record."""
+    """Unknown to the launcher: it never started, or vanished without an exit record."""
 
     @property
     def alive(self) -> bool:
@@ -43,23 +43,23 @@ class JobState(enum.StrEnum):
 
 
 class Waits(enum.StrEnum):
-    """Why a queued job does not start, where it is not simply that others are before it."""
+    """Why a queued job does not start, if not just because of other jobs before it."""
 
     NORMAL = ""
     HELD = "held"
-    """Somebody holds it back; it starts when released."""
+    """On hold; it starts when released."""
     DRAINED = "drained"
     """The nodes that it could run on are draining, down or reserved."""
     UNSATISFIABLE = "unsatisfiable"
-    """Nothing that the cluster has, or allows, can ever run it."""
+    """No resources or limits of the cluster can ever satisfy it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What is written down of a submitted job and suffices to find it again after a restart.
+    """Record of a submitted job, sufficient to find it again after a restart.
 
-    submitted_at: epoch seconds at submission. job_id: the launcher's own id, "" while unknown. token: of the attempt
-    that the job runs; files in its folder that carry another one say nothing of it. "" of an earlier release's attempt.
+    submitted_at: epoch seconds. job_id: the launcher's id, "" while unknown. token: of the attempt that the job runs;
+    files in its folder with another token are ignored. "" for an attempt of an earlier release.
     """
 
     name: str
@@ -71,21 +71,20 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job as the cluster sees it now. Times are epoch seconds, None while unknown.
+    """Current state of one job. Times are epoch seconds, None while unknown.
 
-    step_failed: the job itself says 0, and ``exit_code`` is that of one of its steps: its script went on after it.
-    reason: the cluster's own words. waits: what they mean for a queued job. by_cluster: of a cancelled job, that the
-    cluster itself ended it, as far as can be known, and no person; ``reason`` says how that is known. seconds: how long
-    it has run, or ran, by a clock that nobody sets, None where unknown. seconds_error: by how much that may be too
-    short, in seconds. clock_steps: by how many seconds the wall clock of its machine was set or slewed meanwhile, one
-    number a time. node_share: how much of its nodes' time since its start was this job's; less than 1 where trials
-    share a job. share_seconds: of these nodes that it has had so far, where trials share a job and it is known.
-    log_bytes: how long its log was when it ended, None where its runner did not say; one that did has also written at
-    the log's head whose it is. paused: its processes stand still just now, as the cluster says: it is suspended.
-    pauses: spans, epoch seconds in rising order, in which all of them did, as far as known. paused_seconds: how long
-    they did in all, where that may be more, by the cluster's count or since some did while others computed. output:
-    the end of what was printed in its place, of a trial whose shared job failed before it took any; else the trial's
-    own log tells.
+    step_failed: the job exited with 0, and ``exit_code`` is that of a failed step which its script ignored. reason:
+    explanation by the cluster or the launcher. waits: its meaning for a queued job. by_cluster: a cancelled job was
+    ended by the cluster, as far as known, and not by a user; ``reason`` gives the evidence. seconds: run time so far by
+    a monotonic clock, None if unknown. seconds_error: by how many seconds that may be too short. clock_steps: seconds
+    of each adjustment (step or slew) of its machine's wall clock during the run. node_share: its share of its nodes'
+    time since its start; below 1 if trials share a job. share_seconds: node seconds used so far, if trials share a job
+    and they are known. log_bytes: size of its log at its end, None if its runner did not record it; a runner that does
+    has also written the owner at the head of the log. paused: the cluster reports it as suspended now. pauses: spans,
+    epoch seconds in ascending order, in which all its processes were stopped, as far as known. paused_seconds: total
+    pause where that may be more than ``pauses``, by the cluster's count or because some processes were stopped while
+    others computed. output: the end of the output of a shared job that failed before it took any trial; otherwise b"",
+    and the trial's log has the output.
     """
 
     state: JobState
@@ -111,16 +110,16 @@ class JobStatus:
 
     @property
     def standstill_seconds(self) -> float:
-        """For how long it stood still, of which is known when."""
+        """Total seconds of ``pauses``."""
         return sum(end - begin for begin, end in self.pauses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedJob:
-    """A job that trials share. Times are epoch seconds; ``ended_at`` None while it runs.
+    """A job that trials share. Times are epoch seconds; ``ended_at`` is None while it runs.
 
-    name: its own. first: name of the trial for which it was started. trials: names of all that it was ever asked for;
-    told again, it begins with the same ones.
+    name: of the job. first: name of the trial for which it was started. trials: names of all trials ever assigned to
+    it; later lists start with the same names.
     """
 
     name: str
@@ -133,77 +132,77 @@ class SharedJob:
 class Launcher(ABC):
     """Submits, polls and cancels jobs. Contract: ``tests/contracts/launcher.py``.
 
-    The other answers are those of a launcher that knows only the jobs it is asked about, each one trial's own.
+    The default methods suit a launcher without shared jobs that finds jobs by their tickets only.
     """
 
     @abstractmethod
     def submit(self, job: Job) -> str:
-        """Start the job and return its id. Its folder and files are on disk already.
+        """Start the job and return its id. Its folder and files already exist.
 
-        Submitting the same job (same name and folder) twice must not run it twice where the launcher can
-        prevent it. Raises LauncherError when that failed and may not fail again, RefusedError when it will.
+        Submitting the same job (same name and folder) twice must not run it twice if the launcher can prevent it.
+        Raises LauncherError if a retry may succeed, RefusedError if it will fail again.
         """
 
     @abstractmethod
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """The status of every ticket by job name, in one question to the cluster whatever their number.
+        """Return the status of every ticket by job name, with one query to the cluster for all of them.
 
-        Also finds jobs whose id was never recorded, by name. Raises LauncherError when the cluster does not
-        answer: that says nothing about the jobs.
+        Finds jobs without a recorded id by name. Raises LauncherError if the cluster does not answer, which implies
+        nothing about the jobs.
         """
 
     @abstractmethod
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """Ask the job to end (``force``: kill it). Returns at once; ``poll`` tells when it is gone."""
+        """Ask the job to end (``force``: kill it). Returns at once; ``poll`` shows when it is gone."""
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
-        """The jobs of this user, queued or running, whose output lies below ``folder``, whoever submitted them.
+        """Queued and running jobs of this user with output below ``folder``, submitted by any program.
 
-        One question to the cluster. Raises LauncherError when it does not answer.
+        Sends one query to the cluster. Raises LauncherError if it does not answer.
         """
         return ()
 
     def widen(self, jobs: int) -> None:  # noqa: B027 - most launchers keep no room
-        """From now on up to ``jobs`` are submitted at one time."""
+        """Allow up to ``jobs`` concurrent jobs from now on."""
 
     def shared_jobs(self) -> Sequence[SharedJob]:
-        """The jobs that trials share and that have started, as ``poll`` last saw them; an ended one is listed once."""
+        """Shared jobs that have started, as of the last ``poll``; an ended one is listed once."""
         return ()
 
     def let_go(self) -> bool:
-        """Let jobs end that only wait for further trials; whether any is alive.
+        """Let jobs end that only wait for further trials; return whether any is alive.
 
-        Raises LauncherError when the cluster does not answer.
+        Raises LauncherError if the cluster does not answer.
         """
         return False
 
 
 def command_line(job: Job, site: Site) -> list[str]:
-    """The job's own command, for a launcher that adds nothing to it."""
+    """The job's command, for a launcher that adds nothing to it."""
     return list(job.argv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherKind:
-    """What ``site.launcher`` names.
+    """A launcher type, as ``site.launcher`` names it.
 
     Parameters
     ----------
     make : callable
-        ``make(study, jobs)`` gives the launcher of at most ``jobs`` jobs at one time; raises SetupError when this
-        machine cannot do it.
+        ``make(study, jobs)`` returns the launcher of at most ``jobs`` concurrent jobs; raises SetupError if this
+        machine cannot run it.
     preview : callable
-        ``preview(job, site)`` gives the command line that starts a job, for people to read; nothing is started.
+        ``preview(job, site)`` returns the command line that starts a job, for display; nothing is started.
     period : float
         Seconds between two ticks of the driver.
     submit_grace_seconds : float
-        How late a job may appear whose submission nobody answered.
+        Seconds after which a job may still appear whose submission got no answer.
     one_machine : bool
-        Jobs run on this machine and on no other: its files are theirs, and there is no other node to try.
+        Jobs run on this machine only: its files are theirs, and there is no other node to try.
     slurm : bool
-        Jobs go through Slurm's ``sbatch``, whose commands can be asked what they would do.
+        Jobs go through Slurm's ``sbatch``, whose ``--test-only`` can check them.
     keeps_time : bool
-        The launcher is its own clock (``now``, ``monotonic_now``, ``sleep``), as a simulation is.
+        The launcher is its own clock (``now``, ``monotonic_now``, ``sleep``), as in a simulation.
     """
 
     make: Callable[[Study, int], Launcher]
@@ -216,9 +215,9 @@ class LauncherKind:
 
 
 def launcher_kind(site: Site) -> LauncherKind:
-    """The kind that the site names; a plain class or function counts as one that makes launchers.
+    """The launcher kind that the site names; a plain class or function is used as its ``make``.
 
-    Raises InputError for a name that is not known.
+    Raises InputError for an unknown name.
     """
     loaded = LAUNCHERS.load(site.launcher)
     return loaded if isinstance(loaded, LauncherKind) else LauncherKind(make=loaded)

@@ -1,6 +1,6 @@
-"""Where jobs find what they execute: their files, and folders into which nobody else can put one.
+"""Files that jobs execute, and checks that no other user can replace them.
 
-submitit's task is a pickle in the folder of the attempt: whoever can replace it runs code as the job's user.
+submitit's task is a pickle in the attempt's folder: a user who can replace it runs code as the job's user.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _OTHERS, _GROUP = stat.S_IWOTH, stat.S_IWGRP
 
 
 def pickle_folder(attempt: AttemptPaths, job: str) -> Path:
-    """submitit's folder of an attempt, made for this user alone. Raises RefusedError where others could write.
+    """Make submitit's folder of an attempt, private to this user. Raises RefusedError if other users could write to it.
 
-    Refused are: a folder of another user; pickles that group or others can replace; an attempt's folder, or one above
-    it, that everybody can write to without the sticky bit. A team that shares its sweeps folder trusts its group.
+    Refused are: a folder of another user; pickles writable by group or others; an attempt's folder, or a parent, that
+    is world-writable without the sticky bit. Group-writable parents are allowed, for teams with a shared output folder.
     job: its name, for the message.
     """
     folder = attempt.submitit
@@ -52,7 +52,7 @@ def _writable(job: str, folder: Path, mode: str) -> RefusedError:
 
 
 def write_files(job: Job) -> None:
-    """Make the job's folder and write its files, which a job may read after this host has lost its power.
+    """Make the job's folder and write its files durably (a job may read them after a power failure of this host).
 
     Raises OSError.
     """
@@ -63,15 +63,15 @@ def write_files(job: Job) -> None:
         write_text(file, text)
 
 
-# How secrets reach a job: by its own environment, never by ours, a file or a command line.
+# Secrets reach a job through its environment only, never through this process's environment, a file or a command line.
 
 
 SOURCING = ("sh", "-c", '. "$0" && exec "$@"')
-"""A command that reads variables from the file that follows it, and becomes the command behind that."""
+"""Shell command that sources the file in the next argument and executes the arguments after it."""
 
 
 def secret_values(job: Job) -> dict[str, str]:
-    """The values of a job's secrets. Raises RefusedError where one is not there: no attempt could run."""
+    """The values of a job's secrets. Raises RefusedError if one is missing, because no attempt could run."""
     try:
         return {name: secret.read(name) for name, secret in job.secrets.items()}
     except SetupError as error:
@@ -80,7 +80,7 @@ def secret_values(job: Job) -> dict[str, str]:
 
 @contextlib.contextmanager
 def file_in_memory(values: Mapping[str, str]) -> Iterator[str]:
-    """A file that a shell of this user sources for ``values``, in memory and gone with the block; "" for no values."""
+    """Yield the path of an in-memory file that a shell of this user sources for ``values``; "" for no values."""
     if not values:
         yield ""
         return

@@ -1,7 +1,7 @@
-"""What a job writes down of itself, and how it is read: ``claim.json``, ``started.json``, ``ended.json``.
+"""Records that a job writes about itself (``claim.json``, ``started.json``, ``ended.json``), and their readers.
 
-Each record carries the token of the attempt that it is of. Nothing here raises for what a file holds: a record that is
-unreadable, or of another attempt, is a problem in words and counts as absent.
+Each record carries its attempt's token. File contents raise no errors here: an unreadable record, or one of another
+attempt, is reported as a problem and counts as absent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from lora_tune.base.paths import AttemptPaths
 
 Record = TypeVar("Record")
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Exit codes of what SIGKILL ended, and of a program that passes on such an end of its child."""
+"""Exit codes of a process killed by SIGKILL, and of a program that passes on such an exit of its child."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
     """A process that runs, or ran, an attempt.
 
-    at: epoch seconds by the wall clock, when it was written down; steady: seconds by the clock that counts since boot
-    and that nobody sets, None where unknown.
+    at: epoch seconds by the wall clock when it was recorded. steady: the same in seconds of the monotonic clock since
+    boot, None if unknown.
     """
 
     token: str
@@ -40,10 +40,10 @@ class ProcessRecord:
 class EndRecord:
     """How a job ended.
 
-    seconds: how long its command ran by a monotonic clock, None where unknown. clock_steps: by how many seconds
-    somebody set or slewed the wall clock meanwhile, one number a time. node_share: how much of the node's time was the
-    job's. log_bytes: how long its log was then, None where unknown. oom_kills: processes of the job, or of what shares
-    its cgroup, that the kernel killed for want of memory meanwhile.
+    seconds: run time of its command by a monotonic clock, None if unknown. clock_steps: seconds of each adjustment
+    (step or slew) of the wall clock during the run. node_share: the job's share of the node's time. log_bytes: size of
+    its log at the end, None if unknown. oom_kills: processes of the job, or of others in its cgroup, that the kernel's
+    OOM killer ended during the run.
     """
 
     token: str
@@ -57,7 +57,7 @@ class EndRecord:
 
     @property
     def short_of_host_memory(self) -> str:
-        """That the kernel killed the job for want of memory, a sentence; "" where it did not."""
+        """A sentence if the kernel's OOM killer ended the job, else ""."""
         if self.oom_kills < 1 or self.exit_code not in KILLED:
             return ""
         return "the kernel's OOM killer ended it, since its machine or its cgroup was short of memory"
@@ -65,7 +65,7 @@ class EndRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecords:
-    """What the files of one attempt say. problem: what is wrong with one of them, "" where nothing is."""
+    """Records of one attempt. problem: what is wrong with any of them, or ""."""
 
     claim: ProcessRecord | None = None
     started: ProcessRecord | None = None
@@ -74,7 +74,7 @@ class JobRecords:
 
 
 def read_records(attempt: AttemptPaths, token: str) -> JobRecords:
-    """The records of the attempt ``token``; "" takes those of any, as an earlier release wrote them without one."""
+    """Read the records of the attempt ``token``; "" accepts any, for earlier releases without tokens."""
     problems: list[str] = []
     claim = _verified(attempt.claim, _process, token, problems)
     started = _verified(attempt.started, _process, token, problems)
@@ -83,7 +83,7 @@ def read_records(attempt: AttemptPaths, token: str) -> JobRecords:
 
 
 def read_pauses(attempt: AttemptPaths, token: str) -> dict[str, Any]:
-    """What the runner of the attempt ``token`` wrote of its job's pauses, as fields of its JobStatus."""
+    """The pauses that the runner of the attempt ``token`` recorded, as fields of JobStatus."""
     if not attempt.pauses.exists():
         return {}
     pauses = _verified(attempt.pauses, _pauses, token, []) or ()
@@ -102,9 +102,9 @@ def _pauses(content: Mapping[str, Any]) -> tuple[tuple[float, float, bool], ...]
 
 
 def foreign(name: str, token: str, expected: str) -> str:
-    """What is wrong with a file whose token is ``token`` where the attempt's is ``expected``; "" where nothing is.
+    """Describe the mismatch of a file's ``token`` and the attempt's ``expected`` one; "" if they agree.
 
-    Without a wanted token every file is taken.
+    An empty ``expected`` accepts every file.
     """
     if not expected or token == expected:
         return ""
@@ -159,5 +159,5 @@ def _numbers(values: list[Any]) -> list[float]:
 
 
 def describe(pid: int, token: str, sweep: str = "") -> dict[str, Any]:
-    """The record of process ``pid`` of this place, which runs the attempt ``token`` of ``sweep``, as JSON."""
+    """The record of process ``pid`` of this host, which runs the attempt ``token`` of ``sweep``, as JSON."""
     return {"token": token, "sweep": sweep, **asdict(Process.of(pid)), "at": time.time(), "steady": steady()}

@@ -1,9 +1,9 @@
-"""What runs inside a job of ours: claim the attempt, run its command once, write down how it ended.
+"""Runs inside a job: claims the attempt, runs its command once and records its end.
 
-The driver can die and come back at any moment, so identity and liveness are on disk, written by the job:
-``claim.json`` (created exclusively: an attempt that is submitted twice still runs once), ``started.json``
-(process id with its start time, so that a reused id is not mistaken for the job) and ``ended.json``. Each carries
-the attempt's token (:mod:`lora_tune.launchers.job_records`).
+The driver can die and restart at any time, so the job itself writes its identity and liveness to disk: ``claim.json``
+(created exclusively, so an attempt submitted twice runs once), ``started.json`` (process id with its start time, which
+distinguishes the job from a later process with the same id) and ``ended.json``. Each carries the attempt's token
+(:mod:`lora_tune.launchers.job_records`).
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from lora_tune.launchers.processes import descendants
 from lora_tune.store.leases import RENEW_SECONDS
 from lora_tune.workloads.base import Job
 
-# Whether somebody sets or slews the wall clock while a job runs: the job's time stamps come from it.
+# Detection of wall clock adjustments during a job, because the job's time stamps come from that clock.
 
 LOOK_SECONDS = 0.25
-"""Between two looks at the clocks, and at the processes of a job."""
+"""Interval between two checks of the clocks and of a job's processes."""
 
 STEP_SECONDS = 0.1
 FASTEST_SLEW = 0.1
-"""Of a second, a second; chrony slews by a twelfth at most. A change between two looks that is larger is a step."""
+"""Maximum slew in seconds per second (chrony's maximum is 1/12). A larger change between two checks is a step."""
 
 DRIFT_SECONDS = 1.0
 DRIFT_SHARE = 0.01
-"""What a clock drifts in a whole job is noted where it is more than this, and than this share of the job's seconds."""
+"""Drift over a whole job is recorded if it exceeds this many seconds and this share of the job's run time."""
 
 STEADY_READING = 0.01
-"""Seconds; clocks read further apart than this were not read at one time."""
+"""Clock readings more seconds apart than this do not count as simultaneous."""
 
 
 class ClockWatch:
-    """Notes in ``steps`` by how many seconds the wall clock was set, in a thread, between entering and leaving.
+    """Records wall clock adjustments, in seconds, in ``steps``, in a thread between enter and exit.
 
-    The last one is what it drifted meanwhile beside its steps, where that is much.
+    The last entry is the total drift apart from steps, if it is large.
     """
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class ClockWatch:
 
 
 def _read() -> tuple[float, float]:
-    """Seconds by a clock that nobody sets or slews, sleep of the machine included; how far the wall clock is ahead.
+    """Seconds of the raw monotonic clock including suspend, and the wall clock's lead over it.
 
-    A time service that slews the wall clock slews the monotonic one with it, and leaves the raw one alone.
+    A time service that slews the wall clock slews the monotonic clock with it, but not the raw one.
     """
     while True:
         before, wall = steady(), time.time()
@@ -96,25 +96,25 @@ def _read() -> tuple[float, float]:
             return now, wall - now
 
 
-# When a job's processes stood still while it ran: suspended by Slurm, stopped by a signal, frozen with a cgroup.
+# Pauses of a job's processes: suspended by Slurm, stopped by a signal, or frozen with a cgroup.
 
 LEAST_SECONDS = 0.5
-"""A shorter pause is not noted, and one that is not longer by a look may be missed."""
+"""Shorter pauses are not recorded; pauses less than one check interval longer may be missed."""
 
 STOPPED_LOOK_SECONDS = 0.05
-"""Between two looks at what is stopped: so much of a pause's end is not seen."""
+"""Check interval while processes are stopped; the error of a pause's end."""
 
 SCAN_SHARE = 100.0
-"""All processes of the machine are looked through at most once in so many times what that takes."""
+"""Scans of all processes take at most one part in this many of the time."""
 
 BUSY_SHARE = 0.2
-"""Where processes of the job that were not stopped took more of a processor than this, training may have gone on."""
+"""If other processes of the job used more than this share of a processor, training may have continued."""
 
 
 class Pause(NamedTuple):
-    """Epoch seconds by the wall clock between which a job stood still, never more than it did.
+    """Epoch seconds by the wall clock between which a job was stopped; never longer than the real pause.
 
-    certain: all of the job did; else some of its processes were stopped while others computed.
+    certain: all processes were stopped; else some were stopped while others computed.
     """
 
     begin: float
@@ -123,7 +123,7 @@ class Pause(NamedTuple):
 
 
 class _StoppedProcesses(NamedTuple):
-    """Processes that are stopped: since when, until when at least, and seconds of processor of each of the others."""
+    """Stopped processes, the time span known so far, and the processor seconds of each other process."""
 
     pids: frozenset[int]
     begin: float
@@ -132,11 +132,11 @@ class _StoppedProcesses(NamedTuple):
 
 
 class PauseWatch:
-    """Notes the pauses of the process ``child`` of this one, and of all that it started, between enter and leave.
+    """Records pauses of the child process and its descendants between enter and exit.
 
-    Where this process stands still itself, as Slurm and a freezer stop every process of a job, a look comes late
-    although no processor was waited for. Else what is stopped shows it. cgroup: of the child, None where it has none.
-    note: is told all pauses whenever there is one more.
+    Slurm and the cgroup freezer stop this process too: a check then comes late although the thread did not wait for a
+    processor. Other pauses show in process states. cgroup: of the child, or None. note: called with all pauses after
+    each new one.
     """
 
     def __init__(self, child: int, cgroup: Path | None, note: Callable[[Sequence[Pause]], None]) -> None:
@@ -163,16 +163,16 @@ class PauseWatch:
             before, waited = steady(), _waited()
             until = LOOK_SECONDS if self._stopped is None else STOPPED_LOOK_SECONDS
             over = self._ended.wait(until)
-            # Only the wait is timed: what a look itself takes, on a slow disk, is no pause.
+            # Only the wait is timed: a slow check, e.g. on a slow disk, is no pause.
             self._woke(steady() - before - until, _waited() - waited)
             self._look()
 
     def _woke(self, late: float, waited: float) -> None:
-        """A look comes so many seconds late, of which it ``waited`` for a processor."""
+        """Record a pause if a check comes ``late`` by more seconds than it ``waited`` for a processor."""
         if late - waited >= LEAST_SECONDS:
             now = time.time()
             self._add(Pause(now - (late - waited), now, certain=True))
-            self._stopped = None  # what was seen before is a part of it, or is seen again
+            self._stopped = None  # a stop seen before is part of this pause, or is detected again
 
     def _look(self, *, over: bool = False) -> None:
         stopped, now = self._stopped, time.time()
@@ -216,7 +216,7 @@ class PauseWatch:
 
 
 def _of_the_job() -> dict[int, tuple[str, float]]:
-    """State and seconds of processor of all that this process has started or adopted."""
+    """State and processor seconds of all processes that this process has started or adopted."""
     living = descendants(os.getpid())
     living.pop(os.getpid(), None)
     return living
@@ -230,19 +230,19 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _waited() -> float:
-    """Seconds that this thread was ready to run and had no processor (proc(5), schedstat); 0 where nobody counts."""
+    """Seconds that this thread was runnable without a processor (proc(5), schedstat); 0 if not counted."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
     return 0.0
 
 
 NOT_CLAIMED = -1
-"""The exit code of a runner that left the attempt alone: another process has it, or it is another attempt's."""
+"""Exit code of a runner that did not run the attempt: another process claimed it, or it is another attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What a job runs: ``command.json``."""
+    """Command of a job, as in ``command.json``."""
 
     token: str
     sweep: str
@@ -253,7 +253,7 @@ class Command:
 
 
 def command_record(job: Job, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What ``run_job`` needs of a job, as JSON."""
+    """The fields of a job that ``run_job`` needs, as JSON."""
     return {
         "name": job.name,
         "token": job.token,
@@ -266,7 +266,7 @@ def command_record(job: Job, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_command(path: Path) -> Command | str:
-    """The command in ``path``, or why it cannot be read."""
+    """Read the command in ``path``; return a problem text if that fails."""
     file = read_json(path)
     if file.content is None:
         return file.problem or f"{path.name} is absent"
@@ -290,7 +290,7 @@ def read_command(path: Path) -> Command | str:
 
 
 def _is_environment(environment: object) -> bool:
-    """Whether a process can be given this environment."""
+    """Whether this is a valid environment of a process."""
     if not isinstance(environment, dict):
         return False
     texts = [*environment, *environment.values()]
@@ -299,11 +299,11 @@ def _is_environment(environment: object) -> bool:
 
 
 def run_job(folder: str, token: str = "") -> int:
-    """Run the command of the attempt in ``folder`` and return its exit code; ``NOT_CLAIMED`` where it must not.
+    """Run the command of the attempt in ``folder`` and return its exit code; ``NOT_CLAIMED`` if it must not run.
 
-    token: of the attempt that was submitted; a folder of another one is left as it is. The command runs in a session
-    of its own, with its output appended to the job's log, and dies with us. The job has ended when its last process
-    has: whatever the command left running is ended first.
+    token: of the submitted attempt; the folder of another attempt is left unchanged. The command runs in a new session,
+    appends its output to the job's log and is killed with this process. Processes that the command leaves running are
+    ended before the job counts as ended.
     """
     attempt = AttemptPaths(Path(folder))
     command = read_command(attempt.job)
@@ -314,7 +314,7 @@ def run_job(folder: str, token: str = "") -> int:
         create_json(attempt.claim, describe(os.getpid(), command.token, command.sweep))
     except FileExistsError:
         return NOT_CLAIMED
-    code, began, clock = os.EX_IOERR, steady(), ClockWatch()  # where a full disk keeps us from running it
+    code, began, clock = os.EX_IOERR, steady(), ClockWatch()  # EX_IOERR if a full disk prevents the run
     spent: dict[str, Any] = {}
     killed_before = processes.oom_kills()
     try:
@@ -333,11 +333,10 @@ def run_job(folder: str, token: str = "") -> int:
 
 
 def run_job_once(folder: str, token: str = "") -> int:
-    """:func:`run_job` for a scheduler that takes whatever returns for a success, as submitit and Slurm do.
+    """:func:`run_job` for a scheduler that counts every return as success, as submitit and Slurm do.
 
-    A controller that was killed starts a job anew whose first run it has ended: what that left behind is no result. So
-    a runner that finds its attempt begun says so in the log, and fails; not where the first run has ended well, of
-    which the controller had not heard yet.
+    A slurmctld that was killed may restart a job after it ended its first run, whose partial output is no result. So if
+    the attempt has already begun, exit with an error and a message in the log, unless the first run ended successfully.
     """
     attempt = AttemptPaths(Path(folder))
     begun, code = attempt.claim.exists(), run_job(folder, token)
@@ -349,7 +348,7 @@ def run_job_once(folder: str, token: str = "") -> int:
 
 
 def _write_head(log: BinaryIO, command: Command) -> bool:
-    """Say at the head of the log whose it is; False without a token, and where the disk is full, which ends no job."""
+    """Write the log's owner at its head; False without a token or on a full disk, which does not end the job."""
     if not command.token:
         return False
     with contextlib.suppress(OSError):
@@ -360,13 +359,13 @@ def _write_head(log: BinaryIO, command: Command) -> bool:
 
 
 def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -> int:
-    others = processes.children()  # of whoever calls this in a process with children of its own
+    others = processes.children()  # children of a calling process that are not the job's
     processes.adopt_orphans()
     cgroup = processes.make_cgroup(attempt)
     try:
         child = _start(command, attempt, log, cgroup)
         write_json(attempt.started, describe(child.pid, command.token, command.sweep))
-        # Slurm asks only a task's first process to end, and submitit's own handler would swallow it.
+        # Slurm sends SIGTERM only to a task's first process, and submitit's handler would ignore it.
         signal.signal(signal.SIGTERM, lambda *_: send_signal(child.pid, signal.SIGTERM, group=True))
         with (
             clock,
@@ -384,7 +383,8 @@ def _run(command: Command, attempt: AttemptPaths, log: int, clock: ClockWatch) -
 
 @contextlib.contextmanager
 def _showing_life(claim: Path) -> Iterator[None]:
-    """Touch the claim every few seconds: a driver on another host or in another PID namespace sees nothing else."""
+    """Touch the claim every few seconds: a driver on another host or in another PID namespace sees no other sign of
+    life."""
     ended = threading.Event()
 
     def touch() -> None:
@@ -401,13 +401,13 @@ def _showing_life(claim: Path) -> Iterator[None]:
 
 
 def _note_pauses(command: Command, attempt: AttemptPaths, pauses: Sequence[Pause]) -> None:
-    """Write down when the job stood still; where the disk is full the job goes on without."""
+    """Record the job's pauses; on a full disk the job continues without them."""
     with contextlib.suppress(OSError):
         write_json(attempt.pauses, {"token": command.token, "sweep": command.sweep, "pauses": pauses})
 
 
 class _NotStarted(Exception):
-    """There is no such command, or this user may not run it."""
+    """The command does not exist, or this user may not execute it."""
 
 
 def _start(command: Command, attempt: AttemptPaths, log: int, cgroup: Path | None) -> subprocess.Popen[bytes]:
@@ -430,7 +430,7 @@ def _in_child(cgroup: Path | None) -> None:
     processes.die_with_parent()
     if cgroup is not None:
         processes.enter(cgroup)
-    # What a terminal sent before this was a session of its own waits behind the mask; ignoring it drops it.
+    # Signals from the terminal before this became a new session are pending behind the mask; ignoring drops them.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     for number, handler in before.items():

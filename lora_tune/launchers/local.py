@@ -37,9 +37,9 @@ from lora_tune.workloads.base import Job
 class LocalLauncher(Launcher):
     """Starts each job as a process of this machine that outlives the driver.
 
-    gpus: device ids that may be handed out, each to one job at a time. gpus_of_job: of each of further jobs, of those
-    that ``visible`` names (CUDA_VISIBLE_DEVICES; None: every GPU of the machine). shared: nobody stated how many GPUs
-    a job needs, so each gets as many as its command says, those that the fewest others have.
+    gpus: ids of the devices to assign, each to one job at a time. gpus_of_job: GPUs of each further job, out of those
+    in ``visible`` (CUDA_VISIBLE_DEVICES; None: all GPUs of the machine). shared: the study does not set the GPUs per
+    job, so each job gets as many as its command states, the least used first.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LocalLauncher(Launcher):
 
     def submit(self, job: Job) -> str:
         """Start the job; its id is the process id of submitit's controller."""
-        from lora_tune.launchers.local_executor import ExecutorWithSecrets  # 0.3 s to import; only submitting needs it
+        from lora_tune.launchers.local_executor import ExecutorWithSecrets  # 0.3 s to import; needed only here
 
         attempt, secrets = AttemptPaths(job.folder), secret_values(job)
         devices = self._take_devices(job)
@@ -73,7 +73,7 @@ class LocalLauncher(Launcher):
         return str(submitted.job_id)
 
     def widen(self, jobs: int) -> None:
-        """Hand out the devices of so many jobs, as far as there are any."""
+        """Make the devices of ``jobs`` jobs available, as far as they exist."""
         self._gpus = tuple(dict.fromkeys((*self._gpus, *device_ids(jobs * self._gpus_of_job, self._visible))))
 
     def _take_devices(self, job: Job) -> tuple[str, ...]:
@@ -89,13 +89,13 @@ class LocalLauncher(Launcher):
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
         """Read the records that the jobs wrote."""
-        # Reap controllers that ended: a zombie would look alive.
+        # Reap ended controllers: a zombie would look alive.
         self._children = {n: c for n, c in self._children.items() if c._process is None or c._process.poll() is None}
         statuses = {ticket.name: self._status(ticket) for ticket in tickets}
         for ticket in tickets:
             if not statuses[ticket.name].state.alive:
                 self._busy.pop(ticket.name, None)
-            elif self._gpus and ticket.name not in self._busy:  # adopted from an earlier launcher
+            elif self._gpus and ticket.name not in self._busy:  # from an earlier launcher
                 self._busy[ticket.name] = _devices(read_command(AttemptPaths(ticket.folder).job))
         return statuses
 
@@ -106,20 +106,20 @@ class LocalLauncher(Launcher):
             return _ended(ticket, records)
         if _runs(records.started) or _runs(records.claim) or self._runs_elsewhere(attempt, records.claim):
             return JobStatus(state=JobState.RUNNING, **_begun(ticket, records))
-        # A claim may be being written just now.
+        # A claim may be in the process of being written.
         if records.claim is None and records.started is None and _is_being_started(ticket.job_id, attempt):
             return JobStatus(state=JobState.QUEUED, job_id=ticket.job_id)
-        records = read_records(attempt, ticket.token)  # it may have ended between the two looks
+        records = read_records(attempt, ticket.token)  # it may have ended between the two checks
         if records.ended is not None:
             return _ended(ticket, records)
         if (records.claim or records.started) and kill_strays(attempt):
-            # Its devices are free when all have gone.
+            # Its devices are free only when all its processes are gone.
             return JobStatus(state=JobState.RUNNING, **_begun(ticket, records))
         reason = records.problem or "no process and no exit record"
         return JobStatus(state=JobState.LOST, reason=reason, **_begun(ticket, records))
 
     def _runs_elsewhere(self, attempt: AttemptPaths, claim: ProcessRecord | None) -> bool:
-        """Whether a job that a driver of another host or PID namespace started shows life: it touches its claim."""
+        """Whether a job from another host or PID namespace shows signs of life: its runner touches the claim."""
         if claim is None or not claim.process.elsewhere:
             return False
         with contextlib.suppress(OSError):
@@ -127,9 +127,9 @@ class LocalLauncher(Launcher):
         return False
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started.
+        """Send SIGTERM to the trial's process group; with ``force`` SIGKILL to every process that it started.
 
-        Where its records are gone, with its folder, or are not to be believed, its processes are known by their mark.
+        If its records are missing (with its folder) or not credible, its processes are found by their mark.
         """
         attempt = AttemptPaths(ticket.folder)
         number = signal.SIGKILL if force else signal.SIGTERM
@@ -141,28 +141,28 @@ class LocalLauncher(Launcher):
         elif attempt.claim.exists() or not attempt.folder.exists():
             kill_strays(attempt, number)
         else:
-            # Not started yet: take the claim ourselves, in nobody's name, so that it never starts.
+            # Not started yet: claim it with process id 0, so that it never starts.
             with contextlib.suppress(FileExistsError):
                 create_json(attempt.claim, {**describe(0, ticket.token), "start_ticks": None})
 
 
 def _runs(record: ProcessRecord | None) -> bool:
-    """Whether the process of a record lives and may be a job's.
+    """Whether a record's process lives and can be a job's.
 
-    A trial can write anything in its folder: neither we nor what we descend from is one.
+    A trial can write anything in its folder, so this process and its ancestors are excluded.
     """
     return record is not None and record.process.alive and record.process.pid not in ancestor_pids()
 
 
 def _is_being_started(job_id: str, attempt: AttemptPaths) -> bool:
-    """Whether process ``job_id`` is submitit's controller of the attempt: numbers are used again, and elsewhere."""
+    """Whether process ``job_id`` is submitit's controller of the attempt; ids are reused, and differ between hosts."""
     with contextlib.suppress(OSError, ValueError):
         return os.fsencode(attempt.submitit) in Path(f"/proc/{int(job_id)}/cmdline").read_bytes().split(b"\0")
     return False
 
 
 def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:
-    """What the status of a job says of its beginning, and of how long it has run by now."""
+    """Status fields on a job's start and run time so far."""
     process = records.started or records.claim
     if process is None:
         return {"job_id": ticket.job_id}
@@ -174,7 +174,7 @@ def _begun(ticket: Ticket, records: JobRecords) -> dict[str, Any]:
 
 
 def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
-    """A job that wrote down its end; the end is counted from the start by the clock that nobody sets."""
+    """Status of a job with an end record; the end time is the start plus the monotonic run time."""
     ended, begun = records.ended, _begun(ticket, records)
     assert ended is not None
     known = {**begun, "seconds": ended.seconds, "clock_steps": ended.clock_steps, "exit_code": ended.exit_code}
@@ -185,14 +185,14 @@ def _ended(ticket: Ticket, records: JobRecords) -> JobStatus:
 
 
 def _devices(command: Command | str) -> tuple[str, ...]:
-    """The GPUs that a job was given; none where its command cannot be read."""
+    """The GPUs assigned to a job; none if its command cannot be read."""
     visible = "" if isinstance(command, str) else command.environment.get(VISIBLE, "")
     return device_ids(len(visible), visible)
 
 
 @contextlib.contextmanager
 def _deaf_to_the_terminal() -> Iterator[None]:
-    """Children started inside inherit a signal mask under which Ctrl-C and a closed terminal do not reach them."""
+    """Children started inside inherit a signal mask that blocks Ctrl-C and the hang-up of a closed terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
@@ -201,13 +201,13 @@ def _deaf_to_the_terminal() -> Iterator[None]:
 
 
 def _on_this_machine(study: Study, jobs: int) -> LocalLauncher:
-    """Raises SetupError where the GPUs that this process may use are too few."""
+    """Raises SetupError if this process may use too few GPUs."""
     site = study.site
     gpus_of_job = site.packs * site.gpus_per_node
     visible = visible_in({**os.environ, **site.environment})
     if study.workload.kind == "command" and "gpus_per_node" not in site.model_fields_set:
         return LocalLauncher(gpus_of_machine(visible), shared=True)
-    # Where nobody can tell what the machine has, the study's word counts.
+    # If the machine's GPUs cannot be counted, trust the study's number.
     visible_gpus = gpus_of_machine(visible) if gpus_of_job else ()
     have = visible_gpus or device_ids(gpus_of_job * jobs, visible)
     gpus = have[: gpus_of_job * jobs]

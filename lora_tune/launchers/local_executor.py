@@ -1,4 +1,4 @@
-"""submitit's local executor with variables for the child alone."""
+"""submitit's local executor with environment variables for the child only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from submitit.local.local import LocalJob
 
 
 class ExecutorWithSecrets(LocalExecutor):  # type: ignore[misc]  # submitit ships no types
-    """Starts a job with variables that the environment of this process never holds.
+    """Starts a job with variables that are never in this process's environment.
 
-    submitit's copies ``os.environ``: what stands there for a moment, jobs that other threads start get as well.
+    submitit copies ``os.environ``; variables set there for a moment would leak into jobs that other threads start.
     """
 
     def __init__(self, folder: Path, secrets: Mapping[str, str]) -> None:

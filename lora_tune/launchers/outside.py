@@ -1,8 +1,8 @@
-"""Trials that somebody else runs: ``site.launcher = "outside"``, for loops that ask and tell.
+"""Trials that run outside the tuner: ``site.launcher = "outside"``, for ask-and-tell loops.
 
-Nothing is started here. A job is offered by its folder; who asks takes it (``claim.json``, exclusively), and who tells
-its end writes the log and ``ended.json``, as a job's own runner does. So the driver judges such a trial by its log
-like every other, whoever is killed in between.
+Nothing is started here. A job is offered through its folder. The caller of ``ask`` claims it (``claim.json``, created
+exclusively), and the caller of ``tell`` writes the log and ``ended.json``, like a job's runner. So the driver judges
+such a trial by its log like any other, and either side may be killed in between.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lora_tune.launchers.job_runner import command_record
 from lora_tune.workloads.base import Job
 
 CALLED_OFF = -15
-"""The exit code of an attempt that the sweep called off."""
+"""Exit code of an attempt that the sweep cancelled."""
 
 
 class OutsideLauncher(Launcher):
-    """Offers jobs, and knows of them what those who took them have told."""
+    """Offers jobs, and reports their state from the records of the processes that took them."""
 
     def submit(self, job: Job) -> str:
         """Offer the job; its id is its token."""
@@ -32,11 +32,11 @@ class OutsideLauncher(Launcher):
         return job.token
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """What was told of each."""
+        """Status of each job from its records."""
         return {ticket.name: _status(ticket) for ticket in tickets}
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """Call the job off: what is told of it from now on is refused."""
+        """Cancel the job; results reported later are refused."""
         attempt = AttemptPaths(ticket.folder)
         if read_records(attempt, ticket.token).ended is None:
             end(attempt, ticket.token, CALLED_OFF)
@@ -60,7 +60,7 @@ def _status(ticket: Ticket) -> JobStatus:
 
 
 def take(attempt: AttemptPaths, token: str, sweep: str) -> bool:
-    """Take an offered job for the caller; False where somebody has it already."""
+    """Claim an offered job for the caller; False if it is already claimed."""
     try:
         create_json(attempt.claim, describe(os.getpid(), token, sweep))
     except FileExistsError:
@@ -69,12 +69,12 @@ def take(attempt: AttemptPaths, token: str, sweep: str) -> bool:
 
 
 def write_log(attempt: AttemptPaths, token: str, sweep: str, text: str) -> None:
-    """The whole log so far, below the line that says whose it is. Raises OSError."""
+    """Write the whole log so far, below a line with its owner. Raises OSError."""
     write_text(attempt.log, log_head(sweep, token).decode("ascii") + text)
 
 
 def end(attempt: AttemptPaths, token: str, exit_code: int, result: str = "") -> None:
-    """Write down that the job is over. result: what was told, as a text that tells it from another. Raises OSError."""
+    """Record the job's end. result: the reported result as text, to recognise a repeated report. Raises OSError."""
     claim, now = read_records(attempt, token).claim, time.time()
     size = attempt.log.stat().st_size if attempt.log.exists() else None
     seconds = None if claim is None else max(0.0, now - claim.at)
@@ -85,13 +85,13 @@ def end(attempt: AttemptPaths, token: str, exit_code: int, result: str = "") -> 
 
 
 def ended_with(attempt: AttemptPaths, token: str) -> str | None:
-    """What was told at the end of a job; None while it goes on, "" where it was called off."""
+    """The result reported at the end of a job; None while it runs, "" if it was cancelled."""
     content = read_json(attempt.ended).content
     return None if content is None or text_of(content, "token") != token else text_of(content, "result")
 
 
 def of_study(study: Study, jobs: int) -> OutsideLauncher:
-    """The launcher; it keeps no count, since nothing runs here."""
+    """Return the launcher; ``jobs`` is ignored, since nothing runs here."""
     return OutsideLauncher()
 
 

@@ -1,9 +1,9 @@
-"""The folder by which a sweep and a pack tell each other what to do: one file a message.
+"""Messages between a sweep and a pack through a shared folder, one file per message.
 
-A request is a file in ``requests``, there from the moment it is whole. The pack takes it by renaming it, the sweep
-withdraws it by removing it: whoever does so first has it. So several packs of one job can share its folder: each trial
-is taken by one of them. A pack that closes looks once more for requests that came meanwhile, and a sweep that finds it
-closed withdraws its own. So a trial is in a pack, or it is not; never half.
+A request is a file in ``requests``, complete as soon as it appears. The pack takes it by renaming it, the sweep
+withdraws it by removing it; the first of the two wins. So several packs of one job can share a folder, and one of them
+takes each trial. A pack that closes checks once more for new requests, and a sweep that finds it closed withdraws its
+request. So a trial is either in a pack or not.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ JSON = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackRequest:
-    """A trial that a pack is to train. folder: its attempt's. knobs: what a trial of its own would read.
+    """A trial for a pack to train. folder: of its attempt. knobs: the variables that a separate trial would read.
 
-    token, sweep: of the attempt and of its sweep, "" where there is none; the pack writes both into what it records.
-    company: how many may train side by side while it does, itself counted; 0: as many as there is room for.
+    token, sweep: of the attempt and of its sweep, or ""; the pack writes both into its records. company: maximum number
+    of concurrent trials while it trains, including itself; 0: as many as fit.
     """
 
     name: str
@@ -47,15 +47,15 @@ class PackRequest:
 
     @property
     def ended(self) -> bool:
-        """Whether the trial's end is on record."""
+        """Whether the trial has an end record."""
         return self.attempt.ended.exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackState:
-    """What a pack says of itself. shares: seconds of the node that each trial has had, by name.
+    """State that a pack reports. shares: node seconds used by each trial, by name.
 
-    at: epoch seconds. steady: seconds by its machine's clock that nobody sets.
+    at: epoch seconds. steady: seconds of its machine's monotonic clock.
     """
 
     at: float
@@ -64,23 +64,23 @@ class PackState:
 
 
 class PackFolder:
-    """The messages in ``folder``. pack: the number of the pack that reads and writes them, of those in one job."""
+    """The messages in ``folder``. pack: index, within its job, of the pack that reads and writes them."""
 
     def __init__(self, folder: Path, pack: int = 0) -> None:
         self.paths, self._pack = PackPaths(folder), pack
-        self._over: set[str] = set()  # requests whose end was seen
-        self._open: dict[str, PackRequest] | None = None  # what the sweep asked for and has not seen the end of
+        self._over: set[str] = set()  # requests that are known to have ended
+        self._open: dict[str, PackRequest] | None = None  # requests of the sweep that are not known to have ended
 
     def make(self) -> None:
-        """Make the folder. Raises FileExistsError where another one has."""
+        """Make the folder. Raises FileExistsError if it exists."""
         self.paths.folder.mkdir(parents=True)
         for place in (self.paths.requests, self.paths.taken, self.paths.stops):
             place.mkdir()
 
-    # The sweep's side
+    # Used by the sweep
 
     def ask(self, job: Job) -> bool:
-        """Ask for the job's trial; False where the pack takes no more."""
+        """Request the job's trial; False if the pack takes no more."""
         assert job.slot is not None, "only a trial that can share a job is asked for"
         if self.paths.closed.exists():
             return False
@@ -93,7 +93,7 @@ class PackFolder:
             knobs=dict(job.slot.knobs),
             company=job.slot.company,
         )
-        # First where it is, then the request: after a crash between the two it is LOST, and asked for again.
+        # Record the pack before the request: after a crash between the two the trial is LOST and requested again.
         write_json(AttemptPaths(job.folder).slot, {"pack": str(self.paths.folder), "token": job.token})
         write_json(self._request(job.name), asdict(request))
         if self.paths.closed.exists() and self.withdraw(job.name):
@@ -103,13 +103,16 @@ class PackFolder:
         return True
 
     def occupied(self) -> int:
-        """How many trials the one sweep that asks here has in the pack: no matter how many it has had."""
+        """Number of trials in the pack without an end record, for the one sweep that sends requests here.
+
+        The cost does not depend on the number of trials that have ended.
+        """
         known = {r.name: r for r in self.open_requests()} if self._open is None else self._open
         self._open = {name: request for name, request in known.items() if not request.ended}
         return len(self._open)
 
     def withdraw(self, name: str) -> bool:
-        """Take a request back; False where the pack was faster."""
+        """Withdraw a request; False if the pack has already taken it."""
         try:
             self._request(name).unlink()
         except FileNotFoundError:
@@ -121,17 +124,17 @@ class PackFolder:
         return self._request(name).exists()
 
     def stop(self, name: str, *, force: bool = False) -> None:
-        """Ask the pack to end a trial; ``force``: whatever the trial makes of it."""
-        with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder: the trial is gone as well
+        """Ask the pack to end a trial; ``force``: even if the trial does not cooperate."""
+        with contextlib.suppress(FileNotFoundError):  # the pack's folder was removed, and the trial with it
             write_json(self.paths.stops / name, {"force": force})
 
     def let_go(self) -> None:
-        """Nothing follows: the pack ends when it has trained what it was asked for."""
-        with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder
+        """Announce that no requests follow: the pack ends after the trials that it has."""
+        with contextlib.suppress(FileNotFoundError):  # the pack's folder was removed
             self.paths.closed.touch()
 
     def trials(self) -> set[str]:
-        """The names of all trials that the pack was asked for, but for those that were withdrawn."""
+        """Names of all trials ever requested, except withdrawn ones."""
         places = self.paths.requests, self.paths.taken
         return {name.removesuffix(JSON) for place in places for name in _requests_in(place)}
 
@@ -142,18 +145,19 @@ class PackFolder:
 
     @property
     def gone(self) -> bool:
-        """Whether somebody has removed it: nothing can be said here any more."""
+        """Whether the folder was removed, so that messages are impossible."""
         return not self.paths.taken.is_dir()
 
     def widen(self, slots: int) -> None:
-        """Let each pack of the job train so many trials side by side."""
+        """Let each pack of the job train up to ``slots`` trials concurrently."""
         write_json(self.paths.slots, {"slots": slots})
 
     def open_requests(self) -> Iterator[PackRequest]:
-        """The trials that the pack was given and that have no end on record."""
+        """Requested trials without an end record."""
         names = set()
         for place in (self.paths.requests, self.paths.taken):
-            # A pack may have had thousands of trials; and it may take one just now, which then is in both places.
+            # Skips known ends, since a pack may have had thousands of trials; one just being taken may be in both
+            # places.
             for name in sorted(name for name in _requests_in(place) if name not in self._over):
                 request = None if name in names else _request_in(read_json(place / name))
                 if request is None:
@@ -165,29 +169,29 @@ class PackFolder:
                     yield request
 
     def states(self, packs: int) -> list[PackState]:
-        """What each of the job's ``packs`` wrote last; of one whose file is absent or unreadable, nothing."""
+        """Last state of each of the job's ``packs``; an empty one if its file is absent or unreadable."""
         return [_state_in(read_json(self.paths.state(pack))) for pack in range(packs)]
 
-    # The pack's side
+    # Used by the pack
 
     def take(self, fits: Callable[[PackRequest], bool] = lambda _: True) -> Iterator[PackRequest]:
-        """Take every request that waits, oldest first, up to the first one that does not fit."""
+        """Take the waiting requests, oldest first, up to the first one that does not fit."""
         waiting = sorted(self.paths.requests.glob("*.json"), key=lambda file: (_age(file), file.name))
         for file in waiting:
             taken = self.paths.taken / file.name
             waits = _request_in(read_json(file))
             if waits is not None and not fits(waits):
                 return
-            with contextlib.suppress(FileNotFoundError):  # withdrawn just now
+            with contextlib.suppress(FileNotFoundError):  # withdrawn in the meantime
                 file.rename(taken)
                 request = _request_in(read_json(taken))
                 if request is not None:
                     yield request
 
     def stopped(self, trials: Collection[str]) -> dict[str, bool]:
-        """Those of the trials ``trials`` that are to end, with whether by force; each message is read once."""
+        """Which of ``trials`` are to end, and whether by force; each message is read once."""
         stopped = {}
-        with contextlib.suppress(FileNotFoundError):  # somebody removed the pack's folder
+        with contextlib.suppress(FileNotFoundError):  # the pack's folder was removed
             for file in self.paths.stops.iterdir():
                 if file.name in trials:
                     stopped[file.name] = (read_json(file).content or {}).get("force") is True
@@ -195,22 +199,22 @@ class PackFolder:
         return stopped
 
     def slots(self) -> int:
-        """How many trials the pack may train side by side, as it was told since it began; 0 where it was not."""
+        """Maximum number of concurrent trials, if changed since the pack's start; else 0."""
         return whole_of(read_json(self.paths.slots).content or {}, "slots") or 0
 
     def tell(self, shares: Mapping[str, float]) -> None:
-        """Write down what the pack is doing."""
+        """Write the pack's state."""
         write_json(self.paths.state(self._pack), {"at": time.time(), "steady": steady(), "shares": dict(shares)})
 
     def ends(self, idle: float, limit: float) -> bool:
-        """Whether a pack without a trial for ``idle`` seconds takes no more: after ``limit``, or where it is let go.
+        """Close a pack without trials for ``idle`` seconds, after ``limit`` or if no requests follow; return success.
 
-        One of several packs in a job has no limit, and does not end before the others.
+        One of several packs in a job has an infinite limit, and does not end before the others.
         """
         return not math.isinf(limit) and (idle > limit or self.paths.closed.exists()) and self.close()
 
     def close(self) -> bool:
-        """Take no more from now on; False, and open again, where a request came meanwhile."""
+        """Take no more requests; reopen and return False if one arrived in the meantime."""
         self.paths.closed.touch()
         if any(self.paths.requests.glob("*.json")):
             self.paths.closed.unlink()
@@ -222,14 +226,14 @@ class PackFolder:
 
 
 def pack_of(folder: Path, token: str) -> PackFolder | None:
-    """The pack that the attempt in ``folder`` was given to; None where it was given to none."""
+    """The pack to which the attempt in ``folder`` was assigned, or None."""
     content = read_json(AttemptPaths(folder).slot).content or {}
     place = text_of(content, "pack")
     return PackFolder(Path(place)) if place and token in ("", text_of(content, "token")) else None
 
 
 def _requests_in(place: Path) -> list[str]:
-    """The names of the requests in a folder; none where somebody removed it."""
+    """Names of the requests in a folder; none if it was removed."""
     with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:
         return [entry.name for entry in entries if entry.name.endswith(JSON)]
     return []
@@ -244,7 +248,7 @@ def _state_in(file: SmallFile) -> PackState:
 
 
 def _request_in(file: SmallFile) -> PackRequest | None:
-    """The request that a file holds; None where it holds none. Only a broken disk writes such a file."""
+    """The request in a file, or None; only a disk fault makes an invalid file."""
     content: Mapping[str, Any] = file.content or {}
     texts = {name: text_of(content, name) for name in ("name", "token", "sweep", "folder", "log")}
     knobs = content.get("knobs")

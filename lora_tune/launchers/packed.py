@@ -1,10 +1,10 @@
 """Trials that share jobs: a launcher around another one, whose jobs are packs of up to K trials.
 
-A pack is a job of the launcher below that runs a packed trainer, which watches its folder (:mod:`pack_folder`). A job
-may hold several packs, one a GPU, that share its folder: they live and end together, so all below speaks of one. Each
-trial keeps its own folder, log, and records of claim, start and end: the pack writes them in place of a job, and makes
-the claim exclusively, so that a trial is trained once or not at all. A slot that falls free takes the next trial while
-the others train. When a pack ends, every trial in it without a record of its own end was interrupted, and says so.
+A pack is a job of the inner launcher that runs a packed trainer, which watches its folder (:mod:`pack_folder`). A job
+may hold several packs, one per GPU, that share its folder; they live and end together, and "pack" below means all of
+them. Each trial keeps its folder, log, and records of claim, start and end: the pack writes them as a job would, and
+makes the claim exclusively, so that a trial is trained at most once. A free slot takes the next trial while the others
+train. When a pack ends, every trial in it without an end record is reported as interrupted.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from lora_tune.launchers.job_records import JobRecords, read_records
 from lora_tune.launchers.pack_folder import PackFolder, PackState, pack_of
 from lora_tune.workloads.base import Job
 
-# What a trial that shares a job is doing: from its own records, else from what became of its pack.
+# State of a trial that shares a job: from its records, else from the state of its pack.
 
 
 SIGNALS = 128
-"""Exit codes from here on tell which signal ended a process."""
+"""Exit codes from this one on are 128 plus the signal that ended a process."""
 EVENT_BYTES = 1 << 16
-"""Of the end of a pack's log, where that says why its trials failed."""
+"""Bytes read from the end of a pack's log, to show why its trials failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPack:
-    """A pack as the launcher below knows it, and its folder.
+    """A pack with its job's status in the inner launcher, and its folder.
 
-    room: trials that a job of several packs takes, as these were told when it began; None where it was told nothing.
-    first: name of the trial for which it was started, "" where an earlier release started it. trials: names of all
-    that it was asked for; it grows.
+    room: capacity of a job of several packs, as passed to them at their start; None if none was passed. first: name of
+    the trial for which it was started, "" if an earlier release started it. trials: names of all trials ever requested;
+    it grows.
     """
 
     ticket: Ticket
@@ -52,21 +52,21 @@ class KnownPack:
 
 
 def telling(name: str, states: Sequence[PackState]) -> list[PackState]:
-    """Of the packs of a job, the one that trains the trial."""
+    """State of the pack that trains the trial, among the packs of a job; [] if none does."""
     return [state for state in states if name in state.shares]
 
 
 def trial_status(ticket: Ticket, pack: KnownPack | None, home: PackFolder, states: Sequence[PackState]) -> JobStatus:
-    """A trial's status from its own records, else from what became of its pack."""
-    # Whether it still waits is looked at before the records: the pack takes the request, then it writes them.
+    """A trial's status from its records, else from the state of its pack."""
+    # Check the request before the records: the pack takes the request first, then writes the records.
     waits = home.asked(ticket.name)
     records = read_records(AttemptPaths(ticket.folder), ticket.token)
     known = _begun(ticket, pack, records, states)
     if records.ended is not None:
         end = records.ended
-        # Its seconds are not told: the log's clock is that of the trial alone, which a job's length says nothing about.
+        # No ``seconds``: the log's clock counts this trial alone, which the job's run time says nothing about.
         known["node_share"] = end.node_share
-        # By the clock that nobody sets, where it began.
+        # Start plus monotonic run time, if both are known.
         whole = records.started is not None and end.seconds is not None
         ended_at = known["started_at"] + end.seconds if whole else end.at
         return JobStatus(state=JobState.ENDED, ended_at=ended_at, exit_code=end.exit_code, **known)
@@ -84,17 +84,17 @@ def trial_status(ticket: Ticket, pack: KnownPack | None, home: PackFolder, state
 
 
 def _begun(ticket: Ticket, pack: KnownPack | None, records: JobRecords, states: Sequence[PackState]) -> dict[str, Any]:
-    """What a trial's status says of its beginning, and of its share of the node so far."""
+    """Status fields on a trial's start and its share of the node so far."""
     known: dict[str, Any] = {"job_id": pack.ticket.job_id if pack else ticket.job_id}
     process = records.started or records.claim
     if process is not None:
-        # By the cluster's name, by which a node can be excluded; its host name may be another.
+        # The cluster's node name, by which a node can be excluded; the host name may differ.
         known["nodes"] = (pack.status.nodes if pack else ()) or (process.process.host,)
     if records.started is not None:
         known["started_at"] = records.started.at
         for state in telling(ticket.name, states):
             known["share_seconds"] = state.shares[ticket.name]
-            steadily = state.steady > 0 and records.started.steady is not None  # packs of earlier releases: not
+            steadily = state.steady > 0 and records.started.steady is not None  # False for packs of earlier releases
             begun, now = (records.started.steady, state.steady) if steadily else (records.started.at, state.at)
             if (lived := now - (begun or 0.0)) > 0:
                 known["node_share"] = min(1.0, state.shares[ticket.name] / lived)
@@ -102,9 +102,9 @@ def _begun(ticket: Ticket, pack: KnownPack | None, records: JobRecords, states: 
 
 
 def _failed_to_begin(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | None:
-    """Of a trial whose pack failed by itself before it took any: it ends as its pack did; None where that is not so.
+    """Status of a trial whose pack failed by itself before it took any trial: it ends like the pack. Else None.
 
-    Its command, its libraries or its GPUs are not what they should be, as they would not be for the trial alone.
+    The cause is the command, its libraries or its GPUs, so the trial would fail in a separate job too.
     """
     below = pack.status
     by_itself = below.state is JobState.ENDED and 0 < (below.exit_code or 0) < SIGNALS
@@ -117,7 +117,7 @@ def _failed_to_begin(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | N
 
 
 def _end_of(log: Path) -> bytes:
-    """The last lines of a log; b"" where it cannot be read."""
+    """The last ``EVENT_BYTES`` of a log; b"" if it cannot be read."""
     with contextlib.suppress(OSError), os.fdopen(open_regular(log), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - EVENT_BYTES))
         return file.read(EVENT_BYTES)
@@ -125,9 +125,9 @@ def _end_of(log: Path) -> bytes:
 
 
 def _displaced(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | None:
-    """Of a trial that waited for a place until its pack ended; None where the pack took none at all.
+    """Status of a trial that waited until its pack ended; None if the pack took no trial at all.
 
-    So each pack that ends takes an attempt of some trial, or brings one to its end: none is asked for without end.
+    So each ended pack has used up an attempt of at least one trial, and requests end eventually.
     """
     if pack.folder.untouched:
         return None
@@ -136,7 +136,8 @@ def _displaced(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus | None:
 
 
 def _interrupted(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus:
-    """A trial whose pack ended without a word about it: it is run again, since another one may be to blame."""
+    """Status of a trial whose pack ended without an end record for it; it runs again, as another trial may be the
+    cause."""
     below = pack.status
     node_states = (JobState.HOST_MEMORY, JobState.NODE_FAILED, JobState.NOT_BEGUN)
     state = below.state if below.state in node_states else JobState.PREEMPTED
@@ -146,34 +147,34 @@ def _interrupted(pack: KnownPack, known: Mapping[str, Any]) -> JobStatus:
     reason = why if how == below.reason else "; ".join(filter(None, (why, below.reason)))
     ended_by_itself = (
         below.exit_code if below.state in (JobState.ENDED, JobState.HOST_MEMORY) else None
-    )  # not of preemption
+    )  # preemption sets no exit code
     return JobStatus(state=state, ended_at=below.ended_at, exit_code=ended_by_itself, reason=reason, **known)
 
 
 SILENCE_SECONDS = 120.0
-"""A pack that is asked to kill a trial and has not written its state for this long hangs, and is killed itself."""
+"""A pack that is asked to kill a trial but has not written its state for this long hangs, and is killed."""
 FRESH_SECONDS = 5.0
-"""How old the last answer about the packs may be when a trial is to be given to one of them."""
+"""Maximum age of the packs' states when a trial is assigned to one."""
 TERMINATED = 143
-"""Exit code of a trial that was withdrawn before its pack took it, as of a process that SIGTERM ended."""
+"""Exit code of a trial withdrawn before its pack took it: that of a process ended by SIGTERM."""
 
 
 class PackedLauncher(Launcher):
-    """Gives trials that can share a job to packs of at most ``slots``; every other job goes to ``below`` as it is.
+    """Assigns trials that can share a job to packs of at most ``slots``; other jobs go to ``below`` unchanged.
 
-    folder: where the packs' folders are made. packs: in one job.
+    folder: parent of the packs' folders. packs: number of packs per job.
     """
 
     def __init__(self, below: Launcher, slots: int, folder: Path, packs: int = 1) -> None:
         self._below, self._most, self._place, self._number = below, slots, folder, packs
         self._slots = slots
         self._packs: dict[Path, KnownPack] = {}
-        self._reported: set[Path] = set()  # packs that have ended, and whose end was told
-        self._homes: set[Path] = set()  # of trials that were asked about, also where somebody has removed them
+        self._reported: set[Path] = set()  # ended packs that ``shared_jobs`` has already listed
+        self._homes: set[Path] = set()  # packs of polled trials, including those with removed folders
         self._queried_at = float("-inf")
 
     def submit(self, job: Job) -> str:
-        """Give the trial to a pack with room, or to a new one; returns the id of the pack's job."""
+        """Assign the trial to a pack with room, or to a new one; return the id of the pack's job."""
         if job.slot is None:
             return self._below.submit(job)
         if pack_of(job.folder, job.token) is not None:
@@ -192,21 +193,21 @@ class PackedLauncher(Launcher):
         return pack.ticket.job_id
 
     def widen(self, jobs: int) -> None:
-        """Make room for so many at one time: in the packs that live, and for further jobs beside them."""
-        if self._number > 1:  # the first pack of a job is to leave the others their part
+        """Make room for ``jobs`` concurrent trials: in living packs, and by further jobs."""
+        if self._number > 1:  # the first pack of a job must not take all trials of the others
             self._slots = min(self._most, -(-jobs // self._number))
         of_job = self._number * self._slots
         for place, pack in self._packs.items():
             if pack.status.state.alive and pack.room is not None and pack.room < of_job:
-                with contextlib.suppress(OSError):  # a full disk, or a folder that was removed: it is told again
-                    # Before its room is written down: it must not get what it does not take.
+                with contextlib.suppress(OSError):  # full disk or removed folder: the next call tries again
+                    # Before the capacity is recorded: a pack must not be assigned trials that it does not take.
                     pack.folder.widen(self._slots)
                     _write_down(pack.ticket, of_job, pack.first)
                     self._packs[place] = replace(pack, room=of_job)
         self._below.widen(-(-jobs // of_job))
 
     def _start_pack(self, job: Job) -> KnownPack:
-        """A pack for the trials that run as ``job`` does."""
+        """Start a pack for trials with the same command and resources as ``job``."""
         assert job.slot is not None
         known = {*self._place.glob("[0-9]*"), *self._packs, *self._homes}
         number = 1 + max((int(folder.name) for folder in known), default=-1)
@@ -221,10 +222,10 @@ class PackedLauncher(Launcher):
             folder=folder,
             argv=(*job.slot.argv, str(folder), *several),
             sweep=job.sweep,
-            # It is no attempt of a trial: each of its logs says whose it is.
+            # The pack is no attempt of a trial: its trials' logs carry their own owners.
             environment={k: v for k, v in job.environment.items() if k != ATTEMPT_VARIABLE},
             log=AttemptPaths(folder).log,
-            # A trial's limit is not the pack's, which goes on with the next trials.
+            # A trial's time limit does not apply to the pack, which continues with the next trials.
             resources=replace(job.resources, minutes=0.0, gpus_per_node=self._number * job.resources.gpus_per_node),
             exclude_nodes=job.exclude_nodes,
         )
@@ -241,7 +242,7 @@ class PackedLauncher(Launcher):
         return self._packs[folder]
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """What the trials' records say, and what the launcher below says of the packs that they are in."""
+        """Status of each trial from its records and from its pack's status in the inner launcher."""
         homes = {ticket.name: pack_of(ticket.folder, ticket.token) for ticket in tickets}
         plain = [ticket for ticket in tickets if homes[ticket.name] is None]
         statuses = dict(self._below.poll(plain)) if plain else {}
@@ -258,9 +259,9 @@ class PackedLauncher(Launcher):
         return statuses
 
     def _ask(self) -> None:
-        """The packs that are on disk, each with its state; those that ended are not asked about again."""
+        """Update the status of the packs on disk; ended ones are not polled again."""
         unknown = [_recorded(folder) for folder in sorted(self._place.glob("[0-9]*")) if folder not in self._packs]
-        # Also one whose folder was removed: its job may live on.
+        # Includes a pack whose folder was removed: its job may still run.
         polled = [*(pack for pack in self._packs.values() if pack.status.state.alive), *unknown]
         statuses = self._below.poll([pack.ticket for pack in polled]) if polled else {}
         for pack in polled:
@@ -268,7 +269,7 @@ class PackedLauncher(Launcher):
         self._queried_at = time.monotonic()
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """A message to the pack: it ends the trial, and the others train on. A pack that hangs is killed."""
+        """Ask the pack to end the trial while the others train on; kill a pack that hangs."""
         home = pack_of(ticket.folder, ticket.token)
         if home is None:
             self._below.cancel(ticket, force=force)
@@ -285,14 +286,14 @@ class PackedLauncher(Launcher):
             return
         home.stop(ticket.name, force=force)
         states = home.states(self._number)
-        # Which pack of its job has a trial that trains not yet, is not known: the quietest may.
+        # Which pack of the job has a trial that is not training yet is unknown: assume the quietest one.
         latest = min(state.at for state in telling(ticket.name, states) or states)
         hangs = time.time() - latest > SILENCE_SECONDS
         if force and hangs and (pack := self._packs.get(home.paths.folder)) is not None:
             self._below.cancel(pack.ticket, force=True)
 
     def shared_jobs(self) -> Sequence[SharedJob]:
-        """The packs' jobs that have started, as they were last seen; one that has ended is told once."""
+        """Jobs of packs that have started, as of the last poll; an ended one is listed once."""
         jobs = []
         for place, pack in self._packs.items():
             status = pack.status
@@ -301,7 +302,7 @@ class PackedLauncher(Launcher):
             ended_at = None if status.state.alive else status.ended_at
             if not status.state.alive:
                 self._reported.add(place)
-                if ended_at is None:  # lost, and nobody knows when
+                if ended_at is None:  # lost, with an unknown end time
                     continue
             jobs.append(
                 SharedJob(
@@ -312,7 +313,7 @@ class PackedLauncher(Launcher):
         return jobs
 
     def let_go(self) -> bool:
-        """Let packs end that only wait for further trials, or in the queue; whether any is alive."""
+        """Let packs end that are queued or only wait for further trials; return whether any is alive."""
         self._ask()
         alive = [pack for pack in self._packs.values() if pack.status.state.alive]
         for pack in alive:
@@ -325,7 +326,7 @@ class PackedLauncher(Launcher):
         return bool(alive)
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
-        """The trials in live packs whose folders lie below ``folder``."""
+        """Trials in living packs whose folders are below ``folder``."""
         self._ask()
         return [
             Ticket(name=request.name, folder=Path(request.folder), token=request.token, job_id=pack.ticket.job_id)
@@ -338,7 +339,7 @@ class PackedLauncher(Launcher):
 
 @contextlib.contextmanager
 def _reported_once(action: str) -> Iterator[None]:
-    """Raises LauncherError, after which a message is tried again, where it cannot be written: a full disk, say."""
+    """Raise LauncherError if a message cannot be written, e.g. on a full disk; the message is then sent again."""
     try:
         yield
     except OSError as error:
@@ -346,13 +347,13 @@ def _reported_once(action: str) -> Iterator[None]:
 
 
 def _write_down(ticket: Ticket, room: int | None, first: str) -> None:
-    """What suffices to find the pack's job again, and to give it no more trials than it takes."""
+    """Record the pack's job and its capacity, to find it after a restart."""
     known = {"name": ticket.name, "job_id": ticket.job_id, "submitted_at": ticket.submitted_at, "first": first}
     write_json(AttemptPaths(ticket.folder).slot, known | ({} if room is None else {"room": room}))
 
 
 def _recorded(folder: Path) -> KnownPack:
-    """The pack in ``folder``; its job is nowhere, where its launcher died before it wrote anything down."""
+    """The pack in ``folder``; its job is LOST if the launcher died before it recorded one."""
     known, place = read_json(AttemptPaths(folder).slot).content or {}, PackFolder(folder)
     name = text_of(known, "name") or f"pack-{folder.name}"
     submitted_at = number_of(known, "submitted_at") or 0.0
@@ -362,7 +363,7 @@ def _recorded(folder: Path) -> KnownPack:
 
 
 def _ask_for(pack: KnownPack, job: Job) -> bool:
-    """Ask for the job's trial; False where the pack takes no more."""
+    """Request the job's trial from the pack; False if it takes no more."""
     accepted = pack.folder.ask(job)
     if accepted and job.name not in pack.trials:
         pack.trials.append(job.name)

@@ -1,4 +1,4 @@
-"""The control groups (cgroups(7)) of this process, and how many processes in them the kernel has killed for memory."""
+"""Control groups (cgroups(7)) of this process, their OOM kill counts, and the processes of a trial."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lora_tune.base.host import ancestor_pids, send_signal
 from lora_tune.base.paths import AttemptPaths
 
 _COUNTERS = {"": "memory.events", "memory": "memory.oom_control"}
-"""By controller, "" being version 2: the file that says how many processes of the group the OOM killer has ended."""
+"""Cgroup controller ("": version 2) -> file with the number of processes that the OOM killer ended."""
 _OF_MACHINE = Path("/proc/vmstat")
 
 
 def process_cgroup(controller: str = "") -> Path | None:
-    """The folder of this process's cgroup: of version 2, or of a controller of version 1; None where there is none."""
+    """Folder of this process's cgroup: version 2 (""), or a controller of version 1; None if there is none."""
     try:
         mounts = _mounts()
         cgroup_lines = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -32,12 +32,12 @@ def process_cgroup(controller: str = "") -> Path | None:
     if not paths or not roots:
         return None
     mount, root = roots[0]
-    # In a container only the part below ``root`` may be mounted, while the path begins at the machine's own root.
+    # In a container only the part below ``root`` may be mounted, while the path begins at the host's root.
     return Path(mount, paths[0].removeprefix(root.rstrip("/")).lstrip("/"))
 
 
 def is_cgroup(folder: Path) -> bool:
-    """Whether ``folder`` is a cgroup of version 2, and no other folder that looks like one."""
+    """Whether ``folder`` is a version 2 cgroup, not an ordinary folder."""
     with contextlib.suppress(OSError):
         device = folder.stat().st_dev
         return any("" in held and Path(mount).stat().st_dev == device for mount, _, held in _mounts())
@@ -45,14 +45,14 @@ def is_cgroup(folder: Path) -> bool:
 
 
 def _mounts() -> list[tuple[str, str, list[str]]]:
-    """What is mounted, as :func:`_mounted` says of each. Raises OSError."""
-    # Where things are mounted may have any bytes in its name, and a job must not fail for that.
+    """All mounts, as of :func:`_mounted`. Raises OSError."""
+    # Mount points may have any bytes in their names, which must not fail a job.
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     return [_mounted(line) for line in text.split("\n")]
 
 
 def _mounted(line: str) -> tuple[str, str, list[str]]:
-    """Mount point, root within the hierarchy, and controllers of a line of mountinfo; [""] for version 2."""
+    """Mount point, root in the hierarchy, and controllers of a line of mountinfo; [""] for version 2."""
     place, _, mounted = line.partition(" - ")
     fields, (kind, *rest) = place.split(" "), mounted.split(" ")
     held = {"cgroup2": [""], "cgroup": rest[-1].split(",") if rest else []}.get(kind, [])
@@ -60,10 +60,10 @@ def _mounted(line: str) -> tuple[str, str, list[str]]:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel's OOM killer has ended so far in this process's cgroup.
+    """Number of processes that the kernel's OOM killer has ended so far in this process's cgroup.
 
-    A limit of the group or of one above it may have been reached, or all of the machine's memory. On a machine that
-    counts by no group it is those of the whole machine; 0 where nothing counts them.
+    The cause may be a limit of the group or of a parent, or exhausted machine memory. If the kernel does not count per
+    group, the count of the whole machine is returned; 0 if there is none.
     """
     for controller, name in _COUNTERS.items():
         group = process_cgroup(controller)
@@ -81,41 +81,41 @@ def _counts(file: Path) -> Iterator[int]:
                 yield int(count)
 
 
-# Every process that a trial starts, also those in sessions of their own: found, ended, and none left behind.
+# Every process that a trial starts, including those in other sessions, is found and ended.
 #
 # Three means, since a process can leave its group and its session, and its parent can be killed:
 #
-# - A cgroup (version 2) of the trial's own, where this user may make one: no process leaves it. -
-# ``PR_SET_CHILD_SUBREAPER``: orphans become children of the job's first process, which ends them. - The variable
-# :data:`MARK` in their environment: by it the launcher finds what a killed first process left.
+# - A cgroup (version 2) per trial, where this user may make one: no process leaves it.
+# - ``PR_SET_CHILD_SUBREAPER``: orphans become children of the job's first process, which ends them.
+# - The variable :data:`MARK` in their environment, by which the launcher finds what a killed first process left.
 
 
 MARK = "LORA_TUNE_JOB_FOLDER"
-"""Variable of every process of a job; its value is the attempt's folder."""
+"""Environment variable of every process of a job; its value is the attempt's folder."""
 
 GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL for what a trial left running: enough to close a file, too little to go on computing."""
+"""Seconds between SIGTERM and SIGKILL for left-over processes: enough to close files, too few to go on computing."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 def adopt_orphans() -> None:
-    """From here on, descendants whose parents end become children of this process instead of init's."""
+    """From now on, orphaned descendants become children of this process instead of init."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """The kernel sends SIGKILL to this process when its parent ends."""
+    """Make the kernel send SIGKILL to this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-# ---- the cgroup
+# ---- cgroup
 
 
 def make_cgroup(attempt: AttemptPaths) -> Path | None:
-    """Make a cgroup for the attempt below that of this process and note its path; None where this user may not.
+    """Make a cgroup for the attempt below this process's one and record its path; None if not permitted.
 
-    Inside a Slurm job none is made: Slurm owns the job's processes by a cgroup of its own, and looks into no other.
+    None is made inside a Slurm job: Slurm tracks the job's processes by their cgroup, and ignores others.
     """
     job_cgroup = process_cgroup() if "SLURM_JOB_ID" not in os.environ else None
     if job_cgroup is None:
@@ -134,20 +134,20 @@ def _cgroup_name(attempt: AttemptPaths) -> str:
 
 
 def enter(cgroup: Path) -> None:
-    """Move this process into ``cgroup``; where that is not allowed it stays where it is, and is owned as an orphan."""
+    """Move this process into ``cgroup``; if not permitted it stays, and is tracked as an orphan."""
     with contextlib.suppress(OSError):
         (cgroup / "cgroup.procs").write_text("0")
 
 
 def _members(cgroup: Path) -> set[int]:
-    """The processes in it that this one can name: 0 stands for those of other PID namespaces."""
+    """Processes in the cgroup, except those of other PID namespaces (shown as 0)."""
     with contextlib.suppress(OSError):
         return {int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()} - {0}
     return set()
 
 
 def _noted_cgroup(attempt: AttemptPaths) -> Path | None:
-    """The attempt's cgroup while it is there. The trial can write any path: only one that we could have made counts."""
+    """The attempt's cgroup, if it exists. The trial can write any path, so only one made here is accepted."""
     with contextlib.suppress(OSError, ValueError):
         with os.fdopen(open_regular(attempt.cgroup, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
             cgroup = Path(file.read(os.pathconf("/", "PC_PATH_MAX")))
@@ -160,7 +160,7 @@ def _noted_cgroup(attempt: AttemptPaths) -> Path | None:
 
 
 def wait_for(child: int) -> int:
-    """Wait for the process ``child`` of ours and for every orphan that ends before it; returns its exit code."""
+    """Wait for the process ``child``, reap orphans that end before it, and return its exit code."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -168,12 +168,12 @@ def wait_for(child: int) -> int:
 
 
 def children() -> set[int]:
-    """The living processes that this one has started or adopted, without their own."""
+    """Living children of this process, started or adopted; no grandchildren."""
     return {pid for pid, (state, parent) in _processes() if parent == os.getpid() and state not in "ZX"}
 
 
 def descendants(root: int) -> dict[int, tuple[str, float]]:
-    """State and seconds of processor of ``root`` and of every process that descends from it; zombies are left out."""
+    """State and processor seconds of ``root`` and all its descendants, without zombies."""
     living = {pid: fields for pid, fields in _stats() if fields[0] not in b"ZX"}
     started: dict[int, list[int]] = {}
     for pid, fields in living.items():
@@ -189,16 +189,16 @@ def descendants(root: int) -> dict[int, tuple[str, float]]:
 
 
 def end_children(cgroup: Path | None, besides: Set[int]) -> None:
-    """End every descendant of this process and every member of ``cgroup``, politely first, and wait until all are gone.
+    """End every descendant of this process and member of ``cgroup``, SIGTERM first, and wait until all are gone.
 
-    The process must adopt orphans. A cgroup is removed. besides: children that are not the job's; they stay, with all
-    that they started.
+    The process must adopt orphans. The cgroup is removed. besides: children that are not the job's; they and their
+    descendants are kept.
     """
     deadline = time.monotonic() + GRACE_SECONDS
     signalled: set[int] = set()
     while living := _descendants(os.getpid(), besides) | (_members(cgroup) if cgroup else set()):
         late = time.monotonic() >= deadline
-        # Whatever was started since the last look is told as well; a fork that is not seen now is seen next time.
+        # Signal also processes started since the last pass; a fork missed now is found in the next pass.
         _signal(living if late else living - signalled, signal.SIGKILL if late else signal.SIGTERM)
         signalled |= living
         _reap()
@@ -215,7 +215,7 @@ def _reap() -> None:
 
 
 def _descendants(root: int, besides: Set[int]) -> set[int]:
-    """Living processes whose chain of parents leads to ``root``, and not by way of one of ``besides``."""
+    """Living descendants of ``root``, without ``besides`` and their descendants."""
     started: dict[int, list[int]] = {}
     for pid, (state, parent) in _processes():
         if state not in "ZX" and pid not in besides:
@@ -235,7 +235,7 @@ def _processes() -> Iterator[tuple[int, tuple[str, int]]]:
 
 
 def _stats() -> Iterator[tuple[int, list[bytes]]]:
-    """Process id of each process of this machine, and what proc(5) says of it from its state on."""
+    """Process id of each process of this machine, with its fields of proc(5) stat from the state on."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries, of which only names are needed
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -247,9 +247,9 @@ def _stats() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def kill_strays(attempt: AttemptPaths, number: int = signal.SIGKILL) -> bool:
-    """Signal ``number`` to everything of a job here but its first process; True where something was there.
+    """Send ``number`` to all marked or cgroup processes of a job on this host; return whether there were any.
 
-    For jobs whose first process is gone, does not do what it is told, or has lost its records.
+    For jobs whose first process is gone, ignores signals, or has lost its records.
     """
     cgroup = _noted_cgroup(attempt)
     living = _marked(attempt.folder) | (_members(cgroup) if cgroup else set())
@@ -260,7 +260,7 @@ def kill_strays(attempt: AttemptPaths, number: int = signal.SIGKILL) -> bool:
 
 
 def _marked(folder: Path) -> set[int]:
-    """Living processes that carry the mark of the job in ``folder``; only this user's show what they carry."""
+    """Living processes with the mark of the job in ``folder``; only this user's environments are readable."""
     marker = os.fsencode(f"{MARK}={folder}")
     return {pid for pid, (state, _) in _processes() if state not in "ZX" and _carries(pid, marker)}
 
@@ -277,5 +277,5 @@ def _signal(pids: set[int], number: int) -> None:
 
 
 def _remove(cgroup: Path) -> None:
-    with contextlib.suppress(OSError):  # something in it is not to be killed yet, or another has removed it
+    with contextlib.suppress(OSError):  # a process in it cannot be killed yet, or it is already removed
         cgroup.rmdir()

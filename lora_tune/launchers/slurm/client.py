@@ -1,4 +1,4 @@
-"""Slurm's commands as questions: bounded in time, and without what would change their answers."""
+"""Queries by Slurm's commands, with timeouts and without environment variables that would change the answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lora_tune.base.text import names_secret
 from lora_tune.config.tables import Site
 
 ANSWER_SECONDS = 30.0
-"""How long a Slurm command may take; with the controller away the client itself gives up after about 9 s."""
+"""Timeout of a Slurm command in seconds; without a controller the client itself gives up after about 9 s."""
 
 
 def ask(*command: str, cluster: str = "") -> str:
-    """The standard output of a Slurm command. Raises LauncherError when it is missing, refuses or does not answer.
+    """The standard output of a Slurm command. Raises LauncherError if it is missing, fails or does not answer.
 
-    cluster: of which it is asked; "" for the one that SLURM_CONF names.
+    cluster: to query; "" for the one that SLURM_CONF names.
     """
     done = run_bounded(command, ANSWER_SECONDS, clean_environment(cluster), name=command[0])
     if done.returncode:
@@ -33,10 +33,10 @@ def ask(*command: str, cluster: str = "") -> str:
 def run_bounded(
     command: Sequence[str], seconds: float, environment: Mapping[str, str] | None, *, name: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command's answer. Raises LauncherError when it is missing, or takes longer: it is ended with its children.
+    """Run a command and return its result. Raises LauncherError if it is missing or takes more than ``seconds``.
 
-    A site may put wrappers in the place of Slurm's commands, and those have children. So is a command that another
-    thread waits for when this program ends. name: for the message.
+    After a timeout, and when this program exits, the command is killed with its children, as a site's wrappers of
+    Slurm's commands have children. name: for the message.
     """
     try:
         process = subprocess.Popen(
@@ -68,7 +68,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 def _end(process: subprocess.Popen[str]) -> None:
     if process.returncode is None:
-        # A session of its own, and not reaped yet: the number is still its.
+        # It leads a session and is not reaped yet, so its id is not reused.
         send_signal(process.pid, signal.SIGKILL, group=True)
 
 
@@ -79,15 +79,15 @@ def _end_all() -> None:
 
 
 def cluster_of(site: Site) -> str:
-    """The cluster that ``site.sbatch_args`` sends trials to; "" for the one that SLURM_CONF names."""
+    """The cluster to which ``site.sbatch_args`` submits; "" for the one that SLURM_CONF names."""
     named = [option.value for option in sbatch_options(site.sbatch_args) if option.name == "clusters"]
     return named[-1] if named else ""
 
 
 def clean_environment(cluster: str = "") -> dict[str, str]:
-    """This process's environment without what would change a command's answer; times as epoch seconds.
+    """This process's environment without variables that change a command's answer; times as epoch seconds.
 
-    cluster: as of :func:`ask`.
+    cluster: as in :func:`ask`.
     """
     meddling = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
     kept = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(meddling)}
@@ -96,15 +96,15 @@ def clean_environment(cluster: str = "") -> dict[str, str]:
 
 
 def _last_line(text: str) -> str:
-    """What a command said last, without the hint at its own help."""
+    """The last line that a command printed, without the hint at its help."""
     lines = (line.strip() for line in reversed(text.splitlines()))
     return next((line for line in lines if line and not line.startswith('Try "')), "")
 
 
-# What a job takes from the shell in which its sweep was started: where software, caches and services are.
+# Variables that a job inherits from the shell of its sweep: paths of software, caches and services.
 #
-# Everything else stays out, since a config that was sourced there would leak into every trial, and ``SLURM_*`` or
-# ``SBATCH_*`` of an enclosing job would change the submission. Secrets stay out as well: a study names them.
+# All others are dropped: a config sourced in that shell would leak into every trial, and ``SLURM_*`` or ``SBATCH_*`` of
+# an enclosing job would change the submission. Secrets are dropped as well: a study names them.
 
 
 _SHELL = (
@@ -122,26 +122,26 @@ _SOFTWARE = (
     *("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_SILENT", "WANDB_CONSOLE"),
 )
 _FAMILIES = re.compile(r"(?:HF|TRANSFORMERS|CONDA|MAMBA|_CE|LMOD|__LMOD|MODULES|__MODULES)_\w+")
-"""Of the Hugging Face libraries, conda and environment modules: where they are and whether they may use the network."""
+"""Variables of Hugging Face libraries, conda and environment modules: their paths and network use."""
 
 _FUNCTIONS = re.compile(
     r"BASH_FUNC_(_?module\w*|ml|switchml|_ml|scl|spack|_spack\w*|conda|mamba|micromamba|__(?:conda|mamba)\w*)(?:%%|\(\))"
 )
-"""As bash exports functions (``export -f``): those of modules, Spack and conda."""
+"""Functions of modules, Spack and conda, as bash exports them (``export -f``)."""
 
 
 def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables and exported functions of a shell's ``environment`` that its jobs get."""
+    """The variables and exported functions of a shell's ``environment`` that its jobs inherit."""
     return {name: value for name, value in environment.items() if _is_handed_on(name)}
 
 
 def functions_of(environment: Mapping[str, str]) -> list[str]:
-    """The names of the exported functions among what jobs get."""
+    """Names of the exported functions that jobs inherit."""
     return sorted(match[1] for name in environment if (match := _FUNCTIONS.fullmatch(name)))
 
 
 def inherited_variables(environment: Mapping[str, str]) -> str:
-    """What the jobs of a shell with this ``environment`` take from it, for people to read."""
+    """What jobs inherit from a shell's ``environment``, for display."""
     plain = {*_SHELL}
     names = sorted(name for name in handed_on(environment) if name not in plain and not _FUNCTIONS.fullmatch(name))
     functions = functions_of(environment)
@@ -150,7 +150,8 @@ def inherited_variables(environment: Mapping[str, str]) -> str:
 
 
 def held_back(environment: Mapping[str, str]) -> list[str]:
-    """Secrets of known services in a shell's ``environment``, which jobs get by a study's [site.environment] alone."""
+    """Secrets of known services in a shell's ``environment``; jobs get them only through the study's
+    [site.environment]."""
     known = re.compile(r"(?:HF|HUGGING_?FACE|WANDB|COMET|NEPTUNE|MLFLOW)_\w+")
     return sorted(name for name in environment if known.match(name) and names_secret(name))
 

@@ -1,7 +1,7 @@
-"""Jobs on a Slurm cluster, submitted through submitit; liveness, cancellation and success never are.
+"""Jobs on a Slurm cluster. submitit submits them; status, cancellation and success are determined here.
 
-An existing batch script is submitted unchanged, as ``env -i ... sbatch FLAGS run.sub``: run from inside another
-job it would deadlock or silently start one task. Our own recipes go submitit's ordinary way, with srun.
+An existing batch script is submitted unchanged, as ``env -i ... sbatch FLAGS run.sub``: with the variables of an
+enclosing job it would deadlock or silently start one task. Built-in recipes use submitit's usual way, with srun.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lora_tune.workloads.base import Job
 from lora_tune.workloads.walltime import minutes_of
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
-"""What must be on PATH. sacct is used where it works and not missed where it does not."""
+"""Commands required on PATH. sacct is optional."""
 
 _ELSEWHERE = (
     "run it on the cluster's login node, where python -m lora_tune.doctor says what else it needs; "
@@ -47,9 +47,9 @@ _NULL = subprocess.DEVNULL
 
 
 class SlurmLauncher(Launcher):
-    """Submits to the cluster that SLURM_CONF, or this machine's configuration, names.
+    """Submits to the cluster that SLURM_CONF or this machine's configuration names.
 
-    Raises SetupError where there is no Slurm.
+    Raises SetupError without Slurm.
     """
 
     def __init__(self, site: Site) -> None:
@@ -77,7 +77,7 @@ class SlurmLauncher(Launcher):
         )
 
     def submit(self, job: Job) -> str:
-        """Submit the job and return Slurm's id. A job that an earlier call did submit is found, not repeated."""
+        """Submit the job and return Slurm's id; a job that an earlier call submitted is found instead."""
         if self._pending.has(job.name):
             return self._pending.answer(job.name, lambda: "")
         before = _token(Ticket(name=job.name, folder=job.folder, token=job.token))
@@ -89,10 +89,10 @@ class SlurmLauncher(Launcher):
         return self._pending.answer(job.name, functools.partial(self._submit, job, token))
 
     def _submit(self, job: Job, token: str) -> str:
-        """What sbatch makes of the job; takes as long as sbatch does."""
+        """Run sbatch for the job, for as long as it takes, and return the id."""
         attempt = AttemptPaths(job.folder)
         self._refuse_beyond_limits(job)
-        # Before sbatch: after a crash between the two the job is found again by its name and this token.
+        # Before sbatch: after a crash between the two the job is found by its name and this token.
         write_json(attempt.slurm, {"token": token, "command": submission_command(job, self._site, token)})
         write_json(attempt.job, command_record(job, job.environment))
         try:
@@ -101,10 +101,10 @@ class SlurmLauncher(Launcher):
                 submitted = submitter.submit(run_job_once, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} was not submitted: {error}") from error
-        except RuntimeError as error:  # what sbatch says, or that srun is not installed
+        except RuntimeError as error:  # sbatch's message, or a missing srun
             refused = refusal(job.name, _answer(error))
             if job.exclude_nodes and isinstance(refused, RefusedError) and refused.by_size:
-                # Too few other nodes have what it asks for, and a suspect node is better than waiting for ever.
+                # Too few other nodes match the request; a suspect node is better than waiting for ever.
                 return self._submit(replace(job, exclude_nodes=()), token)
             if isinstance(refused, RefusedError) and not refused.permanent and (jobs := self._jobs_in_queue()):
                 raise LimitError(job.name, refused.answer, jobs) from error
@@ -112,13 +112,13 @@ class SlurmLauncher(Launcher):
         return str(submitted.job_id)
 
     def _refuse_beyond_limits(self, job: Job) -> None:
-        """Raise RefusedError where a job of its minutes would wait for ever; Slurm is asked once for each limit."""
+        """Raise RefusedError if the job's time limit would keep it pending for ever; each limit is queried once."""
         site, minutes, too_long, outlives = as_submitted(job, self._site), job.resources.minutes, "", ""
-        with contextlib.suppress(LauncherError):  # a controller that is away is said of the submission
+        with contextlib.suppress(LauncherError):  # the submission reports a controller that does not answer
             if minutes and site.reservation:
                 shown = self._limit(*parse.reservation(site))
                 outlives = parse.beyond_reservation(shown, minutes, time.time())
-            if minutes and not site.qos:  # which may allow more
+            if minutes and not site.qos:  # a QOS may allow more
                 too_long = parse.beyond_limit(self._limit(*parse.LIMITS), site, minutes)
         if too_long:
             raise RefusedError(job.name, too_long, parse.REMEDY)
@@ -126,9 +126,9 @@ class SlurmLauncher(Launcher):
             raise RefusedError(job.name, outlives, parse.RESERVATION_REMEDY)
 
     def poll(self, tickets: Sequence[Ticket]) -> Mapping[str, JobStatus]:
-        """One squeue for all; for jobs that ended one ``scontrol show job`` each, for vanished ones one sacct.
+        """One squeue for all tickets; ``scontrol show job`` for each ended job, and one sacct for vanished ones.
 
-        Asked for by id: a site may rename jobs, and people may. Who has no id, or is not found by it, is looked for
+        Queries by id, since sites and users may rename jobs. Tickets without an id, or not found by it, are looked up
         among all jobs of this user.
         """
         if not tickets:
@@ -144,12 +144,12 @@ class SlurmLauncher(Launcher):
         return statuses | self._from_accounting(vanished, str(os.getuid()))
 
     def jobs_below(self, folder: Path) -> Sequence[Ticket]:
-        """Queued and running jobs of this user whose standard output is a file below ``folder``."""
+        """Queued and running jobs of this user with standard output below ``folder``."""
         shown = self._ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", f"--Format={parse.OUTPUT_FORMAT}")
         tickets = []
         for job_id, name, output in parse.output_rows(shown):
             if output.is_relative_to(folder):
-                # The name that it was submitted under, by which its sweep knows it.
+                # The name at submission, by which the sweep knows the job.
                 first = text_of(read_json(AttemptPaths(output.parent).job).content or {}, "name") or name
                 self._renamed[first] = name
                 tickets.append(Ticket(name=first, folder=output.parent, job_id=job_id))
@@ -158,7 +158,7 @@ class SlurmLauncher(Launcher):
     def _of_row(self, row: parse.JobRow, ticket: Ticket) -> JobStatus:
         status = parse.status(row, ticket.submitted_at)
         if row.restarts and status.state.alive:
-            # Somebody requeued it. The sweep makes a new attempt instead, with a log of its own.
+            # Requeued from outside. The sweep makes a new attempt instead, with a separate log.
             self._scancel(row.job_id, ticket.name)
         if status.state is JobState.CANCELLED and ticket.name not in self._cancelled:
             accounted = self._accounted([ticket], str(os.getuid())) or {}
@@ -166,7 +166,7 @@ class SlurmLauncher(Launcher):
         return self._with_end_record(status, ticket)
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:
-        """``scancel``; with ``force`` SIGKILL to the batch script and every step. Checked against its name."""
+        """``scancel``; with ``force`` SIGKILL to the batch script and every step. The job's name must match."""
         job_id = ticket.job_id
         if not job_id or ticket.name not in self._renamed:
             job_id = self.poll([ticket])[ticket.name].job_id
@@ -174,10 +174,10 @@ class SlurmLauncher(Launcher):
             self._scancel(job_id, ticket.name, *(("--signal=KILL", "--full") if force else ()))
 
     def _scancel(self, job_id: str, name: str, *options: str) -> None:
-        """Start scancel for ``job_id`` if it is still called as squeue last showed the job ``name``, and do not wait.
+        """Start scancel for ``job_id`` without waiting, provided that its name is the one squeue last showed.
 
-        A busy controller takes a sixth of a second for each, and a sweep may stop dozens of trials in one tick. What
-        scancel itself reports is not needed: only a job that poll no longer sees counts as gone.
+        A busy controller takes 1/6 s for each, and a sweep may stop dozens of trials in one tick. scancel's result is
+        not needed: a job counts as gone only when poll no longer shows it.
         """
         self._cancelling = [process for process in self._cancelling if process.poll() is None]
         command = ["scancel", "--quiet", *options, f"--name={self._renamed.get(name, name)}", job_id]
@@ -196,7 +196,7 @@ class SlurmLauncher(Launcher):
         self._cancelled.add(name)
 
     def _jobs_in_queue(self) -> int:
-        """How many jobs this user has on the cluster beside the one that this process runs in."""
+        """Number of this user's jobs on the cluster, except the one that this process runs in."""
         try:
             shown = self._ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A").split()
         except LauncherError:
@@ -204,24 +204,24 @@ class SlurmLauncher(Launcher):
         return len({job_id for job_id in shown if job_id.isdigit()} - {os.environ.get("SLURM_JOB_ID")})
 
     def _shown(self, job_ids: str) -> list[parse.JobRow]:
-        """This user's jobs as squeue shows them, also in hidden partitions. job_ids: which ones, "" for all."""
+        """This user's jobs as squeue shows them, including hidden partitions. job_ids: which ones, "" for all."""
         which = (f"--jobs={job_ids}",) if job_ids else ()
         columns = f"--Format={parse.SQUEUE_FORMAT}"
         try:
             shown = self._ask("squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", *which, columns)
         except LauncherError as error:
             if job_ids and "Invalid job id" in str(error):
-                return []  # the only job of the question, and squeue knows it no more
+                return []  # a query for one job that squeue no longer knows
             raise
         return parse.squeue_rows(shown)
 
     def _accounted(self, tickets: Sequence[Ticket], user: str) -> dict[str, parse.JobRow | None] | None:
-        """The accounting's row of each job by its name; None where none answers (without slurmdbd none does)."""
+        """The accounting's row of each job by name; None without accounting (slurmdbd)."""
         ids = ",".join(sorted({ticket.job_id for ticket in tickets}))
         names = ",".join(sorted({ticket.name for ticket in tickets}))
         which = f"--jobs={ids}" if all(ticket.job_id for ticket in tickets) else f"--name={names}"
         oldest = max(0, int(min(ticket.submitted_at for ticket in tickets)) - 3600)
-        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(oldest))  # sacct reads local time only
+        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(oldest))  # sacct accepts local time only
         command = ("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--user={user}")
         try:
             shown = self._ask(*command, which, f"--starttime={since}", f"--format={parse.SACCT_FORMAT}")
@@ -231,7 +231,7 @@ class SlurmLauncher(Launcher):
         return {ticket.name: _row(rows, ticket) for ticket in tickets}
 
     def _from_accounting(self, tickets: Sequence[Ticket], user: str) -> dict[str, JobStatus]:
-        """Jobs that the controller no longer shows: their last state from sacct where it works, else LOST."""
+        """Jobs that the controller no longer shows: their last state from sacct if available, else LOST."""
         if not tickets:
             return {}
         rows, why = self._accounted(tickets, user), "neither squeue nor sacct knows it"
@@ -243,7 +243,7 @@ class SlurmLauncher(Launcher):
         }
 
     def _by_its_record(self, ticket: Ticket, why: str) -> JobStatus:
-        """A job that Slurm does not know: as its own record of its end says, else LOST."""
+        """Status of a job unknown to Slurm: from its end record, else LOST."""
         if ticket.token and (end := read_records(AttemptPaths(ticket.folder), ticket.token).ended) is not None:
             ended = JobStatus(
                 state=JobState.ENDED, job_id=ticket.job_id, ended_at=end.at, reason=f"{why}; its record does"
@@ -252,11 +252,11 @@ class SlurmLauncher(Launcher):
         return JobStatus(state=JobState.LOST, reason=why)
 
     def _ended(self, row: parse.JobRow, ticket: Ticket, accounted: parse.JobRow | None) -> JobStatus:
-        """The status of a row; of a cancelled job also whether Slurm itself ended it."""
+        """The status of a row; for a cancelled job also whether Slurm itself ended it."""
         status = parse.status(row, ticket.submitted_at)
         if status.state is JobState.CANCELLED:
             slurmctld = parse.Controller()
-            with contextlib.suppress(LauncherError):  # of other jobs there is something to tell, too
+            with contextlib.suppress(LauncherError):  # the other evidence still applies
                 slurmctld = parse.controller(self._ask("scontrol", "show", "config"))
             by = parse.canceller(accounted.state) if accounted else None
             output = AttemptPaths(ticket.folder).log.exists()
@@ -265,10 +265,10 @@ class SlurmLauncher(Launcher):
         return self._with_end_record(status, ticket)
 
     def _with_end_record(self, status: JobStatus, ticket: Ticket) -> JobStatus:
-        """What our own runner wrote down of its pauses, and of its end for a job that is over, where it ran under one.
+        """Add what the runner recorded: pauses, and for an ended job its end.
 
-        A job that says 0 may still have failed: a batch script may ignore that its training did, and submitit's own
-        step always ends well. Then the exit code is the runner's, or that of the job's worst step.
+        A job with exit code 0 may have failed: a batch script may ignore its training's exit code, and submitit's step
+        always succeeds. The exit code is then the runner's, or that of the job's worst step.
         """
         if pauses := read_pauses(AttemptPaths(ticket.folder), ticket.token):
             longest = max(pauses["paused_seconds"], status.paused_seconds)
@@ -293,7 +293,7 @@ class SlurmLauncher(Launcher):
                 log_bytes=ended.log_bytes,
             )
         if ended is not None and status.state is JobState.ENDED and (why := ended.short_of_host_memory):
-            # Where Slurm confines no memory it says FAILED only; and COMPLETED of submitit's step.
+            # Without memory confinement Slurm only reports FAILED, and COMPLETED for submitit's step.
             return replace(status, state=JobState.HOST_MEMORY, exit_code=ended.exit_code, reason=why)
         if status.state is not JobState.ENDED or status.exit_code != 0:
             return status
@@ -302,15 +302,15 @@ class SlurmLauncher(Launcher):
         try:
             detail = self._ask("scontrol", "--details", "--oneliner", "show", "job", status.job_id)
         except LauncherError:
-            return status  # it left the controller's memory between the two questions
+            return status  # it left the controller's memory between the two queries
         code = parse.detail_exit_code(detail) or 0
         return replace(status, exit_code=code, step_failed=code != 0)
 
 
 def _only_these_nodes(site: Site, every: set[str]) -> Site:
-    """The site with a list of more nodes than a trial has turned round: every other node excluded.
+    """Replace a node list longer than a trial needs by the exclusion of all other nodes.
 
-    sbatch's own --nodelist demands all nodes of the list for each job.
+    sbatch's --nodelist would demand all listed nodes for each job.
     """
     allowed = set(hostnames(site.nodelist or ""))
     if len(allowed) <= site.nodes:
@@ -327,7 +327,7 @@ def _row(rows: Sequence[parse.JobRow], ticket: Ticket) -> parse.JobRow | None:
 
 
 def _not_begun(status: JobStatus) -> JobStatus:
-    """Of a job that lost its nodes before its log was made, which is what slurmd does first: nothing of it ran."""
+    """Status of a job that lost its nodes before slurmd created its log, the first thing it does: nothing ran."""
     nodes = ", ".join(status.nodes) or "its nodes"
     what = "did not come up" if status.state is JobState.NODE_FAILED else "were taken back"
     reason = f"{nodes} {what} before it began (Slurm: {status.reason})"
@@ -337,7 +337,7 @@ def _not_begun(status: JobStatus) -> JobStatus:
 
 
 def _cut_short(status: JobStatus, attempt: AttemptPaths) -> str:
-    """That a limit ended a job before the time that it asked for, which somebody lowered; "" for any other end."""
+    """A sentence if a time limit ended a job before the requested time, i.e. the limit was lowered; else ""."""
     if status.state is not JobState.TIME_LIMIT or status.seconds is None:
         return ""
     command = (read_json(attempt.slurm).content or {}).get("command")
@@ -350,7 +350,8 @@ def _cut_short(status: JobStatus, attempt: AttemptPaths) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _recorded_token(path: Path) -> str:
-    """The token in ``slurm.json``. Raises LookupError, which is not cached: the file may be written any moment."""
+    """The token in ``slurm.json``. Raises LookupError if unreadable; errors are not cached, as the file may appear
+    later."""
     record = read_json(path)
     if record.content is None:
         raise LookupError(record.problem)
@@ -358,17 +359,17 @@ def _recorded_token(path: Path) -> str:
 
 
 def _token(ticket: Ticket) -> str:
-    """By what Slurm knows the job of a ticket; "" when nothing of its attempt was submitted from its folder."""
+    """The token by which Slurm knows the job of a ticket; "" if its attempt was not submitted from its folder."""
     path = AttemptPaths(ticket.folder).slurm
     try:
         token = _recorded_token(path)
     except LookupError as error:
-        return ticket.token if str(error) else ""  # a file that is damaged was there when the job was submitted
+        return ticket.token if str(error) else ""  # a damaged file implies that the job was submitted
     return "" if foreign(path.name, token, ticket.token) else token
 
 
 def _answer(error: Exception) -> str:
-    """sbatch's own words within submitit's exception, on one line."""
+    """sbatch's message from submitit's exception, on one line."""
     lines = [line.strip().removeprefix("sbatch: error: ") for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[-3:]) or type(error).__name__
 

@@ -1,6 +1,6 @@
-"""What Slurm's commands print, turned into job statuses: pure functions, one table of states.
+"""Parsers of Slurm's output into job statuses: pure functions, one table of states.
 
-All times are asked for as epoch seconds (``SLURM_TIME_FORMAT=%s``), so neither time zone nor locale counts.
+All times are requested as epoch seconds (``SLURM_TIME_FORMAT=%s``), independent of time zone and locale.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lora_tune.config.tables import Site
 from lora_tune.launchers.base import JobState, JobStatus, Ticket, Waits
 from lora_tune.workloads.walltime import minutes_of
 
-# What sbatch says when it takes no job: which answers last, and what fixes them. Pure functions.
+# sbatch's error messages: which are permanent, and their remedies. Pure functions.
 #
-# The words are those of slurm_errno.c and of sbatch's own option parser, the same from Slurm 21.08 to 25.05.
+# The texts are those of slurm_errno.c and of sbatch's option parser, unchanged from Slurm 21.08 to 25.05.
 
 _TEMPORARY = re.compile(
     r"(?i)unable to contact slurm|timed out|connect(?:ion)? (?:failure|refused|reset)|no route to host|"
@@ -31,7 +31,7 @@ _TEMPORARY = re.compile(
     r"partition not available|reservation not usable now|required node not available|still in use|"
     r"unable to resolve|DNS SRV|protocol authentication error|munge"
 )
-"""What another try may find otherwise: a controller that is away or busy, a limit that running jobs have used up."""
+"""Errors that may pass: a controller that is away or busy, or a limit used up by running jobs."""
 
 WITHOUT_GRES = 'gres = "none" in [site] where the cluster knows no GPUs and nodes are taken whole'
 
@@ -51,7 +51,7 @@ _PERMANENT = (
     (r"unrecognized option|invalid --|invalid option|ambiguous", "correct site.sbatch_args (sbatch --help)"),
     (r"access/permission denied|invalid user", "ask the administrator: this user may not submit"),
 )
-"""Pattern of an answer that stays the same -> what fixes it."""
+"""Pattern of a permanent error -> its remedy."""
 
 _PREFIX = re.compile(r"(?i)batch job submission failed: ")
 _COUNTS = (
@@ -60,10 +60,10 @@ _COUNTS = (
 )
 _JOBS = r"\b(?:jobs?|aufträge|travaux|tâches|trabajos)\b"
 _OF_A_FILTER = re.compile(rf"(?i)unspecified error|{_COUNTS}.{{0,60}}{_JOBS}|{_JOBS}.{{0,60}}{_COUNTS}")
-"""A site's own filter or wrapper refused it for jobs that are there: its words may speak of accounts and partitions."""
+"""A site's filter or wrapper refused the job because of existing jobs; its text may mention accounts and partitions."""
 
 _LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)(?!Submit|Jobs)(\w+)")
-"""A limit of the QOS (its flag DenyOnLimit) that this job is beyond by itself, whatever else runs."""
+"""A limit of the QOS (flag DenyOnLimit) that this job exceeds by itself."""
 
 _WALL_REMEDY = "lower budget.trial_minutes, or take a site.qos that allows more (sacctmgr show qos format=name,maxwall)"
 _LIMIT_REMEDY = (
@@ -81,9 +81,9 @@ _SIZE_REMEDY = (
 
 
 def refusal(job: str, answer: str) -> LauncherError:
-    """What ``answer``, what sbatch said of ``job``, amounts to: RefusedError, or LauncherError where it may pass.
+    """Convert sbatch's ``answer`` for ``job`` to RefusedError, or to LauncherError if the error may pass.
 
-    An answer that is not known, of a site's own submission filter for example, is a refusal that may not last.
+    An unknown answer, e.g. of a site's submission filter, is a RefusedError that is not permanent.
     """
     if limit := _LIMIT.search(answer):
         wall = limit[1].startswith("Wall")
@@ -99,12 +99,12 @@ def refusal(job: str, answer: str) -> LauncherError:
     return RefusedError(job, answer, "correct the study's [site], or ask the administrator", permanent=False)
 
 
-# How long partitions and reservations let a job run. Slurm takes a job that asks for more, unless it enforces that.
+# Time limits of partitions and reservations. Slurm accepts a job that exceeds them, unless it enforces them.
 #
-# Such a job waits for ever (``PartitionTimeLimit``, ``Reservation``), so it is said before. Pure functions.
+# Such a job is pending for ever (``PartitionTimeLimit``, ``Reservation``), so it is refused before. Pure functions.
 
 LIMITS = ("sinfo", "--all", "--noheader", "--format=%P|%l")
-"""Each partition with its limit; the default one carries a ``*``."""
+"""Each partition with its limit; the default partition has a ``*``."""
 
 REMEDY = "lower budget.trial_minutes, or take a partition that allows more (sinfo --format='%P %l')"
 
@@ -112,9 +112,9 @@ RESERVATION_REMEDY = "lower budget.trial_minutes, or take site.reservation out (
 
 
 def beyond_limit(shown: str, site: Site, minutes: float) -> str:
-    """That no partition of the site lets a job run for ``minutes``, a sentence; "" where one does.
+    """A sentence if no partition of the site allows ``minutes``, else "".
 
-    minutes: 0 where the job names no limit. shown: what ``LIMITS`` prints.
+    minutes: 0 if the job has no limit. shown: output of ``LIMITS``.
     """
     names = set((site.partition or "").split(",")) - {""}
     rows = [line.split("|") for line in shown.splitlines() if line.count("|") == 1]
@@ -127,14 +127,14 @@ def beyond_limit(shown: str, site: Site, minutes: float) -> str:
 
 
 def reservation(site: Site) -> tuple[str, ...]:
-    """The question about the site's reservation."""
+    """The query for the site's reservation."""
     return ("scontrol", "--oneliner", "show", "reservation", site.reservation or "")
 
 
 def beyond_reservation(shown: str, minutes: float, now: float) -> str:
-    """That each of the reservations ends before a job of ``minutes`` could, a sentence; "" where one does not.
+    """A sentence if every reservation ends before a job of ``minutes`` could, else "".
 
-    shown: what ``reservation`` prints, with times in epoch seconds. now: epoch seconds.
+    shown: output of ``reservation``, with times in epoch seconds. now: epoch seconds.
     """
     rows = [dict(pair.partition("=")[::2] for pair in line.split() if "=" in pair) for line in shown.splitlines()]
     left = []
@@ -149,22 +149,21 @@ def beyond_reservation(shown: str, minutes: float, now: float) -> str:
     return f"a trial asks for {minutes:g} minutes, and the reservation {name} ends in {max(0.0, max(left)):.0f}"
 
 
-# Who ended a job that Slurm calls CANCELLED: a person with scancel, or Slurm itself. Pure functions.
+# Who ended a CANCELLED job: a user with scancel, or Slurm itself. Pure functions.
 #
-# Slurm uses one state for both. Its daemons cancel jobs in the name of SlurmUser or of root: a slurmctld that was
-# killed knows a running job as one that waits, starts it again, and a slurmd that refuses the second copy cancels both.
-# It also gives the ids of forgotten jobs out again, and a node where the forgotten one still runs refuses its namesake
-# at once.
+# Slurm uses one state for both. Its daemons cancel jobs as SlurmUser or root: after slurmctld was killed it knows a
+# running job as pending and starts it again; slurmd refuses the second copy, and both are cancelled. It also reuses the
+# ids of forgotten jobs, and a node where the forgotten job still runs refuses the new job of the same id at once.
 
 _DAEMONS_REASONS = r"NodeDown|SystemFailure|JobLaunchFailure|InactiveLimit"
-"""Reasons (squeue(1), JOB REASON CODES) with which Slurm ends a job that had started; scancel leaves it without one."""
+"""Reasons (squeue(1), JOB REASON CODES) with which Slurm ends a started job; scancel sets none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """What ``scontrol show config`` says of slurmctld.
+    """Fields of slurmctld from ``scontrol show config``.
 
-    booted_at: epoch seconds of its start, None where it does not say. user: SlurmUser's id, None where unknown.
+    booted_at: epoch seconds of its start, or None. user: id of SlurmUser, or None.
     """
 
     booted_at: float | None = None
@@ -172,42 +171,42 @@ class Controller:
 
 
 def controller(text: str) -> Controller:
-    """The controller from ``scontrol show config`` with times as epoch seconds."""
+    """Parse ``scontrol show config`` with times as epoch seconds."""
     booted = re.search(r"^BOOT_TIME\s*=\s*([0-9]{1,18})\s*$", text, re.MULTILINE)
     user = re.search(r"^SlurmUser\s*=\s*.*\(([0-9]{1,18})\)\s*$", text, re.MULTILINE)
     return Controller(float(booted[1]) if booted else None, int(user[1]) if user else None)
 
 
 def canceller(state: str) -> int | None:
-    """The user's id in the accounting's ``CANCELLED by UID``; None where it names none."""
+    """The user id in the accounting's ``CANCELLED by UID``, or None."""
     match = re.match(r"CANCELLED by ([0-9]{1,18})\b", state)
     return int(match[1]) if match else None
 
 
 def by_cluster(row: JobRow, slurmctld: Controller, by: int | None, *, user: int, output: bool) -> str:
-    """Why a cancelled job counts as ended by Slurm itself; "" where a person may have ended it.
+    """Why a cancelled job counts as ended by Slurm itself; "" if a user may have ended it.
 
-    A person is never taken for Slurm where the accounting names one. Where nobody says who it was, a slurmctld that was
-    started after the submission explains it: at worst a person's scancel costs one more attempt, whose submission
-    then comes after that start. The same holds for a job that ended in the seconds of its start without output.
+    If the accounting names an ordinary user, it was that user. If it names none, a slurmctld start after the submission
+    explains the end: at worst a user's scancel costs one more attempt, whose submission is after that start. The same
+    holds for a job that ended within seconds of its start without output.
 
     Parameters
     ----------
-    row : Row
-        The job, CANCELLED.
+    row : JobRow
+        The CANCELLED job.
     slurmctld : Controller
-        What the cluster's configuration says.
+        From the cluster's configuration.
     by : int or None
-        The id of the user in whose name it was cancelled, from the accounting; None where there is none.
+        Id of the user who cancelled it, from the accounting.
     user : int
-        The id of the user whose job it is.
+        Id of the job's user.
     output : bool
         Whether the job has an output file, which its node makes before the script begins.
 
     Returns
     -------
     str
-        For people to read.
+        For display.
     """
     if row.nodes and re.match(_DAEMONS_REASONS, row.reason):
         return f"CANCELLED {row.reason}: by Slurm itself"
@@ -225,18 +224,18 @@ def by_cluster(row: JobRow, slurmctld: Controller, by: int | None, *, user: int,
 
 
 def _lasted(row: JobRow) -> float:
-    """From its start to its end; infinite where Slurm does not say."""
+    """Seconds from start to end; infinite if Slurm does not report them."""
     return math.inf if row.started is None or row.ended is None else row.ended - row.started
 
 
 WHOLE_SECONDS = 2.0
-"""By how much a difference of two of Slurm's times may be off: it counts whole seconds, at both ends."""
+"""Maximum error in seconds of a difference of two Slurm times, which are whole seconds."""
 
 _ANSWERED_SECONDS = 150.0
-"""Between our intention to submit and Slurm's time of submission, at most: sbatch is ended after two minutes."""
+"""Maximum seconds between recording a submission and Slurm's submit time; sbatch is killed after two minutes."""
 
 _CLOCKS_SECONDS = 60.0
-"""By how much the cluster's clock may be behind this machine's."""
+"""Maximum seconds by which the cluster's clock may be behind this machine's."""
 
 STATES = {
     "PENDING": JobState.QUEUED,
@@ -247,7 +246,7 @@ STATES = {
     "SPECIAL_EXIT": JobState.QUEUED,
     "RESV_DEL_HOLD": JobState.QUEUED,
     "RUNNING": JobState.RUNNING,
-    # A completing job still holds its nodes: only what has left them counts as gone.
+    # A completing job still holds its nodes; it is gone only when it has left them.
     "COMPLETING": JobState.RUNNING,
     "SUSPENDED": JobState.RUNNING,
     "STOPPED": JobState.RUNNING,
@@ -267,10 +266,10 @@ STATES = {
     "OUT_OF_MEMORY": JobState.HOST_MEMORY,
     "REVOKED": JobState.LOST,
 }
-"""Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> ours."""
+"""Slurm's job states (squeue(1), sacct(1), versions 21.08 to 25.05) -> JobState."""
 
 PAUSED = frozenset({"SUSPENDED", "STOPPED"})
-"""States of a job that holds its nodes, or may get them back, and whose processes stand still."""
+"""States of a job with stopped processes that holds its nodes, or may get them back."""
 
 WAITS = {
     Waits.HELD: r"JobHeld(?:User|Admin)|launch failed requeued held|job requeued in held state",
@@ -279,7 +278,7 @@ WAITS = {
     r"AccountNotAllowed|QOSNotAllowed|ReservationDeleted|DependencyNeverSatisfied|DeadLine|"
     r"(?:Assoc|QOS)Max\w*Per(?:Job|Node)Limit|QOSMin\w+",
 }
-"""What a pending job waits for -> patterns of Slurm's reasons (squeue(1), JOB REASON CODES) at their beginning."""
+"""Waits -> patterns at the beginning of Slurm's reasons of pending jobs (squeue(1), JOB REASON CODES)."""
 
 _SQUEUE = {
     "JobID": 24,
@@ -297,24 +296,24 @@ _SQUEUE = {
     "Reason": 400,
 }
 SQUEUE_FORMAT = ",".join(f"{field}:{width}" for field, width in _SQUEUE.items())
-"""``squeue --Format``: columns of fixed width, since names and reasons may hold any separator."""
+"""``squeue --Format``: columns of fixed width, since names and reasons may contain any separator."""
 
 _OUTPUT = {"JobID": 24, "Name": 160, "STDOUT": 4096}
 OUTPUT_FORMAT = ",".join(f"{field}:{width}" for field, width in _OUTPUT.items())
-"""``squeue --Format`` for where jobs write to."""
+"""``squeue --Format`` for output files of jobs."""
 
 NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%G|%P")
-"""Each node in each partition. sinfo takes no --partition beside --all."""
+"""Lists each node in each partition. sinfo allows no --partition with --all."""
 
 SACCT_FORMAT = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,Suspended,NodeList,Comment,JobName"
-"""``sacct --format`` with ``--parsable2``; the job's name comes last, as it alone may hold a ``|``."""
+"""``sacct --format`` with ``--parsable2``; the job's name is last, as only it may contain ``|``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """One job as a Slurm command shows it. Times are epoch seconds, None where Slurm has none.
+    """One job as a Slurm command shows it. Times are epoch seconds, None if Slurm has none.
 
-    suspended: for how many seconds it was, of one that has ended.
+    suspended: total seconds of suspension of an ended job.
     """
 
     job_id: str
@@ -334,12 +333,12 @@ class JobRow:
 
 
 def squeue_rows(text: str) -> list[JobRow]:
-    """The rows of ``squeue --noheader --Format=SQUEUE_FORMAT``."""
+    """Parse ``squeue --noheader --Format=SQUEUE_FORMAT``."""
     rows = []
     for line in text.split("\n"):
         values = _columns(line, _SQUEUE)
         if _count(values["JobID"]) is None:
-            continue  # a banner of a site's wrapper; arrays are never ours
+            continue  # a banner of a site's wrapper, or an array job, which this program never submits
         started, ended, used = _time(values["StartTime"]), _time(values["EndTime"]), _seconds(values["TimeUsed"])
         rows.append(
             JobRow(
@@ -362,13 +361,13 @@ def squeue_rows(text: str) -> list[JobRow]:
 
 
 def node_rows(text: str, partition: str | None) -> list[list[str]]:
-    """The rows that ``NODES`` asks for, of the partitions that sbatch is told; of all where it is told none."""
+    """The rows of ``NODES`` in the partitions of ``partition``; all rows if it is empty."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
     return [row for row in rows if not partition or row[3].strip(" *") in partition.split(",")]
 
 
 def output_rows(text: str) -> list[tuple[str, str, Path]]:
-    """Job id, name and output file of the rows of ``squeue --noheader --Format=OUTPUT_FORMAT``."""
+    """Job id, name and output file in ``squeue --noheader --Format=OUTPUT_FORMAT``."""
     rows = [_columns(line, _OUTPUT) for line in text.split("\n")]
     return [(row["JobID"], row["Name"], Path(row["STDOUT"])) for row in rows if _count(row["JobID"]) is not None]
 
@@ -383,7 +382,7 @@ def _columns(line: str, widths: Mapping[str, int]) -> dict[str, str]:
 
 
 def sacct_rows(text: str) -> list[JobRow]:
-    """The rows of ``sacct --noheader --parsable2 --format=SACCT_FORMAT``."""
+    """Parse ``sacct --noheader --parsable2 --format=SACCT_FORMAT``."""
     rows = []
     for line in text.split("\n"):
         values = line.split("|", SACCT_FORMAT.count(","))
@@ -409,16 +408,16 @@ def sacct_rows(text: str) -> list[JobRow]:
 
 
 def detail_exit_code(text: str) -> int | None:
-    """The exit code in ``scontrol --details show job``: that of the worst step where the script hides it."""
+    """The exit code in ``scontrol --details show job``, or the worst step's if the script hides it."""
     of_sbatch = re.search(r"\bExitCode=(\d+:\d+)", text)
     derived = re.search(r"\bDerivedExitCode=(\d+:\d+)", text)
     return _worse(of_sbatch[1] if of_sbatch else "", derived[1] if derived else "")
 
 
 def status(row: JobRow, submitted_at: float) -> JobStatus:
-    """A row in our own words. A state that Slurm may add one day counts as running: it is not known to be over.
+    """Convert a row to a JobStatus. Unknown, newer Slurm states count as running, since the job may not have ended.
 
-    submitted_at: epoch seconds of our own submission, 0.0 when unknown.
+    submitted_at: epoch seconds of the submission by this machine's clock, 0.0 if unknown.
     """
     pair = row.state.split(" ", 1)[0]
     state = STATES.get(pair, JobState.RUNNING)
@@ -445,16 +444,16 @@ def status(row: JobRow, submitted_at: float) -> JobStatus:
 
 
 def waits(reason: str) -> Waits:
-    """What Slurm's reason for a pending job amounts to; in some outputs its words are joined by underscores."""
+    """Convert Slurm's reason of a pending job; some outputs join its words by underscores."""
     text = reason.strip("() ").replace("_", " ")
     return next((kind for kind, pattern in WAITS.items() if re.match(pattern, text)), Waits.NORMAL)
 
 
 def _requeued(row: JobRow, state: JobState, submitted_at: float) -> JobStatus:
-    """A job that Slurm ran again although it was submitted with --no-requeue; its log would hold two runs.
+    """Status of a job that was requeued despite --no-requeue; its log would contain two runs.
 
-    Its StartTime is that of the new run, or a guess, never the first run's: none is reported. SubmitTime becomes the
-    time of the requeue only once the job is pending again; where it was cancelled before that, its end is the end.
+    Its StartTime is that of the new run, or an estimate, so none is reported. SubmitTime becomes the time of the
+    requeue only once the job is pending again; if it was cancelled before that, its end time is used.
     """
     reason = "requeued outside the sweep"
     if state.alive:
@@ -465,11 +464,11 @@ def _requeued(row: JobRow, state: JobState, submitted_at: float) -> JobStatus:
 
 
 def find(rows: Iterable[JobRow], job: Ticket) -> JobRow | None:
-    """The row of ``job``, whose token stands in its comment: the one with its id; the newest if there are several.
+    """The row of ``job``, whose comment is its token: the one with its id; the newest of several.
 
-    Only where no row has its id is it looked for by what a site or a person can change: an answer of sbatch that never
-    came left no id, and a wrapper's words may have been taken for one. What sbatch refused for its constraints stays in
-    the controller's memory as a job that failed, and is none. Without a token nothing was submitted.
+    Fields that a site or user can change are used only if no row has the id: an sbatch answer that never arrived leaves
+    no id, and a wrapper's output may have been parsed as one. Jobs that sbatch refused for their constraints stay in
+    the controller's memory as FAILED and are skipped. Without a token nothing was submitted.
     """
     if not job.token:
         return None
@@ -479,10 +478,10 @@ def find(rows: Iterable[JobRow], job: Ticket) -> JobRow | None:
 
 
 def _shares_only_id(row: JobRow, job: Ticket) -> bool:
-    """Whether the row with the id of ``job`` is the job: a controller that crashes gives ids out again.
+    """Whether the row with the id of ``job`` is that job: a controller that crashed reuses ids.
 
-    Nobody else's job writes to its log or has its token. Accounting may show neither: then the time of submission says
-    it, unless another job's token stands there.
+    No other job writes to its log or has its token. Accounting may show neither; then the submit time decides, unless
+    the comment is another job's token.
     """
     submitted = row.submitted or job.submitted_at
     if row.comment == job.token:
@@ -494,7 +493,7 @@ def _shares_only_id(row: JobRow, job: Ticket) -> bool:
 
 
 def _is_without_id(row: JobRow, job: Ticket) -> bool:
-    """Whether a row is a ``job`` whose id nobody knows: by its token, else by its log, else by its name."""
+    """Whether a row is ``job``, whose id is unknown: by its token, else its log, else its name."""
     submitted = row.submitted or job.submitted_at
     if row.comment == job.token:
         return row.name == job.name or _writes_to(row, job)
@@ -502,22 +501,22 @@ def _is_without_id(row: JobRow, job: Ticket) -> bool:
         return False
     if _writes_to(row, job):
         return 0 < job.submitted_at <= submitted + WHOLE_SECONDS
-    unmarked = not row.comment and not row.output  # where the cluster shows neither, a name and its time are all
+    unmarked = not row.comment and not row.output  # if the cluster shows neither, name and time decide
     return unmarked and row.name == job.name and submitted >= job.submitted_at - _CLOCKS_SECONDS
 
 
 def _writes_to(row: JobRow, job: Ticket) -> bool:
     log = AttemptPaths(job.folder).log
-    return row.output in (str(log), str(log).replace("%", "%%"))  # Slurm expands a %
+    return row.output in (str(log), str(log).replace("%", "%%"))  # Slurm expands %
 
 
 def _plain(text: str) -> str:
-    """Slurm's words for nothing, as nothing."""
+    """Replace Slurm's placeholders for no value by ""."""
     return "" if text in NOTHING else text
 
 
 def _count(text: str) -> int | None:
-    """A whole number as Slurm prints one; None for anything else, such as other scripts' digits."""
+    """A whole number as Slurm prints it; None for anything else, such as non-ASCII digits."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
@@ -535,7 +534,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _wait_status(text: str) -> int | None:
-    """squeue shows the raw status of wait(2): a code in the high byte, a signal in the low one (as 128 + signal)."""
+    """Exit code from squeue's raw status of wait(2): code in the high byte, or 128 + signal from the low byte."""
     raw = _count(text)
     if raw is None:
         return None
@@ -543,7 +542,7 @@ def _wait_status(text: str) -> int | None:
 
 
 def _worse(*codes: str) -> int | None:
-    """The first ``code:signal`` pair that is not 0:0, a signal as 128 + signal; None where none is given."""
+    """The first ``code:signal`` pair other than 0:0, a signal as 128 + signal; None without valid pairs."""
     known = [tuple(int(x) for x in c.split(":")) for c in codes if re.fullmatch(r"[0-9]{1,18}:[0-9]{1,18}", c)]
     for code, signal in known:
         if code or signal:

@@ -1,4 +1,4 @@
-"""How a job becomes an ``sbatch``: submitit turns what it needs into options and parses the answer."""
+"""Submission of a job by sbatch: submitit turns requirements into options and parses the answer."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lora_tune.launchers.slurm.client import handed_on, run_bounded
 from lora_tune.workloads.base import Job
 from lora_tune.workloads.script_needs import job_header
 
-# Submissions that take as long as ``sbatch`` does, while jobs that run are watched.
+# Submissions in a thread, so that running jobs are watched meanwhile.
 #
-# A busy controller, a site's wrapper or its filter may keep ``sbatch`` for minutes. So it runs in a thread of its own,
-# for one job at a time; who submits waits a moment for the answer and otherwise asks again.
+# A busy controller, a site's wrapper or its filter may block ``sbatch`` for minutes. One job is submitted at a time;
+# the caller waits briefly for the answer, and otherwise calls again.
 
 ANSWER_SECONDS = 120.0
-"""How long sbatch may take; the client itself tries a busy controller again for about a minute."""
+"""Timeout of sbatch in seconds; the client itself retries a busy controller for about a minute."""
 
 PATIENCE_SECONDS = 3.0
-"""How long a tick waits for an answer."""
+"""Seconds that a tick waits for an answer."""
 
 
 def sbatch_answer(command: list[str]) -> str:
-    """What ``command``, an sbatch, prints. Raises RuntimeError with its words, LauncherError where it is silent.
+    """Output of an sbatch ``command``. Raises RuntimeError with its error text, LauncherError on a timeout.
 
-    A silent one is ended, and may have submitted all the same: its job is then found by its token.
+    A killed sbatch may have submitted the job all the same, which is then found by its token.
     """
     done = run_bounded(command, ANSWER_SECONDS, None, name="sbatch")
     if done.returncode:
@@ -46,7 +46,7 @@ def sbatch_answer(command: list[str]) -> str:
 
 
 class PendingSubmissions:
-    """The submissions of one launcher, by the names of their jobs; one runs at a time."""
+    """The submissions of one launcher by job name; one runs at a time."""
 
     def __init__(self) -> None:
         self._begun: dict[str, _Submission] = {}
@@ -56,7 +56,7 @@ class PendingSubmissions:
         return job in self._begun
 
     def answer(self, job: str, submit: Callable[[], str]) -> str:
-        """What ``submit`` returns for ``job``, or raises. LauncherError while it goes on: ask again, and again."""
+        """Return or raise the result of ``submit`` for ``job``. Raises LauncherError while it runs: call again."""
         begun = self._begun.get(job)
         if begun is None:
             if any(other.is_alive() for other in self._begun.values()):
@@ -73,10 +73,10 @@ class PendingSubmissions:
 
 
 class _Submission(threading.Thread):
-    """One call of sbatch, with what came of it."""
+    """One call of sbatch, with its result."""
 
     def __init__(self, submit: Callable[[], str]) -> None:
-        super().__init__(name="sbatch", daemon=True)  # who presses Ctrl-C does not wait for it
+        super().__init__(name="sbatch", daemon=True)  # daemon: Ctrl-C does not wait for it
         self._submit = submit
         self.job_id = ""
         self.error: BaseException | None = None
@@ -92,7 +92,7 @@ _ELSEWHERE = "use another sweeps folder (--output)"
 
 
 def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
-    """The command that submits ``job``: environment, sbatch, its options, and the script (own recipes: ``FILE``)."""
+    """The command that submits ``job``: environment, sbatch, options, and script (``FILE`` for built-in recipes)."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     text = _make_sbatch_string(command="", folder=job.folder, **_parameters(job, site, token))
@@ -100,29 +100,29 @@ def submission_command(job: Job, site: Site, token: str = "TOKEN") -> list[str]:
 
 
 def as_submitted(job: Job, site: Site) -> Site:
-    """The site with the partition, QOS and reservation of ``job``: by arguments, by name, or by its script's header."""
+    """The site with the partition, QOS and reservation of ``job``: from arguments, the site, or its script's header."""
     header, arguments = ({o.name: o.value for o in x} for x in (job_header(job), sbatch_options(site.sbatch_args)))
     named = {name: getattr(site, name) for name in ("partition", "qos", "reservation")}
     return site.model_copy(update={n: arguments.get(n) or own or header.get(n) for n, own in named.items()})
 
 
 def question(job: Job, site: Site) -> list[str]:
-    """The same as a question to ``sbatch``, which submits nothing. Our own recipes have no script to name yet."""
+    """The ``sbatch --test-only`` command for ``job``, which submits nothing; a built-in recipe has no script yet."""
     command = submission_command(job, site)
     options = command[command.index("sbatch") + 1 :]
     return ["sbatch", "--test-only", *(options if job.script else (*options[:-1], "--wrap=:"))]
 
 
 def preview(job: Job, site: Site) -> list[str]:
-    """The same without the job's own environment: the steps' variables and sbatch's line, for people to read."""
+    """The submission without the job's environment, for display: the steps' variables and the sbatch command."""
     command = submission_command(job, site)
     return [*(f"{k}={v}" for k, v in site.step_variables().items()), *command[command.index("sbatch") :]]
 
 
 def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
-    """What the job needs, in submitit's terms; what submitit has no word for goes through unchanged.
+    """The job's requirements as submitit parameters; ones unknown to submitit are passed through.
 
-    Raises RefusedError for a folder with line ends or the like: each value becomes a line of a batch file.
+    Raises RefusedError for a folder name with line breaks or the like: each value becomes a line of a batch file.
     """
     for place in (job.folder, job.log, job.cwd or job.folder):
         if not str(place).isprintable():
@@ -151,7 +151,7 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
         "chdir": str(job.cwd or job.folder),
         "output": _literal(job.log),
         "open-mode": "append",
-        # A requeued job would run twice into one log; a new attempt is the sweep's own decision.
+        # A requeued job would run twice into one log; the sweep itself decides on new attempts.
         "no-requeue": True,
     }
     options = {key: value for key, value in parameters.items() if value is not None}
@@ -159,31 +159,31 @@ def _parameters(job: Job, site: Site, token: str) -> dict[str, Any]:
 
 
 def _step_options(job: Job, site: Site) -> dict[str, Any]:
-    """How submitit starts our own recipes: one task that runs the recipe, in the site's container if it has one."""
+    """submitit parameters of built-in recipes: one task that runs the recipe, in the site's container if it has one."""
     steps = [f"--output={_literal(job.log)}", "--open-mode=append", "--kill-on-bad-exit=1"]
     if site.container and job.contained:
         mounts = ",".join((f"{job.folder}:{job.folder}", *site.container_mounts))
         steps += [f"--container-image={site.container}", f"--container-mounts={mounts}"]
-    # A batch shell that dies of SIGTERM takes srun along, and the step then looks for it for seconds.
+    # If the batch shell dies of SIGTERM it takes srun along, and the step then searches for it for seconds.
     return {"ntasks_per_node": 1, "srun_args": steps, "stderr_to_stdout": True, "setup": ["trap : TERM"]}
 
 
 def _options(text: str, job: Job) -> list[str]:
-    """The options in submitit's batch file, less those that would harm.
+    """The options in submitit's batch file, without harmful ones.
 
-    ``--signal`` ends a training up to 150 s before its limit; ``--error`` would split the log; ``--wckey`` is refused
-    by some clusters; ``--time`` where the job has no limit is submitit's own five minutes.
+    ``--signal`` ends a training up to 150 s before its limit; ``--error`` would split the log; some clusters refuse
+    ``--wckey``; ``--time`` for a job without a limit is submitit's default of five minutes.
     """
     unwanted = ("--signal=", "--error=", "--wckey=", *(() if job.resources.minutes else ("--time=",)))
     options = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
     kept = [option for option in options if not option.startswith(unwanted)]
     if any(option.name == "error" for option in job_header(job)):
-        kept.append(f"--error={_literal(job.log)}")  # one log, whatever the script's header says
+        kept.append(f"--error={_literal(job.log)}")  # one log, whatever the script's header sets
     return kept
 
 
 def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str], secrets: str = "") -> list[str]:
-    """``env -i`` with exactly the job's environment, and sbatch. secrets: a file of further variables, "" without."""
+    """``env -i`` with exactly the job's environment, and sbatch. secrets: a file of further variables, or ""."""
     variables = handed_on(os.environ) | site.step_variables() | dict(job.environment)
     pairs = [f"{key}={value}" for key, value in variables.items()]
     hidden = (*SOURCING, secrets) if secrets else ()
@@ -191,17 +191,17 @@ def _command(job: Job, site: Site, options: Sequence[str], script: Sequence[str]
 
 
 def submitted_id(answer: str) -> str:
-    """The id in what sbatch printed, "" where none stands there as sbatch writes it.
+    """The job id in sbatch's output, or "".
 
-    By its own line, the last: a site's filter or wrapper may have spoken of other jobs before.
+    Uses the last line that has sbatch's form: a site's filter or wrapper may have mentioned other jobs before.
     """
     lines = re.findall(r"^Submitted batch job ([0-9]+)\b", answer, re.MULTILINE)
     return str(lines[-1] if lines else "")
 
 
 def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
-    """submitit's executor for this one job. secrets: a file of further variables, "" without."""
-    from submitit import SlurmExecutor  # 0.3 s to import, and only submitting needs it
+    """submitit's executor for this job. secrets: a file of further variables, or ""."""
+    from submitit import SlurmExecutor  # 0.3 s to import; needed only here
     from submitit.core.utils import JobPaths
     from submitit.slurm.slurm import _make_sbatch_string
 
@@ -210,12 +210,12 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
 
         @staticmethod
         def _get_job_id_from_submission_command(string: str | bytes) -> str:
-            """As ours. submitit names the job's files by it, and takes the first number behind the word "job"."""
+            """:func:`submitted_id`, as submitit takes the first number after "job" and names files by it."""
             answer = string if isinstance(string, str) else string.decode(errors="replace")
             return submitted_id(answer) or str(SlurmExecutor._get_job_id_from_submission_command(answer))
 
         def _submit_command(self, command: str) -> Any:
-            """As submitit's own, but bounded in time, and with nothing of what sbatch prints on the terminal."""
+            """Like submitit's, but with a timeout, and without sbatch's output on the terminal."""
             text = _make_sbatch_string(command=command, folder=self.folder, **self.parameters)
             body = [line for line in text.splitlines() if not line.startswith("#SBATCH ")]
             file = JobPaths.get_first_id_independent_folder(self.folder) / f".submission_file_{uuid.uuid4().hex}.sh"
@@ -238,5 +238,5 @@ def executor(job: Job, site: Site, token: str, secrets: str = "") -> Any:
 
 
 def _literal(path: Path) -> str:
-    """A path in which Slurm, and submitit, expand no ``%j``."""
+    """A path in which Slurm and submitit expand no ``%j``."""
     return str(path).replace("%", "%%")
