@@ -175,8 +175,7 @@ def fit(
     beta, now = mean.copy(), derivatives(mean)
     for _ in range(MOST_STEPS):
         step = np.linalg.solve(now[2], now[1])
-        # Halve the step if needed: with hundreds of well separated runs a full Newton step overshoots to probabilities
-        # 0 and 1.
+        # With hundreds of well separated runs a full Newton step overshoots to probabilities 0 and 1.
         while (then := derivatives(beta + step))[0] < now[0] - 1e-9 and np.abs(step).max() > 1e-8:
             step = 0.5 * step
         beta, now = beta + step, then
