@@ -1,1 +1,1 @@
-"""What a log says: the parsed run, readers of each format, the text of failures."""
+"""Parsing of logs: readers of each format, the parsed run, failure diagnosis."""

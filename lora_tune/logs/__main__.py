@@ -1,4 +1,4 @@
-"""``python -m lora_tune.logs --study NAME FILE``: line by line, what a study reads a log as."""
+"""``python -m lora_tune.logs --study NAME FILE``: show how a study reads a log, line by line."""
 
 from lora_tune.cli.commands import logs as main
 

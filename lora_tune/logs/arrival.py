@@ -1,6 +1,6 @@
-"""What a log without time stamps says of when its lines came, where nobody was looking: by the progress they state.
+"""Arrival times of log lines without time stamps, for periods in which the log was not read, from stated progress.
 
-Training goes on evenly; printing does not. A header, a table or a summary comes at once, however long it is.
+Training advances evenly; printing does not: a header, a table or a summary arrives at once, however long it is.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from lora_tune.logs.lines import LineReader
 from lora_tune.logs.run import LogReader
 
 PIECES, FEWEST = 1000, 50
-"""Into how many a whole log is cut at most, and each unseen stretch of it anyway: all pieces' times are kept."""
+"""Maximum pieces of a whole log, and minimum of each unread stretch; the times of all pieces are kept."""
 
 CHUNK_BYTES = 1 << 20
 
 SCANNED_BYTES, WINDOWS = 1 << 19, 32
-"""Bytes of a stretch that are looked at, and, of a longer one, in how many windows: a flood must not stop a driver."""
+"""Bytes read of a stretch, and number of windows for a longer one, so that huge output does not stall the driver."""
 
 _LINES = re.compile(rb"[^\r\n]*[\r\n]|[^\r\n]+")
 
 
 class LogPiece(NamedTuple):
-    """Bytes up to ``end`` came when ``share`` (0 to 1) of the stretch had passed."""
+    """The bytes up to ``end`` arrived when ``share`` (0 to 1) of the period had passed."""
 
     end: int
     share: float
 
 
 def log_pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogReader]) -> list[LogPiece]:
-    """The stretch of a log between two bytes, cut where its lines came at different times.
+    """Divide a stretch of a log into pieces with estimated arrival times.
 
-    Lines before the first that states progress came with the beginning, those behind the last with the end, so that no
-    run seems shorter than it was. Where no line states any in the middle of a log, its bytes count. Of a stretch that
-    is longer than ``SCANNED_BYTES`` only windows are looked at, and between two of them its bytes count.
+    Lines before the first stated progress get the start of the period, those after the last its end, so that no run
+    seems shorter than it was. Without stated progress in the middle of a log, times are proportional to bytes. Of a
+    stretch longer than ``SCANNED_BYTES`` only windows are read; between them times are proportional to bytes.
 
     Parameters
     ----------
     log : Path
     begin, end : int
-        Bytes; ``end`` is behind ``begin``. The file is read once more in between, as far as ``SCANNED_BYTES``.
+        Bytes; ``end`` is greater than ``begin``. Up to ``SCANNED_BYTES`` between them are read once more.
     make_reader : callable
-        Gives a fresh :class:`~lora_tune.logs.lines.LineReader` of the log's format.
+        Returns a new :class:`~lora_tune.logs.lines.LineReader` of the log's format.
 
     Returns
     -------
     list of LogPiece
-        In rising order of bytes and of shares; the last one ends at ``end``, with share 1.
+        In ascending order of bytes and shares; the last one ends at ``end``, with share 1.
     """
     reader, at, cuts = make_reader(), begin, list[int]()
     most = max(FEWEST, PIECES * (end - begin) // end)
     assert isinstance(reader, LineReader)
     reader.clock = lambda: at  # a point's time is the byte at which its line begins
     points: list[tuple[int, float]] = []
-    # A reader of somebody else's may raise anything; the log's own reader does so, too, and its follower says it.
+    # A user's reader may raise anything; the log's main reader raises the same, and its follower reports it.
     with contextlib.suppress(Exception):
         for at, line in _lines(log, begin, end):
             reader.feed(line)
@@ -74,12 +74,12 @@ def log_pieces(log: Path, begin: int, end: int, make_reader: Callable[[], LogRea
         return by_progress if len(_windows(begin, end)) == 1 else _filled(by_progress, begin, most)
     if begin:
         return [LogPiece(cut, (cut - begin) / (end - begin)) for cut in (*cuts, end)]
-    # The beginning of a log, up to no progress yet: its run may have begun at once.
+    # The start of a log without progress so far: its run may have begun at once.
     return [*([LogPiece(at, 0.0)] if at else []), LogPiece(end, 1.0)]
 
 
 def _windows(begin: int, end: int) -> list[tuple[int, int]]:
-    """What is looked at of a stretch: all of it, or windows from its first byte to its last."""
+    """The byte ranges to read of a stretch: all of it, or evenly spaced windows including its first and last byte."""
     if end - begin <= SCANNED_BYTES:
         return [(begin, end)]
     length = SCANNED_BYTES // WINDOWS
@@ -88,10 +88,10 @@ def _windows(begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _lines(log: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in the stretch's windows, those of a progress bar too, and where.
+    """Yield the lines (also progress bar updates) that begin in the stretch's windows, with their positions.
 
-    None of a log that cannot be read. What is left of a line that began before a window, or goes on behind it, may
-    state another number than the whole.
+    Lines cut by a window are skipped, as a part may state another number than the whole. Nothing is yielded for a log
+    that cannot be read.
     """
     try:
         with os.fdopen(open_regular(log), "rb") as file:
@@ -105,11 +105,11 @@ def _lines(log: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
                             yield at, line
                         at += len(line)
     except OSError:
-        return  # as its tail finds at once, and says
+        return  # the log's tail fails in the same way and reports it
 
 
 def _points(reader: LineReader) -> list[tuple[int, float]]:
-    """(byte, samples) of the lines that state more progress than any before them."""
+    """(byte, samples) of the lines that state more progress than any line before."""
     run, points = reader.run(), list[tuple[int, float]]()
     if run.run_start_ms is None or reader.states_seconds:
         return points
@@ -122,7 +122,7 @@ def _points(reader: LineReader) -> list[tuple[int, float]]:
 
 
 def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[LogPiece]:
-    """Before the first point lies as much training as usually between two."""
+    """Pieces from progress; training before the first point is assumed to be the median distance of two points."""
     (first, least), (_, most) = points[0], points[-1]
     usual = median(b - a for (_, a), (_, b) in pairwise(points)) if len(points) > 1 else most
     base = max(0.0, least - usual)
@@ -133,7 +133,7 @@ def _by_progress(points: list[tuple[int, float]], begin: int, end: int) -> list[
 
 
 def _filled(log_pieces: list[LogPiece], begin: int, most: int) -> list[LogPiece]:
-    """The same, with pieces between those that lie far apart: what nobody looked at came as its bytes did."""
+    """Add pieces between distant ones, with times proportional to bytes, for parts that were not read."""
     filled, step = list[LogPiece](), max(1, (log_pieces[-1].end - begin) // most)
     for piece, after in zip(log_pieces, (*log_pieces[1:], log_pieces[-1]), strict=True):
         first = filled[-1].end if filled else begin
@@ -144,21 +144,21 @@ def _filled(log_pieces: list[LogPiece], begin: int, most: int) -> list[LogPiece]
     return filled
 
 
-# When the bytes of a log without time stamps arrived, kept on disk: a driver that starts anew reads the same times.
+# Arrival times of a log without time stamps, stored on disk so that a restarted driver reads the same times.
 #
-# Such a log is timed by when its lines are read. Read again later they would all have one time, and a trial that took
-# minutes would have taken none.
+# Such a log is timed by when its lines are read. Read again later, all lines would have the same time, and a trial of
+# minutes would seem to have taken none.
 
 
 LOOK_SECONDS = 2.0
-"""A log that nobody looked at for so long is timed by an estimate, and marked."""
+"""Times in a log that was not read for longer than this are marked as estimates."""
 
 SPREAD_SECONDS = 0.2
-"""What came in a longer time between two looks is spread over it: a short run may begin and end between them."""
+"""Lines that arrive in a longer interval between two reads are spread over it: a short run may lie within."""
 
 
 class Arrival(NamedTuple):
-    """What lies before byte ``end``, and behind the end before it, arrived at ``at``, epoch seconds."""
+    """The bytes from the previous ``end`` up to byte ``end`` arrived at ``at``, epoch seconds."""
 
     end: int
     at: float
@@ -166,7 +166,7 @@ class Arrival(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What one look brought: when it was, how long nobody had looked before, its first and its last line's times."""
+    """One read: its time, seconds since the previous read, and the times of its first and last line."""
 
     looked_at: float
     unseen: float
@@ -175,14 +175,14 @@ class _Read(NamedTuple):
 
 
 class Arrivals:
-    """The times of one log's bytes, from its first.
+    """Arrival times of one log's bytes, from the first one.
 
-    log: the file, ``kept``: where its times are kept, one ``END MILLISECONDS`` a line: what lies before byte END and
-    behind the END before it arrived then. begun: epoch seconds when the job started, for an attempt of an earlier
-    driver, else None. make_reader: gives a reader of the log's format. What came while nobody looked is spread over
-    that time, up to the file's last write, by the progress that its lines state (:mod:`lora_tune.logs.arrival`). Where
-    no driver looked for ``LOOK_SECONDS``, or one that stood still, that is an estimate, marked by an ``e`` behind its
-    line, whose length is ``guessed_seconds``.
+    log: the file. kept: file of its times, one line ``END MILLISECONDS`` per piece: the bytes between the previous END
+    and END arrived then. begun: epoch seconds of the job's start for an attempt of an earlier driver, else None.
+    make_reader: returns a reader of the log's format. Bytes that arrived between two reads are spread over that time,
+    up to the file's last write, by the progress that their lines state (:func:`log_pieces`). If the log was not read
+    for ``LOOK_SECONDS`` (no driver, or a stalled one), the times are estimates: their lines end in ``e``, and
+    ``guessed_seconds`` is their total.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Arrivals:
         self._offset = 0
         self._at = 0.0
         self._known = _read(kept)
-        self._unseen = 0.0  # seconds in which nobody looked before the last look, or before the first byte was read
+        self._unseen = 0.0  # seconds without a read before the last one, or before the first byte
         self._last_read: _Read | None = None
         self.guessed_seconds = 0.0
         self._begun = self._looked_at = clock() if begun is None else begun
@@ -205,13 +205,13 @@ class Arrivals:
             self._take_over()
 
     def _take_over(self) -> None:
-        """Find out what came since an earlier driver looked last."""
+        """Assign times to bytes that arrived after an earlier driver's last read."""
         offset = self._known[-1].end if self._known else 0
         try:
             size = self._log.stat().st_size
-        except OSError:  # nothing came yet
+        except OSError:  # nothing has arrived yet
             return
-        if offset > size:  # another file than the one whose times are known
+        if offset > size:  # the known times are those of another file
             self._known, offset = [], 0
             with contextlib.suppress(OSError):
                 self._kept.unlink()
@@ -221,9 +221,9 @@ class Arrivals:
         self._spread(left_at, marked=True)
 
     def look(self, started: float | None = None) -> None:
-        """The log is about to be read: what is new in it came since the last call.
+        """Call before reading the log: new bytes arrived since the last call.
 
-        started: epoch seconds at which its job did, None while that is not known; nothing came before.
+        started: epoch seconds of the job's start, None if unknown; nothing arrived before.
         """
         before, self._looked_at = self._looked_at, self._clock()
         passed = self._looked_at - before
@@ -235,14 +235,14 @@ class Arrivals:
             self._all_arrived()
 
     def _all_arrived(self) -> None:
-        """What lies in the log came by now, whenever it is read."""
+        """All bytes in the log have arrived by now, whenever they are read."""
         offset = self._known[-1].end if self._known else 0
         with contextlib.suppress(OSError):
             if (size := self._log.stat().st_size) > offset:
                 self._arrived((size, self._looked_at))
 
     def _spread(self, at: float, *, marked: bool) -> None:
-        """What lies behind the last known byte came from ``at`` to the file's last write; ``marked``: an estimate."""
+        """Spread the bytes after the last known one from ``at`` to the file's last write. marked: as an estimate."""
         try:
             status = self._log.stat()
         except OSError:
@@ -255,11 +255,11 @@ class Arrivals:
             self._arrived(*((end, at + share * guessed) for end, share in pieces), estimated=marked)
 
     def now(self) -> float:
-        """Epoch seconds at which the piece that :meth:`pieces` gave last arrived."""
+        """Epoch seconds at which the last piece of :meth:`pieces` arrived."""
         return self._at
 
     def estimated(self, begin: float, end: float) -> float:
-        """How many of the seconds from ``begin`` to ``end``, both epoch seconds, are estimated."""
+        """How many seconds between ``begin`` and ``end``, both epoch seconds, are estimated."""
         seconds, before = 0.0, self._begun
         for row in self._known:
             if row.estimated:
@@ -268,15 +268,15 @@ class Arrivals:
         return seconds
 
     def at_once(self, begin: float, end: float) -> float | None:
-        """How long nobody had looked when all from ``begin`` to ``end``, epoch seconds, came with the last of the log.
+        """Seconds unread before the last read, if that returned all from ``begin`` to ``end``, epoch seconds.
 
-        None where it was read at several looks, or by an earlier driver, or where more of the log came later.
+        None if it took several reads, an earlier driver read it, or more of the log arrived later.
         """
         last = self._last_read
         return last.unseen if last is not None and last.first <= begin and end <= last.last else None
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """The log's next bytes, cut where they arrived at different times; :meth:`now` tells of each."""
+        """Divide the log's next bytes by arrival time; :meth:`now` returns the time of each piece."""
         begin, self._offset = self._offset, self._offset + len(chunk)
         at = begin
         for row in self._known[bisect_right(self._known, begin, key=lambda row: row.end) :]:
@@ -291,22 +291,22 @@ class Arrivals:
             yield chunk[at - begin :]
 
     def _arrived(self, *ends: tuple[int, float], estimated: bool = False) -> None:
-        """Keep at which time, epoch seconds, the bytes up to each of the ends arrived, in rising order."""
-        new = [Arrival(end, int(at * 1000) / 1000, estimated) for end, at in ends]  # as it is read again
+        """Record the arrival times, epoch seconds, of the bytes up to each of the ends, in ascending order."""
+        new = [Arrival(end, int(at * 1000) / 1000, estimated) for end, at in ends]  # rounded as in the file
         self._at = new[-1].at
         if self._last_read is not None and self._last_read.looked_at == self._looked_at:
             self._last_read = self._last_read._replace(last=self._at)
         else:
             self._last_read = _Read(self._looked_at, self._unseen, new[0].at, self._at)
         self._known += new
-        # A full disk costs the times of a later restart, and nothing now.
+        # A full disk only loses the times for a later restart.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with contextlib.suppress(OSError), os.fdopen(open_regular(self._kept, flags), "a", encoding="ascii") as file:
             file.writelines(f"{row.end} {row.at * 1000:.0f}{' e' if estimated else ''}\n" for row in new)
 
 
 def _read(kept: Path) -> list[Arrival]:
-    """What is kept, in rising order; a line that was cut ends what is known."""
+    """The stored times in ascending order, up to the first damaged line."""
     arrivals: list[Arrival] = []
     try:
         with os.fdopen(open_regular(kept, os.O_RDONLY | os.O_NOFOLLOW), encoding="ascii", errors="replace") as file:

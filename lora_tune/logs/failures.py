@@ -1,8 +1,8 @@
-"""Why an attempt failed: from its log, what the cluster says of its job, and what it measured.
+"""Why an attempt failed: from its log, its job's state in the cluster, and its measurements.
 
-:class:`FailureScanner` remembers which failure texts a log holds and where; :func:`diagnose` weighs them against the
-cluster's verdict. Evidence begins where the run begins, a specific text beats a general one, the last error before the
-end beats an early warning, and the second reason is reported beside the first.
+:class:`FailureScanner` records which failure texts a log has and where; :func:`diagnose` weighs them against the
+cluster's state. Evidence starts where the run begins, a specific text has priority over a general one, the last error
+before the end over an early warning, and the second reason is reported with the first.
 """
 
 from __future__ import annotations
@@ -20,77 +20,76 @@ from typing import Any
 from lora_tune.base.text import bytes_without_escapes, counted, redact
 from lora_tune.logs.run import Eval, RunLog, TrainPoint
 
-# The failure texts that are recognised in logs (``failure_signatures.toml``), and the noise of healthy logs.
+# The known failure texts (``failure_signatures.toml``), and the noise of healthy logs.
 #
-# Where several appear in a log, ``most_telling`` weighs them: by where in the log they stand, by their
-# ``Weight``, and then by their place in the table.
+# If a log has several, ``most_telling`` orders them: by place in the log, ``Weight``, and place in the table.
 
 
 class FailureKind(StrEnum):
-    """What a failure says about the trial's parameters, and so what is done about it."""
+    """What a failure implies about the trial's parameters, which decides the reaction."""
 
     INFEASIBLE = "infeasible"
-    """These parameters cannot run here, as far as one attempt can tell."""
+    """These parameters cannot run here, as far as one attempt shows."""
     FLAKY = "flaky"
-    """Comes and goes: the same attempt again, elsewhere."""
+    """Intermittent: retry the same attempt on another node."""
     INFRASTRUCTURE = "infrastructure"
-    """A node, the network, a disk, the container: says nothing about the parameters."""
+    """A node, network, disk or container fault, independent of the parameters."""
     CONFIGURATION = "configuration"
     """Every trial would fail like this until the user fixes it."""
     PREEMPTED = "preempted"
-    """The cluster wanted the nodes back."""
+    """The cluster preempted the job."""
     HOST_MEMORY = "host memory"
-    """The kernel killed it for want of host memory, of which others had their part."""
+    """Killed for lack of host memory, which others on the node also used."""
     DISPLACED = "displaced"
-    """The job in which it waited for a place ended before it began: it has not been tried."""
+    """Its shared job ended before it began: it was not tried."""
     CAPACITY = "capacity"
-    """Its nodes could not be had, and nothing of it ran: it waits, and is submitted again."""
+    """Its nodes were not available and nothing of it ran: it is submitted again later."""
     HELD = "held"
-    """Somebody held the job back in the queue until it was given up."""
+    """The job was on hold in the queue until the sweep gave it up."""
     DRAINED = "drained"
-    """The nodes that it could run on were drained, down or reserved until it was given up."""
+    """The nodes that it could run on were drained, down or reserved until the sweep gave it up."""
     UNSATISFIABLE = "unsatisfiable"
-    """The cluster accepted the job and can never run it."""
+    """The cluster accepted the job but can never run it."""
     DIVERGED = "diverged"
-    """The loss is no number any more."""
+    """The loss is no longer finite."""
     CLOCK = "clock"
-    """The log's time stamps cannot be true: it is measured again."""
+    """The log's time stamps are impossible: it is measured again."""
     FOREIGN = "foreign"
-    """The log, or a record beside it, is another attempt's: it is run again."""
+    """The log or a record is of another attempt: it is run again."""
     MISMATCH = "mismatch"
-    """The log announces other hyperparameters than the trial was given."""
+    """The log's hyperparameters differ from the trial's."""
     IMPLAUSIBLE = "implausible"
-    """The log states a loss that no loss can be."""
+    """The log states an impossible loss."""
     UNREAD = "unread"
-    """Nothing in its log is what the study says its evals look like."""
+    """Nothing in its log matches the study's format of evals."""
     UNKNOWN = "unknown"
     NONE = ""
     """It did not fail."""
 
 
 class Weight(IntEnum):
-    """How much a failure text says of the cause; the smaller, the more."""
+    """How directly a failure text names the cause; smaller is more direct."""
 
     VERDICT = 0
-    """The scheduler's own statement why the job ended."""
+    """The scheduler's statement why the job ended."""
     CAUSE = 1
-    """Names the cause itself: no memory, a faulty GPU, a refused value, an uncaught exception about a missing file."""
+    """Names the cause: no memory, a faulty GPU, a rejected value, an uncaught exception about a missing file."""
     CONSEQUENCE = 2
-    """What the other ranks print when one of them broke."""
+    """Printed by the other ranks when one of them failed."""
     EXCEPTION = 3
-    """Any other exception of Python."""
+    """Any other Python exception."""
     REMARK = 4
-    """What a shell or a tool remarks while its script goes on."""
+    """Message of a shell or tool whose script continues."""
     ENDED = 5
-    """Somebody or something ended the processes; the reason is elsewhere."""
+    """The processes were killed from outside; the reason is elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One failure text. ``anchor`` is literal text that every matching line holds: only lines with it are tried.
+    """One failure text. ``anchor`` is literal text in every matching line: only lines with it are tried.
 
-    certain: the same values fail again, wherever they run. completes: the name of the signatures whose line says only
-    that something failed, where this one's says why; by itself it is no failure.
+    certain: the same values fail again on any node. completes: name of signatures whose lines only report a failure,
+    for which this line gives the reason; it is no failure by itself.
     """
 
     name: str
@@ -104,7 +103,7 @@ class Signature:
 
 
 def _signatures(row: Mapping[str, Any]) -> Iterator[Signature]:
-    """Those of a row of the table: one of each of its plain ``texts``, and of its ``patterns`` by their anchors."""
+    """The signatures of a table row: one for each of its plain ``texts``, and of its ``patterns`` by anchor."""
     weight = Weight[row.get("weight", "cause").upper()]
     rest = {key: row[key] for key in row.keys() - {"texts", "patterns"}}
     forms = {text: re.escape(text) for text in row.get("texts", ())} | row.get("patterns", {})
@@ -119,66 +118,66 @@ def _read_table() -> tuple[Signature, ...]:
 
 
 SIGNATURES = _read_table()
-"""The most telling first. A line is matched without its ``srun -l`` label, its first 4,096 bytes."""
+"""Most telling first. Lines are matched without their ``srun -l`` label, in pieces of 4,096 bytes."""
 
 NOISE = re.compile(
-    rb"/etc/(?:dgx|os)-release: No such file"  # every machine that is not a DGX
-    rb"|enroot: (?:command )?not found"  # the clean-up of containers on a node that has none
-    rb"|bash: line \d+: nvidia-smi: command not found"  # the same, asked by a step of the script on each node
-    rb"|mlperf-sysjson(?:\.sh)?: line \d+: "  # describes the machine by whatever tools there are
+    rb"/etc/(?:dgx|os)-release: No such file"  # on every machine except DGX
+    rb"|enroot: (?:command )?not found"  # container clean-up on a node without enroot
+    rb"|bash: line \d+: nvidia-smi: command not found"  # the same, from a step of the script on each node
+    rb"|mlperf-sysjson(?:\.sh)?: line \d+: "  # describes the machine with the available tools
     rb"|modprobe: (?:FATAL|ERROR|WARNING)"
-    rb"|/(?:sys|proc)/\S+: (?:No such file|Permission denied)"  # what describes a system tries many places
+    rb"|/(?:sys|proc)/\S+: (?:No such file|Permission denied)"  # system descriptions try many paths
 )
-"""Lines that healthy launch scripts print and go on: never evidence, wherever they stand."""
+"""Lines that healthy launch scripts print: never evidence, anywhere."""
 
 
-# Which failure texts a log holds, and where in it: :class:`FailureScanner` reads the log as it grows.
+# Finding failure texts and their places: :class:`FailureScanner` reads the log as it grows.
 #
-# The place decides what a text is worth. Launch scripts print frightening lines long before the training starts
-# (``/etc/dgx-release: No such file or directory`` on every machine that is not a DGX), and trainings print warnings
-# and go on. So the scanner remembers, for each known text, its last line in each phase of the log, and whether the
-# training went on after it. Every line that leaves here went through :func:`redact`.
+# The place matters: launch scripts print alarming lines long before training starts (``/etc/dgx-release: No such file
+# or directory`` on every machine except DGX), and trainings print warnings and continue. So the scanner records, for
+# each known text, its last line in each phase of the log, and whether training continued after it. Every line that it
+# returns has passed through :func:`redact`.
 
 
 MAX_LINE = 4096
-"""Bytes; a longer line is read in pieces of this length."""
+"""Bytes; longer lines are read in pieces of this length."""
 
 LONG = 1024
-"""Bytes; of a longer piece half as many, around what a failure text always holds, are tried: patterns cost a
-millisecond for each 1,600 bytes, and 8 MB without a line end took a look 7 s of processor."""
+"""Bytes; of longer pieces half as many, around the anchor, are tried: patterns take 1 ms per 1,600 bytes, and 8 MB
+without a line end took 7 s of processor time."""
 
 SCANNED_BYTES = 64 << 20
-"""How much of a log is scanned as it comes. Of what a flood prints beyond, the last TAIL_BYTES or more are scanned."""
+"""Bytes of a log that are scanned as they arrive. Of further output the last TAIL_BYTES or more are scanned."""
 
 TAIL_BYTES = 1 << 20
 MAX_TRIED = 100_000
-"""Lines tried for one anchor in one phase: a log with more of them prints them for another reason."""
+"""Maximum lines tried per anchor and phase: a log with more prints them for another reason."""
 
 MAX_MARKS = 10_000
-"""Phases of one log; a log with more marks prints them for another reason."""
+"""Maximum phases of a log: one with more marks prints them for another reason."""
 
 SHOWN_CHARACTERS = 500
 
 LATER_STEPS = 3
-"""Lines of progress after a text that show that the training survived it; ranks that interleave print one or two."""
+"""Progress lines after a text that show that training survived it; interleaved ranks may print one or two."""
 
 
 class Phase(Enum):
-    """A stretch of a log."""
+    """A part of a log."""
 
     PROLOG = "prolog"
-    """What a launch script does before the training: containers, mounts, NCCL test, caches."""
+    """Output of a launch script before training: containers, mounts, NCCL test, caches."""
     RUN = "run"
-    """The training. A log without any mark is all run."""
+    """The training. A log without marks is all run."""
     EPILOG = "epilog"
-    """What a launch script does afterwards: compliance checker, clean-up."""
+    """Output of a launch script after training: compliance checker, clean-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A failure text as a log holds it. line: redacted. offset: where in the log, in bytes.
+    """A failure text in a log. line: redacted. offset: in bytes from the log's start.
 
-    survived: the training went on after it.
+    survived: training continued after it.
     """
 
     signature: Signature
@@ -190,7 +189,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A line that opens a phase. ``first``: only where the run has not begun yet."""
+    """A line that starts a phase. ``first``: only if the run has not begun yet."""
 
     anchor: bytes
     pattern: re.Pattern[bytes]
@@ -211,12 +210,12 @@ _PROGRESS = (
     (b":::MLLOG", re.compile(rb'"key": ?"(?:(?:reduced_)?train_loss ?|tracked_stats|eval_accuracy|block_stop)"')),
     (b"loss':", re.compile(rb"\{'(?:eval_)?loss':")),
 )
-"""What a training prints only while it trains: MLLOG, and the dictionaries of the Hugging Face Trainer."""
+"""Lines that a training prints only while it trains: MLLOG, and the Hugging Face Trainer's dicts."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What was seen so far: for each phase the last line of each signature, by its index, with its offset."""
+    """State of the scan: for each phase the last line of each signature, by its index, with its offset."""
 
     phase: Phase = Phase.RUN
     begun: bool = False
@@ -231,7 +230,7 @@ class _State:
         return _State(self.phase, self.begun, hits, self.progress.copy(), dict(self.tried), self.last, self.marks)
 
     def enter(self, mark: _Mark) -> None:
-        """A mark was read. What stood before a run's own begin belongs to its prolog; a new run forgets the last."""
+        """Process a mark. Lines before a run's first start belong to its prolog; a new run discards the last one."""
         if mark.first and self.begun and self.phase is Phase.RUN:
             return
         if mark.phase is Phase.RUN and not self.begun:
@@ -245,7 +244,7 @@ class _State:
 
 
 class FailureScanner:
-    """Remembers where each failure signature stands in a log; bounded memory whatever it is fed."""
+    """Records where each failure signature is in a log, in bounded memory for any input."""
 
     def __init__(self) -> None:
         self._held = b""  # begins at the start of a line, or of a piece of a long one
@@ -254,7 +253,7 @@ class FailureScanner:
         self._state = _State()
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the log, cut anywhere. Never raises for what they contain."""
+        """Take the next bytes of the log, cut anywhere. Never raises because of their content."""
         self._held += chunk
         if self._scanned < SCANNED_BYTES:
             lines = self._held.rfind(b"\n") + 1
@@ -267,9 +266,9 @@ class FailureScanner:
             self._drop(max(cut, self._held.find(b"\n", cut) + 1))
 
     def hits(self) -> tuple[Hit, ...]:
-        """The failure texts seen so far, by their place in the log."""
+        """The failure texts so far, in order of their places in the log."""
         state = self._complete()
-        # The third last line of progress: what stands before it was survived.
+        # The third last progress line: training survived texts before it.
         progressed_to = state.progress[0] if len(state.progress) == LATER_STEPS else -1
         placed = [
             (offset, index, Hit(SIGNATURES[index], _shown(line), phase, offset, survived=offset < progressed_to))
@@ -279,18 +278,18 @@ class FailureScanner:
         return tuple(hit for *_, hit in sorted(placed, key=lambda one: one[:2]))
 
     def begun(self) -> bool:
-        """Whether the log shows where its run began: then what stands before is no evidence."""
+        """Whether the log shows the start of its run; lines before it are then no evidence."""
         return self._complete().begun
 
     def last_line(self) -> str:
-        """The last line that is not blank, redacted; "" for an empty log."""
+        """The last non-blank line, redacted; "" for an empty log."""
         return _shown(self._complete().last)
 
     def _drop(self, count: int) -> None:
         self._held, self._offset = self._held[count:], self._offset + count
 
     def _complete(self) -> _State:
-        """The state after what is held as well: an unfinished line, or the end of a flood."""
+        """The state including bytes held back: an unfinished line, or the end of huge output."""
         state = self._state.copy()
         _scan_evidence(state, self._held, self._offset)
         return state
@@ -299,9 +298,9 @@ class FailureScanner:
 def most_telling(hits: tuple[Hit, ...], *, begun: bool) -> list[Hit]:
     """The texts that may be the cause, most telling first.
 
-    begun: the run began, so that its prolog is no evidence; of its epilog only what ended the job is. Texts that the
-    training survived come last. In a prolog that never got to the run the last line is the one that ended it.
-    What only completes another text is none by itself.
+    begun: the run began, so its prolog is no evidence, and of its epilog only texts of an ended job count. Texts that
+    the training survived come last. In a prolog without a run the last line is the one that ended it. Texts that only
+    complete others are skipped.
     """
     hits = tuple(hit for hit in hits if not hit.signature.completes)
     if begun:
@@ -336,7 +335,7 @@ def _scan_evidence(state: _State, text: bytes, offset: int) -> None:
 
 
 def _marks(text: bytes) -> Iterator[tuple[int, _Mark]]:
-    """The marks in ``text``, each with where its line begins."""
+    """The marks in ``text``, each with the start of its line."""
     marks = []
     for mark in _MARKS:
         at = text.find(mark.anchor)
@@ -368,7 +367,7 @@ def _scan_stretch(state: _State, text: bytes, offset: int) -> None:
 
 
 def _lines_with(text: bytes, anchor: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold ``anchor``, each with where it begins."""
+    """The lines that contain ``anchor``, each with its start."""
     at, begin = text.find(anchor), 0
     while at >= 0:
         begin, end = _line_at(text, begin, at)
@@ -379,9 +378,10 @@ def _lines_with(text: bytes, anchor: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _matching(line: bytes, anchor: bytes, indices: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Which of these signatures a line shows, each with the part of the line that does; nothing for noise.
+    """Indices of the signatures that a line matches, each with the matching part of the line; nothing for noise.
 
-    Of a long part only what stands around its first ``anchor`` counts: a flood without line ends costs as little.
+    Of a long part only the text around its first ``anchor`` is tried, which bounds the time for output without line
+    ends.
     """
     for part in bytes_without_escapes(line).split(b"\r"):
         part = _LABEL.sub(b"", part, count=1)
@@ -393,7 +393,7 @@ def _matching(line: bytes, anchor: bytes, indices: list[int]) -> Iterator[tuple[
 
 
 def _line_at(text: bytes, begin: int, at: int) -> tuple[int, int]:
-    """The line, or the piece of a long line, around ``at``; ``begin`` is where some line or piece before it starts."""
+    """Start and end of the line, or piece of a long line, around ``at``; ``begin`` is the start of an earlier one."""
     begin = max(begin, text.rfind(b"\n", begin, at) + 1)
     begin += (at - begin) // MAX_LINE * MAX_LINE
     end = text.find(b"\n", begin, begin + MAX_LINE)
@@ -405,9 +405,9 @@ def _shown(line: bytes) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
-_RUNNERS = re.compile(rb"submitit INFO \(|lora-tune: attempt ")  # printed by those who start the program
+_RUNNERS = re.compile(rb"submitit INFO \(|lora-tune: attempt ")  # printed by the programs that start the training
 _LABEL = re.compile(rb"^ {0,8}\d{1,6}: ")  # srun -l
-_TRACE = re.compile(rb"^\+{1,9} ")  # bash's set -x echoes commands, which may quote any failure
+_TRACE = re.compile(rb"^\+{1,9} ")  # set -x of bash echoes commands, which may quote any failure
 
 _BY_ANCHOR: dict[bytes, list[int]] = {}
 for _index, _one in enumerate(SIGNATURES):
@@ -419,12 +419,12 @@ __all__ = ["Diagnosis", "FailureKind", "FailureScanner", "diagnose", "redact"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why an attempt failed. ``kind`` is "" when it did not fail.
+    """Why an attempt failed. ``kind`` is "" if it did not.
 
-    line: the log line that shows it, redacted, or what the cluster said. remedy: what a person can do. certain: the
-    same values would fail again on any node. also: the next reason that the log shows, "" where there is no other.
-    specific: the log names this cause; else the cluster, the exit code or a general text says it. by_scheduler: the
-    scheduler's own verdict, as it stands in the log.
+    line: the log line that shows it, redacted, or the cluster's reason. remedy: action for the user. certain: the same
+    values would fail again on any node. also: the next reason in the log, or "". specific: the log names this cause;
+    else it comes from the cluster, the exit code or a general text. by_scheduler: the log has the scheduler's
+    statement.
     """
 
     kind: FailureKind = FailureKind.NONE
@@ -437,7 +437,7 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        """The line with the second reason behind it."""
+        """The line, followed by the second reason."""
         return f"{self.line} (also in its log: {self.also})" if self.also else self.line
 
 
@@ -450,11 +450,11 @@ def diagnose(
     run: RunLog | None = None,
     unit: str = "samples",
 ) -> Diagnosis:
-    """Why the attempt failed, or ``kind`` "" when it did not: then it ended by itself, whatever its loss.
+    """Diagnose a failed attempt; ``kind`` is "" if it ended by itself, whatever its loss.
 
-    log: its scanned log, or its text. state: what the cluster says of the job (the values of ``JobState``), reason:
-    in the cluster's own words. exit_code: None where unknown; a training may fail with 0. run: what the log measured.
-    unit: what it counts in, for people.
+    log: its scanned log, or its text. state: the job's state in the cluster (a value of ``JobState``). reason: the
+    cluster's reason. exit_code: None if unknown; a failed training may exit with 0. run: what the log measured. unit:
+    of progress, for messages.
     """
     scanner = log if isinstance(log, FailureScanner) else _scan(log)
     hits, run = scanner.hits(), run or RunLog()
@@ -467,7 +467,7 @@ def diagnose(
 
 
 def is_refusal(line: str) -> bool:
-    """Whether a line of a log is a refusal of the trial's values by its program, not a lack of memory."""
+    """Whether a log line is the program's rejection of the trial's values, other than lack of memory."""
     text = line.encode(errors="replace")
     known = (s for s in SIGNATURES if s.kind is FailureKind.INFEASIBLE and s.certain)
     return any(signature.pattern.search(text) for signature in known)
@@ -492,7 +492,7 @@ def _first_reason(
             kind, remedy = _STATES_BELOW_LOG[state]
             return Diagnosis(kind, redact(reason) or f"the cluster says: {state}", remedy)
     elif cause is None and not measured:
-        # It failed, and the only error stands before lines of progress: those may have waited in a buffer.
+        # It failed, and the only error is before progress lines, which may have been buffered.
         cause = next((hit for hit in telling if hit.signature.weight < Weight.REMARK), None)
     killed = exit_code is not None and _signal(exit_code) in (9, 15)
     if cause is not None and not (killed and cause.phase is Phase.PROLOG):
@@ -505,7 +505,7 @@ def _first_reason(
         return _by_exit_code(exit_code, last_line)
     if run.evals:
         return Diagnosis()
-    # Nothing failed, and nothing was measured: most often the log has another form than the study says.
+    # No failure and no measurement: usually the log has another format than the study's.
     remedy = "read the job's log; is it of the kind that [workload.log] says?" if last_line else "read the job's log"
     return Diagnosis(FailureKind.UNKNOWN, last_line or "the log is empty", remedy)
 
@@ -519,7 +519,8 @@ def _of(hit: Hit) -> Diagnosis:
 
 
 def _second_reason(diagnosis: Diagnosis, hits: Sequence[Hit]) -> str:
-    """The line of the most telling text of another kind than ``diagnosis``; what only ended the job is no reason."""
+    """The line of the most telling text with another remedy than ``diagnosis``; texts that only ended the job are
+    skipped."""
     for hit in hits:
         reason = hit.signature.weight is not Weight.ENDED and not hit.signature.completes
         if reason and _normalized(hit) not in diagnosis.line and hit.signature.remedy != diagnosis.remedy:
@@ -528,7 +529,7 @@ def _second_reason(diagnosis: Diagnosis, hits: Sequence[Hit]) -> str:
 
 
 def _completed(line: str, telling: Sequence[Hit], hits: Sequence[Hit]) -> str:
-    """The cause's line with the reason behind it that another program gave: pyxis says only that enroot failed."""
+    """The cause's line, followed by the reason from another program: pyxis only reports that enroot failed."""
     cause = next((hit for hit in telling if hit.line == line), None)
     if cause is None:
         return line
@@ -538,7 +539,7 @@ def _completed(line: str, telling: Sequence[Hit], hits: Sequence[Hit]) -> str:
 
 
 def _normalized(hit: Hit) -> str:
-    """A hit's line without the name of the program that passed it on."""
+    """A hit's line without the name of the program that relayed it."""
     return hit.line.rpartition("pyxis: ")[2].strip()
 
 
@@ -549,13 +550,13 @@ def _scan(log: bytes | str) -> FailureScanner:
 
 
 def _diverged(run: RunLog) -> Eval | TrainPoint | None:
-    """The newest eval or train point whose loss is no finite number."""
+    """The last eval or train point if its loss is not finite."""
     newest: tuple[Eval | TrainPoint, ...] = (*run.evals[-1:], *run.train[-1:])
     return next((point for point in newest if not math.isfinite(point.loss)), None)
 
 
 def _signal(code: int) -> int:
-    """The signal that an exit code stands for; the code itself where it stands for none."""
+    """The signal of an exit code, or the code itself if it is none."""
     return -code if code < 0 else code - 128 if 128 < code < 192 else code
 
 
@@ -564,7 +565,7 @@ def _by_exit_code(code: int, last_line: str) -> Diagnosis:
     return Diagnosis(kind, f"exit code {code}{what}; last line: {last_line or 'none'}", remedy)
 
 
-# What the cluster knows better than any log, and what it says where the log shows no cause of its own.
+# Cluster states with priority over the log, and those used if the log shows no cause.
 _STATES_ABOVE_LOG = {
     "node failed": (FailureKind.INFRASTRUCTURE, "run it on another node and report this one"),
     "preempted": (FailureKind.PREEMPTED, "nothing to fix: it is run again"),

@@ -1,6 +1,6 @@
 """One trial of a Python function: ``python -m lora_tune.logs.function_trial FILE NAME=VALUE ...``.
 
-FILE holds the function as ``Sweep`` pickled it. What it yields, or returns, is printed as JSON lines, the only channel
+FILE is the function as pickled by ``Sweep``. Its yielded or returned values are printed as JSON lines, the only channel
 from a trial to its sweep.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the function and print its evals; returns the exit code. What it raises ends the trial with a traceback."""
+    """Run the function, print its evals and return the exit code. An exception ends the trial with a traceback."""
     file, *arguments = sys.argv[1:]
-    sys.path.insert(0, str(Path.cwd()))  # where the functions' own modules lie
+    sys.path.insert(0, str(Path.cwd()))  # location of the function's modules
     function = pickle.loads(Path(file).read_bytes())
     began = time.monotonic()
     print(json.dumps({"begun": True}), flush=True)
@@ -37,7 +37,7 @@ def _argument(argument: str) -> tuple[str, Any]:
 
 
 def _results(returned: Any) -> Iterator[Any]:
-    """What a generator yields, or the one thing that a function returned; nothing of None."""
+    """Values of a generator, or the single return value; nothing for None."""
     if isinstance(returned, Iterator):
         yield from returned
     elif returned is not None:
@@ -45,7 +45,7 @@ def _results(returned: Any) -> Iterator[Any]:
 
 
 def _named(result: Any) -> dict[str, Any]:
-    """One eval: measures by name, (step, loss), or a loss."""
+    """One eval as a dict: from metrics by name, (step, loss), or a loss."""
     if isinstance(result, Mapping):
         return dict(result)
     if isinstance(result, tuple):

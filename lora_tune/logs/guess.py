@@ -1,7 +1,7 @@
-"""The format of a log that nobody has described: a guess, proved by reading the log with it.
+"""Guesses the format of an unknown log, and proves the guess by reading the log with it.
 
-Lines become tokens, tokens of one name a series, and the series that looks most like an eval's is read by the counter
-that goes on where it does.
+Lines become tokens, and tokens of one name a series. The series that looks most like an eval's is read with a counter
+that advances at its lines.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ from lora_tune.logs.tokens import (
 )
 
 MAX_LINES = 20_000
-"""Lines at each end of a log that are looked at."""
+"""Lines examined at each end of a log."""
 
 MAX_LINE = 1000
 
 _TRIED = 12
-"""Names of measures that are tried, the likeliest first."""
+"""Maximum names of metrics that are tried, the likeliest first."""
 
 _REPEATS = 3
-"""Lines to each different eval, from which on a line of progress shows each again; a plateau has fewer."""
+"""Lines per distinct eval from which on a progress line counts as repeating evals; a plateau has fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGuess:
-    """How a log seems to be read.
+    """A guessed format of a log.
 
     Parameters
     ----------
     settings : mapping of str to str, bool
-        Keys of ``workload.log``, ``kind`` among them.
+        Keys of ``workload.log``, including ``kind``.
     example : str
-        A line of the log that is read as an eval; "" where the format is known by other signs.
+        A log line that is read as an eval; "" if the format was recognised otherwise.
     unit : str
-        What the numbers of the log count: samples, step or epoch.
+        Unit of progress in the log: samples, step or epoch.
     is_eval : bool
-        False where only something like a training loss was found.
+        False if only something like a training loss was found.
     rising : bool
-        Whether more of the measure is better.
+        Whether the metric is maximised.
     by_trend : bool
-        Whether that is known by the log alone: the name says no measure, and a loss beside it is called one.
+        Whether ``rising`` follows from the log only: the name is of no known metric, and a loss on the same line is.
     last_batch : bool
-        Whether an eval prints its batches alone, of which the last one counts.
+        Whether an eval prints only its batches, of which the last one counts.
     names_batch : bool
-        Whether the pattern finds that batch by its number, which is another where evals have more or fewer of them.
+        Whether the pattern finds that batch by its number, which changes with the number of batches per eval.
     other_sets : tuple of str
-        Names under which the same measure of other sets is printed, or a line of them; this guess reads none.
+        Names, or a line, of the same metric on other data sets, which this guess does not read.
     run : RunLog
-        What a reader with these settings reads in the log, as it is printed there.
+        The run that a reader with these settings reads, with numbers as printed.
     """
 
     settings: Mapping[str, Any]
@@ -86,20 +86,20 @@ class LogGuess:
 
     @property
     def metric(self) -> str:
-        """What ``objective.metric`` calls the evals."""
+        """Name of the evals' metric for ``objective.metric``."""
         default = "eval_loss" if self.settings["kind"] == "hf_trainer" else "loss"
         return str(self.settings.get("metric", self.settings.get("loss", default)))
 
 
 def log_lines(log: bytes) -> list[str]:
-    """The lines of a log as readers see them: carriage returns end lines, colours of a terminal are left out."""
+    """The lines of a log as readers see them: carriage returns end lines, terminal colours are removed."""
     lines = cut(log)
     kept = lines if len(lines) <= 2 * MAX_LINES else lines[:MAX_LINES] + lines[-MAX_LINES:]
     return [line[:MAX_LINE] for line in map(plain, kept) if line.strip()]
 
 
 def guess(log: bytes) -> LogGuess | None:
-    """The likeliest way to read a log; None where nothing in it looks like a loss. Pure."""
+    """The likeliest format of a log; None if nothing looks like a loss. Pure."""
     lines = log_lines(log)
     if in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
         proved = _proved(replace(guessed, settings={**guessed.settings, "decimal_comma": True}), lines)
@@ -112,7 +112,7 @@ def _as_printed(example: str, lines: Sequence[str]) -> str:
 
 
 _SUMMARIES = re.compile(r"^\s*(?:wandb|COMET INFO):\s")
-"""What a tracker prints of a run behind its end: no eval of its own."""
+"""Summary of a run that a tracker prints after its end: no eval."""
 
 
 def _guess(lines: Sequence[str]) -> LogGuess | None:
@@ -127,7 +127,7 @@ def _guess_of(lines: Sequence[str]) -> LogGuess | None:
 
 
 def _proved(candidate: LogGuess, lines: Sequence[str]) -> LogGuess | None:
-    """The guess with what it reads; None where it reads nothing."""
+    """The guess with the run that it reads; None if it reads no evals."""
     try:
         reader = make_reader(**candidate.settings)
     except ValueError:
@@ -138,7 +138,7 @@ def _proved(candidate: LogGuess, lines: Sequence[str]) -> LogGuess | None:
 
 
 class _Point(NamedTuple):
-    """A measure on a row of the log. far: what says on its row how far the run is, by its name."""
+    """A metric in a log row, with the row's line and tokens."""
 
     row: int
     token: Token
@@ -150,7 +150,7 @@ Series = Sequence[_Point]
 
 
 def _candidates(lines: Sequence[str]) -> Iterator[LogGuess]:
-    """Each measure, the likeliest first, with each count of how far the run is that goes on as it does."""
+    """Each metric, the likeliest first, with each progress counter that advances with it."""
     named, counters = _series(lines)
     judged = any(
         p[0].token.score > EVAL_SCORE and not (of_test_set(n.split()) or p[0].token.heading) for n, p in named.items()
@@ -165,7 +165,7 @@ def _candidates(lines: Sequence[str]) -> Iterator[LogGuess]:
 
 
 def _series(lines: Sequence[str]) -> tuple[dict[str, list[_Point]], dict[tuple[str, str], list[tuple[int, str]]]]:
-    """The measures of a log by their names, and its counters by their units and names."""
+    """The metrics of a log by name, and its counters by unit and name."""
     named: dict[str, list[_Point]] = {}
     counters: dict[tuple[str, str], list[tuple[int, str]]] = {}
     reads = Tokens()
@@ -193,15 +193,15 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _keys(record: Mapping[str, Any]) -> Iterator[Token]:
-    """What a JSON object states."""
+    """The tokens of a JSON object."""
     for key, value in record.items():
         if as_number(value) is not None:
             yield Token(terms_of(key), str(value), unit_of(terms_of(key)), key)
 
 
 def _rank(name: str, named: Mapping[str, Series], *, judged: bool) -> tuple[Any, ...]:
-    """The likeliest eval series first: a test set's last where others are judged by, a mean before one value, a whole
-    before its parts, and what says its set itself before what takes it from another word of the line."""
+    """Sort key, likeliest eval series first: a test set last if there are other sets, a mean before a single value, a
+    total before its parts, and a name with its data set before one that takes it from another word of the line."""
     score, terms = max(point.token.score for point in named[name]), {*name.split()}
     part = any({*other.split()} < terms and named[other][0].token.score == score for other in named)
     borrowed = not of_an_eval(named[name][0].token.raw)
@@ -209,7 +209,7 @@ def _rank(name: str, named: Mapping[str, Series], *, judged: bool) -> tuple[Any,
 
 
 def _of_batches(points: Series) -> tuple[Series, str]:
-    """The points that tell an eval's result where evals print their batches, and the setting that reads these alone."""
+    """The points with an eval's result if evals print their batches, and the setting that reads only these."""
     runs: list[list[_Point]] = []
     for point in points:
         if runs and point.row == runs[-1][-1].row + 1:
@@ -240,7 +240,7 @@ def _count(point: _Point, unit: str, name: str) -> float | None:
 
 
 def _is_headed_by_chance(points: Series, named: Mapping[str, Series]) -> bool:
-    """Whether a heading made evals of lines that stand elsewhere without it."""
+    """Whether a heading turned lines into evals that also occur without it."""
     if not points[0].token.heading:
         return False
     shapes = {re.sub(r"\d+", "", point.line) for point in points}
@@ -249,7 +249,7 @@ def _is_headed_by_chance(points: Series, named: Mapping[str, Series]) -> bool:
 
 
 class _Counter(NamedTuple):
-    """What says how far the run is. far: at each eval. below: it stands below the evals."""
+    """A progress counter. progress: at each eval. below: it is printed after the evals."""
 
     unit: str
     name: str
@@ -258,7 +258,7 @@ class _Counter(NamedTuple):
 
 
 def _counters(points: Series, counters: Mapping[tuple[str, str], Sequence[tuple[int, str]]]) -> Iterator[_Counter]:
-    """The counters that go on where the evals do: those on most of their lines first, the finest first."""
+    """The counters that advance with the evals: those on most of their lines first, then finest first."""
     order = sorted(counters, key=lambda known: (ORDER.index(known[0]), "step" not in known[1], known[1] == "count"))
     beside = []
     for unit, name in order:
@@ -277,7 +277,7 @@ def _counters(points: Series, counters: Mapping[tuple[str, str], Sequence[tuple[
 
 
 def _apart(points: Series, unit: str, name: str, counts: Sequence[tuple[int, str]]) -> _Counter | None:
-    """A counter on lines of its own, above the evals or below them; None where it does not tell the evals apart."""
+    """A counter on separate lines, above the evals or below them; None if it does not distinguish the evals."""
     rows, numbers = [row for row, _ in counts], [as_count(number) or 0.0 for _, number in counts]
     single = len(points) == 1 and (len(numbers) == 1 or unit == "epoch")
     if not (numbers[0] != numbers[-1] or single) or not _goes_on(numbers):
@@ -294,9 +294,9 @@ def _apart(points: Series, unit: str, name: str, counts: Sequence[tuple[int, str
 
 
 def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
-    """Whether a counter goes on where several different losses are stated.
+    """Whether a counter advances when different losses are stated.
 
-    ordered: it may not go back at all, as the numbers of several ranks do.
+    ordered: it must never decrease, unlike the numbers of several ranks.
     """
     if not _goes_on([progress for progress, _ in series], ordered=ordered):
         return False
@@ -304,7 +304,7 @@ def _advances(series: Sequence[tuple[float, str]], *, ordered: bool) -> bool:
 
 
 def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
-    """Whether numbers rise, but for a restart now and then unless ``ordered``."""
+    """Whether numbers increase, with occasional restarts unless ``ordered``."""
     back = sum(after < before for before, after in pairwise(counts))
     return len(counts) > 0 and not (back and (ordered or 4 * back > len(counts)))
 
@@ -312,7 +312,7 @@ def _goes_on(counts: Sequence[float], *, ordered: bool = False) -> bool:
 def _described(
     points: Series, counter: _Counter, batches: str, ranked: Sequence[str], named: Mapping[str, Series]
 ) -> LogGuess:
-    """The guess that reads these points by this counter."""
+    """The guess that reads these points with this counter."""
     token, name = points[0].token, points[0].token.name
     is_eval = token.score > EVAL_SCORE or _of_episodes(points[0])
     trains = [n for n in named if n != name and is_eval and named[n][0].token.trains]
@@ -357,7 +357,7 @@ def _described(
 
 
 def _of_episodes(point: _Point) -> bool:
-    """Whether a measure is what a policy earned in its episodes: there is no other eval of it."""
+    """Whether a metric is a policy's reward per episode, which has no separate eval."""
     return (
         bool({"reward", "rew", "return", "returns"} & {*point.token.terms}) and _EPISODES.search(point.line) is not None
     )
@@ -368,7 +368,7 @@ _PROGRESS_BAR = re.compile(r"\d%\|")
 
 
 def _repeats(points: Series) -> bool:
-    """Whether a line of progress shows the last eval until there is a new one: beside another loss, several times."""
+    """Whether a progress line repeats the last eval until the next one: together with another loss, several times."""
     losses = [point.token.number for point in points]
     if len(losses) == len({*losses}):
         return False

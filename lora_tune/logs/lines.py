@@ -1,6 +1,6 @@
-"""A log in which a study's reader finds nothing: what its lines look like, and what pattern would read them.
+"""Line readers, and advice for logs in which a study's reader finds nothing.
 
-Pure functions of text. A wrong pattern shows in the first minute of the first trial, so it must not cost a second one.
+A wrong pattern must show in the first minute of the first trial, so that it does not cost a second one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lora_tune.logs.run_builder import RunBuilder, states_resume
 from lora_tune.logs.tokens import in_use, losses, of_an_eval, positions, with_points
 
 ENOUGH_LINES = 50
-"""Lines without a match after which a line that looks like an eval says that the pattern is wrong."""
+"""Lines without a match after which a line that looks like an eval shows that the pattern is wrong."""
 
 LONGEST_SHOWN = 1000
-"""Characters of a line that are looked at: they bound the time that one line can take."""
+"""Characters of a line that are examined, which bounds the time per line."""
 
 
 def is_eval_line(line: str) -> bool:
-    """Whether a line states a loss and how far the run is."""
+    """Whether a line states a loss and progress."""
     return bool(losses(line[:LONGEST_SHOWN]) and positions(line[:LONGEST_SHOWN]))
 
 
 def suggest(line: str) -> str:
-    """Keys of ``workload.log`` that read lines like this one; "" where none is seen."""
+    """Keys of ``workload.log`` that read lines like this one; "" if there are none."""
     measures, places = losses(line[:LONGEST_SHOWN]), positions(line[:LONGEST_SHOWN])
     if not measures or not places:
         return ""
@@ -38,15 +38,15 @@ def suggest(line: str) -> str:
 
 
 TELL_APART = "let the pattern say which it is, by the name of its data set for example"
-"""The remedy where two things are printed in the same words."""
+"""Remedy if two metrics are printed in the same words."""
 
 
 @dataclass(slots=True)
 class Unmatched:
     """Counts the lines of a log until one is understood.
 
-    patterns: what the study searches for, "" for formats without a pattern; it tells whether plain losses are wanted.
-    error: what the format's own code raised last for a line. cut: the last number that a pattern took a part of.
+    patterns: of the study, "" for formats without patterns; used to decide whether plain losses are wanted. error: last
+    exception of the format's code for a line. cut: last number that a pattern matched only in part.
     """
 
     patterns: str = ""
@@ -57,7 +57,7 @@ class Unmatched:
     found: bool = field(default=False)
 
     def take(self, line: str) -> None:
-        """One line that no setting matched."""
+        """Count one line that no setting matched."""
         self.lines += 1
         if not is_eval_line(with_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
             return
@@ -65,7 +65,7 @@ class Unmatched:
             self.likely = line.strip()[:200]
 
     def describe(self, *, ended: bool) -> str:
-        """What is wrong and what to write instead; "" while it may only be too early. ended: the job is over."""
+        """What is wrong and what to write instead; "" while it may be too early to tell. ended: the job is over."""
         if self.found or not (ended or (self.lines >= ENOUGH_LINES and self.likely)):
             return ""
         lines = "1 line" if self.lines == 1 else f"{self.lines} lines"
@@ -81,7 +81,7 @@ class Unmatched:
         return f"{counted}; a line that looks like an eval: `{self.likely}`{remedy}"
 
 
-# What the readers of line-by-line logs share: lines out of bytes, facts out of fields, and what a reader kind is.
+# Base of line-based readers: lines from bytes, values from fields, and the definition of a reader kind.
 
 
 Clock = Callable[[], float]
@@ -90,33 +90,33 @@ MAX_LINE = 4096
 """Bytes; longer lines are dropped and counted."""
 
 LATE_READ_MS = 2500
-"""A line that came this long after a pause began was written before it: it is timed when it is read."""
+"""A line that arrived within this many ms after a pause began was written before it, as lines are timed on reading."""
 
 FACTS = ("samples", "step", "epoch", "train_loss", "seconds", "eval_seconds", "throughput")
-"""What a line may say beside an eval's loss."""
+"""Fields of a line other than an eval's loss."""
 
 NUMBER = (int, float)
 SCALES: Mapping[str, Any] = {"global_batch_size": NUMBER, "samples_per_epoch": NUMBER}
-"""Settings that turn steps and epochs into samples."""
+"""Settings that convert steps and epochs to samples."""
 
 FORM: Mapping[str, Any] = {"from_zero": bool, "repeated": bool, "decimal_comma": bool}
-"""Settings that say how a script counts, repeats itself and writes its numbers."""
+"""Settings for a script's counting, repeated lines and number format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderKind:
-    """What ``workload.log.kind`` names.
+    """A log format, as ``workload.log.kind`` names it.
 
     Parameters
     ----------
     make : callable
-        ``make(clock=..., **settings)`` gives a reader; ``clock()`` is the epoch time in seconds.
+        ``make(clock=..., **settings)`` returns a reader; ``clock()`` is the epoch time in seconds.
     settings : mapping of str to type, or None
-        The settings that it takes, with their types; None leaves that to ``make``.
+        Its settings with their types; None: ``make`` checks them.
     metric : str
-        The setting that names the metric whose evals count, which ``objective.metric`` fills; "" where none does.
+        The setting for the name of the evals' metric, which ``objective.metric`` fills; "" if there is none.
     counts : callable
-        What a log of these settings counts its progress in: samples, steps or epochs; None: always samples.
+        Returns the unit of progress for given settings: samples, steps or epochs; None: always samples.
     """
 
     make: Callable[..., LogReader]
@@ -126,10 +126,10 @@ class ReaderKind:
 
 
 class LineReader:
-    """Cuts bytes into lines and gathers a Run from them; a subclass says what a line means. clock: see above.
+    """Splits bytes into lines and collects a RunLog; subclasses interpret the lines. clock: returns epoch seconds.
 
-    The run starts when the first bytes arrive, or where :meth:`line` says so. Carriage returns end lines too, as
-    progress bars print them.
+    The run starts when the first bytes arrive, or where :meth:`line` sets it. Carriage returns end lines too, as in
+    progress bars.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -147,11 +147,11 @@ class LineReader:
         self.pauses: Sequence[tuple[int, int]] = ()
 
     def read_shortfall(self, ceiling: float) -> None:
-        """Read evals that rise, such as an accuracy, as what they lack of ``ceiling``. To be said before any byte."""
+        """Read maximised metrics, such as an accuracy, as ``ceiling`` minus the value. Call it before ``feed``."""
         self.run_builder.ceiling = ceiling
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the log. Never raises for what they contain."""
+        """Take the next bytes of the log. Never raises because of their content."""
         now = int(self.clock() * 1000)
         if self.run_builder.run_start is None:
             chunk = without_head(chunk)
@@ -166,8 +166,8 @@ class LineReader:
             self._skipping, self._held = True, b""
 
     def run(self) -> RunLog:
-        """What the log says so far."""
-        # Seconds that the log itself states are counted from a time that nobody knows.
+        """The run so far."""
+        # Seconds stated by the log have an unknown origin, so pauses cannot be subtracted.
         placed = self.pauses and not self.states_seconds
         builder = self.run_builder.without(self.pauses, LATE_READ_MS) if placed else self.run_builder
         return builder.run(self._dropped)
@@ -188,7 +188,8 @@ class LineReader:
                 self._count(text)
 
     def _understood(self, text: str, now: int) -> bool:
-        """Whether :meth:`line` did. A format of somebody else's need not expect every line: one must end no sweep."""
+        """Result of :meth:`line`; False if it raises, because an unexpected line of a user's format must not end a
+        sweep."""
         try:
             return self.line(text, now)
         except Exception as error:  # noqa: BLE001
@@ -203,17 +204,17 @@ class LineReader:
             self.unmatched.take(text)
 
     def line(self, text: str, now: int) -> bool:
-        """Take one line that arrived at ``now`` (epoch ms); False for one that should have been understood.
+        """Take one line that arrived at ``now`` (epoch ms); return False for one that should have been understood.
 
-        A line for which this raises counts as not understood as well.
+        A line for which this raises also counts as not understood.
         """
         raise NotImplementedError
 
     def take_fields(self, fields: Mapping[str, object], now: int, samples: float | None) -> bool:
-        """Take the facts of one line under this module's names; False when a loss is no number or has no samples.
+        """Take the fields of one line under this module's names; False if a loss is not a number or has no samples.
 
-        fields: ``loss`` (an eval's), ``train_loss``, ``seconds`` (since the start of the run), ``eval_seconds``,
-        ``throughput`` (samples/s); each may be missing.
+        fields: ``loss`` (of an eval), ``train_loss``, ``seconds`` (since the start of the run), ``eval_seconds``,
+        ``throughput`` (samples/s); all optional.
         """
         builder = self.run_builder
         seconds = as_number(fields["seconds"]) if "seconds" in fields else None
@@ -227,7 +228,7 @@ class LineReader:
                 if loss is None or samples is None or not 0 <= samples < float("inf"):
                     understood = False
                 elif name == "loss" and self.repeated and loss == self._last_loss:
-                    continue  # what a progress bar still shows of the last eval
+                    continue  # a progress bar repeats the last eval
                 else:
                     self._last_loss = loss if name == "loss" else self._last_loss
                     self._begin_anew(samples, loss, now, trained=name != "loss")
@@ -243,7 +244,7 @@ class LineReader:
         return understood
 
     def started(self, now: int) -> None:
-        """The log says that a run starts: the run, or its program again within the job."""
+        """The log states that a run starts: the first time, or again after its program restarted in the job."""
         builder = self.run_builder
         if builder.evals or builder.train:
             self._started_again = now
@@ -251,10 +252,10 @@ class LineReader:
             builder.run_start = now
 
     def _begin_anew(self, samples: float, loss: float, now: int, *, trained: bool) -> None:
-        """Make a run of its own of training that began again with its first point, after a start of its own.
+        """Start a new run if training began again with its first point, after a printed start.
 
-        That takes about as long as the first time; lines of another rank, which only come late, do not. Who counts from
-        zero again and has the loss of where the run was goes on from a checkpoint.
+        A restart takes about as long as the first start, unlike late lines of other ranks. A program that counts from
+        zero but has the loss of the run's end continues from a checkpoint: it is no new run.
         """
         begun, self._started_again, run = self._started_again, None, self.run_builder
         points = run.train if trained else run.evals
@@ -269,23 +270,23 @@ class LineReader:
 
 
 def cut(log: bytes) -> list[bytes]:
-    """Bytes of a log as lines, the last one without its end; those of a progress bar are lines of their own.
+    """Split bytes of a log into lines without line ends; progress bar updates are separate lines.
 
-    NUL bytes are left out: a file that was truncated while its writer went on begins with a hole of them, however
-    long; in UTF-16 one stands beside each letter.
+    NUL bytes are dropped: a file truncated under its writer begins with a hole of them of any length; UTF-16 has one
+    with each ASCII letter.
     """
     return log.replace(b"\0", b"").replace(b"\r", b"\n").split(b"\n")
 
 
 def plain(line: bytes) -> str:
-    """A line as people see it, without colours of a terminal and a byte order mark of any encoding."""
+    """A line without terminal colours and byte order marks."""
     return without_escapes(line.decode("utf-8", "replace")).lstrip("\ufeff\ufffd")
 
 
 def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, first: int = 1) -> float | None:
     """Samples from the first of samples, step and epoch that is a number, times its scale; None without any.
 
-    first: what the first step and the first epoch are called when they are over, 0 or 1.
+    first: number of the first completed step and epoch, 0 or 1.
     """
     for name, factor in scale.items():
         number = as_count(fields[name]) if name in fields else None
@@ -294,33 +295,32 @@ def scaled_samples(fields: Mapping[str, object], scale: Mapping[str, float], *, 
     return None
 
 
-# Readers of logs that are not MLLOG: prints of Hugging Face's Trainer, JSON lines, and lines of any other form.
+# Readers of formats other than MLLOG: Hugging Face Trainer output, JSON lines, and lines of any form.
 #
-# Most such logs have no time stamps. Then a line is stamped with its *arrival time*: what the reader's ``clock`` says
-# when :meth:`LogReader.feed` is called, so feed them as they grow (the driver polls every second or so; that is also
-# the error). A log that is read again later gets the times of that reading, unless somebody kept the first ones
-# (:mod:`lora_tune.logs.arrival`): only its samples and losses are then worth something. Formats that print
-# seconds themselves do not depend on the clock.
+# Most such logs have no time stamps. Each line then gets its *arrival time*: the ``clock`` when :meth:`LogReader.feed`
+# is called, so feed logs as they grow (the driver polls about every second, which is also the error). A log that is
+# read again later gets the times of that reading, unless the first ones were stored (:mod:`lora_tune.logs.arrival`);
+# without them only samples and losses are meaningful. Formats that print seconds do not depend on the clock.
 #
-# Settings of each kind are keyword arguments of :func:`make_reader`; study files name them under ``workload.log``.
+# Settings of each kind are keyword arguments of :func:`make_reader`, and keys of ``workload.log`` in study files.
 
 
 def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> LogReader:
-    """A reader of a log format by its name, or of ``path/to/file.py:Class``.
+    """A reader of a log format by name, or of ``path/to/file.py:Class``.
 
     Parameters
     ----------
     kind : str
-        ``mllog``, ``hf_trainer``, ``jsonl``, ``named``, ``regex``, or one that was added.
+        ``mllog``, ``hf_trainer``, ``jsonl``, ``named``, ``regex``, or a registered one.
     clock : callable
-        Epoch seconds now; see above.
+        Returns the epoch time in seconds.
     **settings
-        The kind's own settings.
+        The kind's settings.
 
     Raises
     ------
     ValueError
-        An unknown kind, an unknown setting or a bad value, in words that name it.
+        For an unknown kind, an unknown setting or a bad value, named in the message.
     """
     LOG_READERS.known(kind)
     loaded = LOG_READERS.load(kind)
@@ -332,7 +332,7 @@ def make_reader(kind: str, *, clock: Clock = steady_epoch, **settings: Any) -> L
 
 
 def _check_settings(kind: str, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for a setting that the kind does not have, or a value of another type."""
+    """Raise ValueError for an unknown setting of the kind, or a value of another type."""
     unknown = sorted(settings.keys() - known.keys())
     if unknown:
         allowed = ", ".join(known) or "none"

@@ -1,6 +1,6 @@
-"""Finished logs on disk: plain or compressed, one by one, in folders or in tar archives.
+"""Finished logs on disk: plain or compressed, single, in folders or in tar archives.
 
-What rotation made of a log is one log again, such as ``run.log.2.gz``, ``run.log.1`` and ``run.log``.
+Rotated parts such as ``run.log.2.gz``, ``run.log.1`` and ``run.log`` are joined to one log.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lora_tune.base.errors import InputError
 
 PIECE = 1 << 20
 LARGEST_LOG = 1 << 30
-"""Bytes of one log, unpacked; what is larger is no log, or a bomb."""
+"""Maximum unpacked bytes of one log; a larger file is no log, or a decompression bomb."""
 
 _GZIP = b"\x1f\x8b"
 _FAULTS = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 
 class LogFile:
-    """One log, to be read once, before the next one is asked for.
+    """One log, to be read once, before the next one is requested.
 
-    name: the path, with ``:MEMBER`` for one in an archive. parent: the folder or archive that holds it.
-    problem: why :meth:`pieces` ended early, "" while it did not.
+    name: the path, with ``:MEMBER`` for one in an archive. parent: the folder or archive that contains it. problem: why
+    :meth:`pieces` ended early, or "".
     """
 
     def __init__(self, name: str, parent: str, *streams: IO[bytes] | None, problem: str = "") -> None:
@@ -52,12 +52,12 @@ class LogFile:
 
 
 def log_files(paths: Sequence[Path]) -> Iterator[LogFile]:
-    """Every file below ``paths``, in order. Raises InputError for a path that is not there, before the first.
+    """Every file below ``paths``, in order. Raises InputError for a missing path, before the first file.
 
-    What may not be read, a folder too, comes with its ``problem``.
+    Unreadable files and folders are returned with their ``problem``.
     """
     for path in paths:
-        with contextlib.suppress(PermissionError):  # it may be there
+        with contextlib.suppress(PermissionError):  # it may exist
             if not path.exists():
                 raise InputError(f"{path}: there is no such file or folder; name logs, folders, .gz or tar files")
     for path in paths:
@@ -83,7 +83,7 @@ def _below(folder: Path) -> Iterator[LogFile]:
 
 
 def _rotated(file: Path, files: Collection[Path]) -> tuple[Path, int]:
-    """The log that a file is a part of, and how old that part is; every other file is its own log."""
+    """The log of which a file is a rotated part, and the part's age; other files are their own logs."""
     named = _PART.fullmatch(file.name)
     log = file.with_name(named["log"]) if named else file
     if named is None or log not in files:
@@ -92,7 +92,7 @@ def _rotated(file: Path, files: Collection[Path]) -> tuple[Path, int]:
 
 
 _PART = re.compile(r"(?P<log>.+?)(?:\.(?P<number>\d{1,3})|[-.](?P<date>20\d{6}))(?:\.gz)?")
-"""As logrotate and Python's handlers name what they put aside."""
+"""Names of rotated files, as of logrotate and Python's handlers."""
 
 
 def _joined(log: Path, parts: Sequence[Path]) -> Iterator[LogFile]:
@@ -105,7 +105,7 @@ def _joined(log: Path, parts: Sequence[Path]) -> Iterator[LogFile]:
 
 
 def _is_special(file: Path) -> bool:
-    """Whether it is no file and no link to one: a pipe, a socket, a link to a folder or to nothing."""
+    """Whether it is neither a file nor a link to one: a pipe, socket, or link to a folder or to nothing."""
     try:
         return not file.is_file()
     except PermissionError:
@@ -136,22 +136,22 @@ def _unpacked(stream: IO[bytes] | None) -> io.BufferedReader | gzip.GzipFile | i
     return gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP else stream
 
 
-# A finished log played back: the pieces in which a driver would have read it while it grew.
+# Replay of a finished log in the pieces in which a driver would have read it.
 
 
 TICK_MS = 1000
-"""Between two looks at a log, as the driver's period on a cluster."""
+"""Milliseconds between two reads of a log: the driver's period on a cluster."""
 
 PIECES = 2000
-"""Into which a log without time stamps is cut, at line ends."""
+"""Number of pieces of a log without time stamps, cut at line ends."""
 
 _STAMPED = re.compile(rb'^[^\n]*?:::MLLOG[^\n]{0,80}?"time_ms": ?(\d{10,14})', re.MULTILINE)
 
 
 def ticks(log: bytes) -> Iterator[bytes]:
-    """The log in the pieces in which a driver that looks once a second would have read it.
+    """The log in the pieces in which a driver that polls once a second would have read it.
 
-    By the time stamps of its MLLOG lines; a log without any comes in ``PIECES`` equal parts, cut at line ends.
+    Uses the time stamps of MLLOG lines; a log without any is cut into ``PIECES`` equal parts at line ends.
     """
     begin, due = 0, None
     for line in _STAMPED.finditer(log):
@@ -167,14 +167,14 @@ def ticks(log: bytes) -> Iterator[bytes]:
         begin = end
 
 
-# What a log says of its own configuration in plain text: a resolved YAML config, an environment, a shell's trace.
+# Settings that a log prints as plain text: a resolved YAML config, an environment, a shell trace.
 #
-# MLLOG announces batch, steps and learning rate, but up to v6.0 not the precision: that a run trains in FP4 and heals
-# stands only in what the training prints beside it.
+# MLLOG states batch, steps and learning rate, but up to v6.0 not the precision: only other output shows that a run
+# trains in FP4 and heals.
 
 
 SCANNED_BYTES = 8 << 20
-"""How much of a whole log is searched: configurations are printed at its start."""
+"""Bytes of a whole log that are searched: configs are printed at its start."""
 
 _KEYS = (b"healing_iter", b"fp", b"cp", b"context_parallel_size", b"max_steps", b"gbs", b"global_batch_size")
 _SETTING = re.compile(
@@ -184,16 +184,17 @@ _SETTING = re.compile(
 
 
 def printed_settings(text: bytes) -> dict[bytes, bytes]:
-    """What a piece of a log prints of its precision, CP, steps and batch: the last value of each name, in lower case.
+    """Printed values of precision, CP, steps and batch in a piece of a log: the last one of each name, in lower case.
 
-    Any of ``fp4: true``, ``export FP4=True``, ``"healing_iter": 350`` and ``max_steps = 800`` counts; other values
-    (``null``, ``e2m1``) say nothing. A value counts with the character behind it, so that none is cut between pieces.
+    ``fp4: true``, ``export FP4=True``, ``"healing_iter": 350`` and ``max_steps = 800`` all count; other values
+    (``null``, ``e2m1``) are ignored. A value counts only with the character after it, so that none is cut between
+    pieces.
     """
     return {match[1]: match[2] for match in sorted(_each_setting(text.lower()), key=re.Match.start)}
 
 
 def _each_setting(text: bytes) -> Iterator[re.Match[bytes]]:
-    """Words are searched for before the pattern is: that is ten times as fast."""
+    """Search for plain words before the pattern, which is ten times as fast."""
     for needle in _KEYS:
         at = text.find(needle)
         while at >= 0:

@@ -1,18 +1,18 @@
-"""``:::MLLOG`` text in, a :class:`RunLog` out: the only channel from a trial to the sweep.
+"""Reader of ``:::MLLOG`` text into a :class:`RunLog`: the only channel from a trial to the sweep.
 
-A trial prints one record a line, ``:::MLLOG {json}``, with ``time_ms``, ``event_type``, ``key``, ``value`` and
-``metadata``. :class:`MllogReader` finds the records wherever they stand in the bytes and keeps what a sweep needs.
+A trial prints one record per line, ``:::MLLOG {json}``, with ``time_ms``, ``event_type``, ``key``, ``value`` and
+``metadata``. :class:`MllogReader` finds the records anywhere in the bytes and keeps what a sweep needs.
 
-What is believed when a log repeats itself:
+Rules for repetitions in a log:
 
-- An eval, a train loss or a hyperparameter that several ranks print counts once, at its first printing.
-- A file may hold several runs, one after another (``NEXP`` seeds, or a requeued job that appends). A new run begins
-  with an ``init_start`` later than the current run's ``init_stop`` or ``run_start``, or with a ``run_start`` later
-  than something the current run measured. Lines that a rank printed late carry their old time stamp, so they open
-  nothing. :meth:`MllogReader.run` is the run of the last ``run_start``; :meth:`MllogReader.runs` has all of them.
-- A run that starts again without having stopped, and whose progress goes on, is one run
+- An eval, train loss or hyperparameter printed by several ranks counts once, at its first printing.
+- A file may contain several runs (``NEXP`` seeds, or a requeued job that appends). A new run begins with an
+  ``init_start`` later than the current run's ``init_stop`` or ``run_start``, or with a ``run_start`` later than
+  a measurement of the current run. Lines that a rank printed late carry their old time stamp, so they start no
+  run. :meth:`MllogReader.run` is the run of the last ``run_start``; :meth:`MllogReader.runs` has all of them.
+- A run that starts again without having stopped, and whose progress continues, is one run
   (:class:`~lora_tune.logs.run_builder.RunSequence`).
-- ``init_start`` twice before ``init_stop`` is one initialisation, from the first on.
+- ``init_start`` twice before ``init_stop`` is one initialisation, from the first one on.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from lora_tune.logs.log_files import printed_settings
 from lora_tune.logs.run import MAX_TEXT, Eval, LogReader, RunLog, TrainPoint, as_number
 from lora_tune.logs.run_builder import RunBuilder, RunSequence
 
-# What a ``:::MLLOG`` record looks like: patterns that find it in bytes, and its metadata in either form.
+# Form of a ``:::MLLOG`` record: patterns to find it in bytes, and its metadata in either form.
 
 
 MAX_RECORD = 1 << 20
-"""A record that does not end within this many bytes is dropped; nothing longer is ever held."""
+"""Bytes; a longer record is dropped, and nothing longer is held in memory."""
 
 MARKER = b":::MLLOG"
-LEAD = len(MARKER) + 16  # the marker, and the most blanks between it and the brace
+LEAD = len(MARKER) + 16  # the marker, and the maximum of blanks before the brace
 START = re.compile(rb":::MLLOG[ \t]{0,16}\{")
 
-# Either a record in the form in which mlperf_logging.mllog prints it, whose fields come out undecoded (time, key,
-# value, samples, what else is in metadata); or the rest of a line that starts with a record in any other form, for
-# the JSON decoder, at a tenth of the speed. No text within a usual record has a brace, so that no record starts
-# within a record, and lengths are bounded, so that none is longer than MAX_RECORD.
+# Either a record as mlperf_logging.mllog prints it, with undecoded fields (time, key, value, samples, rest of the
+# metadata); or the rest of a line that starts with a record in another form, for the JSON decoder, which is ten times
+# slower. Text in a usual record has no brace, so no record starts within one, and lengths are bounded by MAX_RECORD.
 _TEXT = rb'"[^"\\\n{]{0,4096}+"'
 _NUMBER = rb"-?\d[\d.eE+-]{0,64}+"
 RECORD = re.compile(
@@ -59,14 +58,14 @@ Metadata = bytes | Mapping[str, Any]
 
 
 def metric_name(metadata: Metadata) -> str:
-    """The name of an eval's metric, where a log has several."""
+    """The name of an eval's metric, if a log has several."""
     if isinstance(metadata, bytes) and b'"metric"' not in metadata:
         return ""
     return str(fields(metadata).get("metric", ""))[:MAX_TEXT]
 
 
 def fields(metadata: Metadata) -> Mapping[str, Any]:
-    """The metadata of either form; nothing where a number is malformed."""
+    """The metadata of either form as a mapping; empty if a number is malformed."""
     if not isinstance(metadata, bytes):
         return metadata
     try:
@@ -79,20 +78,20 @@ def fields(metadata: Metadata) -> Mapping[str, Any]:
 __all__ = ["MAX_RECORD", "Eval", "LogReader", "MllogReader", "RunLog", "TrainPoint"]
 
 WINDOW = 4096
-"""Bytes in which records are searched for at a time; from 1 to 64 KiB make no difference beyond a tenth."""
+"""Bytes searched for records at a time; from 1 to 64 KiB the speed differs by less than a tenth."""
 
 INSIDE_MS = 500
-"""A record this long after a pause began was written before it: clocks of two processes are read one after another."""
+"""A record within this many ms after a pause began was written before it: the two clock readings are not atomic."""
 
 _RUN_BEGINS = b'"key": "run_start"'
 _KEPT = 40
-"""Bytes of an unfinished line that are held although no record has begun in it: longer than any printed setting."""
+"""Bytes of an unfinished line without a record that are held: longer than any printed setting."""
 
 
 class MllogReader:
-    """The reader of ``:::MLLOG`` logs. Pure: no files, no clock; bounded memory whatever it is fed.
+    """The reader of ``:::MLLOG`` logs. Pure: no files, no clock; bounded memory for any input.
 
-    The Run depends on the bytes alone, not on how they were cut into chunks.
+    The RunLog depends only on the bytes, not on how they are cut into chunks.
     """
 
     __slots__ = ("_dropped", "_printed", "_prolog", "_runs", "_tail", "pauses")
@@ -101,19 +100,19 @@ class MllogReader:
         self.pauses: Sequence[tuple[int, int]] = ()
         self._tail = b""
         self._printed: dict[bytes, bytes] = {}
-        self._prolog = True  # whether no run has begun yet: a config is printed before that
+        self._prolog = True  # no run has begun yet: configs are printed before that
         self._dropped = 0
         self._runs = RunSequence()
 
     def read_shortfall(self, ceiling: float) -> None:
-        """Read evals that rise, such as an accuracy, as what they lack of ``ceiling``. To be said before any byte."""
+        """Read maximised metrics, such as an accuracy, as ``ceiling`` minus the value. Call it before ``feed``."""
         self._runs.read_shortfall(ceiling)
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the log; a line may be cut anywhere. Never raises for what they contain.
+        """Take the next bytes of the log; a line may be cut anywhere. Never raises because of their content.
 
-        Outside records, braces are rare in training logs, and a single byte is found ten times faster than the
-        marker: so the marker is only searched for in windows that begin near a brace.
+        Outside records, braces are rare in training logs, and a single byte is found ten times faster than the marker,
+        so the marker is searched for only in windows that begin near a brace.
         """
         held = self._tail + chunk if self._tail else chunk
         lines = held.rfind(b"\n") + 1
@@ -129,7 +128,7 @@ class MllogReader:
         self._tail = self._line(held[lines:], whole=False)
 
     def _records(self, records: list[tuple[bytes, ...]]) -> None:
-        """Take what RECORD found in whole lines."""
+        """Take the matches of RECORD in whole lines."""
         find_take = _TAKE.get
         for time, key, value, samples, metadata, rest in records:
             take = find_take(key)
@@ -142,7 +141,7 @@ class MllogReader:
                 self._line(MARKER + rest, whole=True)
 
     def _line(self, line: bytes, *, whole: bool) -> bytes:
-        """Take the records of a line, or of what is there of it yet; return the bytes that must be held for later."""
+        """Take the records of a line, or of its available part; return the bytes to hold for the next call."""
         start, at = START.search(line), 0
         while start:
             at = start.end()
@@ -159,13 +158,13 @@ class MllogReader:
         return b"" if whole else line[max(at, len(line) - _KEPT) :]
 
     def run(self) -> RunLog:
-        """The run of the last ``run_start``; what there is while none was seen."""
+        """The run of the last ``run_start``; before the first one, the data so far."""
         started = (run for run in reversed(self._runs.all()) if run.run_start is not None)
         last = next(started, self._runs.current)
         return self._run(last)
 
     def runs(self) -> tuple[RunLog, ...]:
-        """Every run in the log, oldest first (the last 33 at most)."""
+        """Every run in the log, oldest first (at most the last 33)."""
         return tuple(map(self._run, self._runs.all()))
 
     def _run(self, builder: RunBuilder) -> RunLog:
@@ -173,7 +172,7 @@ class MllogReader:
         return whole.run(self._dropped, self._printed)
 
     def _take_json(self, text: bytes) -> bool:
-        """Take a record in any other JSON, whatever stands behind it; tell whether it was understood."""
+        """Take a record in any other JSON form, ignoring text after it; return whether it was understood."""
         try:
             record, _ = decode(text.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -194,7 +193,7 @@ class MllogReader:
     def _samples(self, metadata: Metadata) -> float | None:
         """Training samples consumed at a record: samples_count, or step times batch size, or epochs.
 
-        ``epoch_num`` of older stacks is epochs, or samples where it is at least one batch.
+        ``epoch_num`` of older stacks is epochs, or samples if it is at least one batch.
         """
         values = fields(metadata)
         batch = as_number(self._runs.current.hyperparameter(b"global_batch_size"))
@@ -209,8 +208,8 @@ class MllogReader:
                 samples *= epoch
         return samples if samples is not None and 0 <= samples < math.inf else None
 
-    # Each of these takes one record of one key and tells whether it was understood. In the usual form ``value`` is
-    # undecoded and ``metadata`` is what follows samples_count; else both are decoded and ``samples`` is None.
+    # Each method takes one record of one key and returns whether it was understood. In the usual form ``value`` is
+    # undecoded and ``metadata`` is the text after samples_count; else both are decoded and ``samples`` is None.
 
     def _run_stop(self, ms: int, _value: object, _samples: float | None, metadata: Metadata) -> bool:
         current = self._runs.current
@@ -232,14 +231,14 @@ class MllogReader:
         return True
 
     def _point(self, value: object, samples: float | None, metadata: Metadata) -> tuple[float, float] | None:
-        """Samples and loss, None where the record lacks one of them."""
+        """Samples and loss; None if the record lacks one of them."""
         loss = as_number(value)
         if samples is None:
             samples = self._samples(metadata)
         return None if loss is None or samples is None else (samples, loss)
 
     def _tracked_stats(self, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
-        """A speed, a peak of memory, a training loss, or several in one record, as v6.0 prints them after steps."""
+        """Take a speed, a memory peak, a training loss, or several in one record, as v6.0 prints them after steps."""
         if isinstance(value, bytes):
             stats: Mapping[str, object] = {name.decode(): number for name, number in STATED.findall(value)}
         else:
@@ -262,7 +261,7 @@ _Take = Callable[[MllogReader, int, object, float | None, Metadata], bool]
 
 
 def _begins(name: str, run_of: Callable[[RunSequence, int], RunBuilder]) -> _Take:
-    """Takes a time of a run's beginning, of which the first printing counts."""
+    """Returns a handler of a time at a run's beginning, of which the first printing counts."""
 
     def take(reader: MllogReader, ms: int, _value: object, _samples: float | None, _metadata: Metadata) -> bool:
         current = run_of(reader._runs, ms)
@@ -275,7 +274,7 @@ def _begins(name: str, run_of: Callable[[RunSequence, int], RunBuilder]) -> _Tak
 
 
 def _train_loss(*, scaled: bool) -> _Take:
-    """Takes a train loss. v6.0 prints the tensor that it differentiates, ``scaled``."""
+    """Returns a handler of a train loss. v6.0 prints the tensor that it differentiates, ``scaled``."""
 
     def take(reader: MllogReader, ms: int, value: object, samples: float | None, metadata: Metadata) -> bool:
         if (point := reader._point(value, samples, metadata)) is None:
@@ -287,7 +286,7 @@ def _train_loss(*, scaled: bool) -> _Take:
 
 
 def _block(add: Callable[[RunBuilder, float | None, int], None], *, placed: bool) -> _Take:
-    """Takes where a block ends or begins. placed: its samples are told; those of block marks changed their meaning."""
+    """Returns a handler of a block's end or start. placed: read its samples (not in block marks, see ``_TAKE``)."""
 
     def take(reader: MllogReader, ms: int, _value: object, samples: float | None, metadata: Metadata) -> bool:
         at = reader._samples(metadata) if placed and samples is None else samples
@@ -297,8 +296,8 @@ def _block(add: Callable[[RunBuilder, float | None, int], None], *, placed: bool
     return take
 
 
-# The train loss was renamed from round to round (and once misspelt). In block marks, samples_count is cumulative
-# up to v5.0 and the block's length from v5.1 on: it is not read.
+# The train loss was renamed from round to round (and once misspelt). In block marks, samples_count is cumulative up to
+# v5.0 and the block's length from v5.1 on: it is not read.
 _TAKE: dict[bytes, _Take] = {
     b"init_start": _begins("init_start", RunSequence.initialised),
     b"init_stop": _begins("init_stop", lambda runs, _: runs.current),
@@ -317,4 +316,4 @@ _TAKE: dict[bytes, _Take] = {
 
 
 KIND = ReaderKind(make=lambda **_: MllogReader(), settings={})
-"""``workload.log.kind = "mllog"``: its lines carry their own time stamps, so no clock is asked."""
+"""``workload.log.kind = "mllog"``: lines carry time stamps, so no clock is needed."""

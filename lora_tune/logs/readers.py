@@ -1,4 +1,4 @@
-"""Readers of logs that are not MLLOG: the Trainer's prints, JSON lines, and lines of any form by names or patterns."""
+"""Readers of formats other than MLLOG: Trainer output, JSON lines, and lines of any form by names or patterns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lora_tune.logs.tokens import ORDER, Numbers, Token, Tokens, batch_of, terms
 
 
 class ScaledReader(LineReader):
-    """Lines that count samples, steps or epochs.
+    """Reads lines that count samples, steps or epochs.
 
-    global_batch_size turns steps, and samples_per_epoch epochs, into samples; from_zero: the first epoch and step are
-    called 0, so one is added; repeated: a line shows the last eval again until there is a new one, as progress bars do;
-    only a changed loss is an eval. decimal_comma: numbers are printed as ``0,925`` and ``1.200``.
+    global_batch_size converts steps, and samples_per_epoch epochs, to samples. from_zero: the first epoch and step are
+    numbered 0, so one is added. repeated: lines repeat the last eval until the next one, as progress bars do, so only a
+    changed loss is an eval. decimal_comma: numbers are printed as ``0,925`` and ``1.200``.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class ScaledReader(LineReader):
         self._first, self.repeated, self.decimal_comma = 0 if from_zero else 1, repeated, decimal_comma
 
     def samples_of(self, facts: Mapping[str, object]) -> float | None:
-        """Samples of the first of samples, step and epoch that is a number; None without one."""
+        """Samples from the first of samples, step and epoch that is a number; None without any."""
         return scaled_samples(facts, self._scale, first=self._first)
 
 
 def _counts(settings: Mapping[str, Any], names: Container[str]) -> str:
-    """What the settings count in, by the names of counters; nothing scales steps without the batch size."""
+    """The unit of progress for the settings and counter names; steps need the batch size to become samples."""
     for name, scale in (("step", "global_batch_size"), ("epoch", "samples_per_epoch")):
         if name in names and "samples" not in names and scale not in settings:
             return f"{name}s"
@@ -52,20 +52,21 @@ def _counts(settings: Mapping[str, Any], names: Container[str]) -> str:
 
 
 def _apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings that a :class:`ScaledReader` takes, and the others."""
+    """Split the settings into those of :class:`ScaledReader` and the others."""
     scales = {name: value for name, value in settings.items() if name in {**SCALES, **FORM}}
     return scales, {name: value for name, value in settings.items() if name not in scales}
 
 
 class HfTrainerReader(LineReader):
-    """Prints of transformers' Trainer, one Python dict a line.
+    """Output of transformers' Trainer, one Python dict per line.
 
     ``{'loss': 1.2, 'learning_rate': 0.0001, 'epoch': 0.04}``, ``{'eval_loss': 0.93, 'eval_runtime': 4.1, 'epoch':
     0.5}``, and at the end ``{'train_runtime': 2577.75, 'train_samples_per_second': 95.339, 'train_loss': 1.0156,
     'epoch': 0.9}``, which becomes ``run_stop`` and the run's throughput.
 
-    samples_per_epoch: samples in the training set; the dicts count in epochs. Without it, samples are epochs.
-    metric: the key whose values are the evals, such as ``eval_accuracy``.
+    samples_per_epoch: samples in the training set, as the dicts count in epochs. Without it, samples are epochs.
+    metric: the key of the evals' values, such as ``eval_accuracy``.
+
     The run starts at ``***** Running training *****`` if that is printed.
     """
 
@@ -108,12 +109,12 @@ _NOT_A_LITERAL = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
 
 
 def _literal(text: str) -> dict[str, object] | None:
-    """A flat Python dict of plain values; None for anything else, which is not even parsed."""
+    """Parse a flat Python dict of plain values; None for anything else, without parsing it."""
     if not _FLAT.fullmatch(text):
         return None
     try:
         value = ast.literal_eval(_NOT_A_LITERAL.sub(r"'\1'", text))
-    except (ValueError, SyntaxError):  # such as the number 1.2.3
+    except (ValueError, SyntaxError):  # e.g. for the number 1.2.3
         return None
     return value if isinstance(value, dict) else None
 
@@ -128,11 +129,11 @@ HF_TRAINER = ReaderKind(
 
 
 class JsonLinesReader(ScaledReader):
-    """One JSON object a line; lines that start otherwise are ignored.
+    """One JSON object per line; lines without a leading ``{`` are ignored.
 
-    Each setting is the name under which the objects hold that fact: ``loss`` (of an eval), ``train_loss``,
-    ``samples`` or ``step`` or ``epoch``, ``seconds`` since the start of the run (without it, arrival times),
-    ``eval_seconds``, ``throughput`` in samples/s.
+    Each setting is the objects' key for that value: ``loss`` (of an eval), ``train_loss``, ``samples`` or ``step`` or
+    ``epoch``, ``seconds`` since the start of the run (without it, arrival times), ``eval_seconds``, ``throughput`` in
+    samples/s.
     """
 
     def __init__(
@@ -172,13 +173,13 @@ JSONL = ReaderKind(
 class NamedReader(ScaledReader):
     """Lines of any form, by the names of their numbers.
 
-    A name is written as words: ``val loss`` is ``val_loss=``, ``Val Loss:``, ``vloss``, ``loss: 2.3`` behind ``val |``
-    or below ``=== validation ===``, and a column of a table.
+    A name is written as words: ``val loss`` matches ``val_loss=``, ``Val Loss:``, ``vloss``, ``loss: 2.3`` below ``===
+    validation ===`` or after ``val |``, and a table column.
 
-    loss: the name of an eval's measure; train_loss: of the training loss. samples, step or epoch: the name of what says
-    how far the run is, on the same line or on the last one before (0 before the first). below: it stands on a line
-    below the eval's. batches: evals print their batches as ``Test: [ 3/78]``; "last" reads the last one alone, "none"
-    the line behind them, "iter 30" those with this count.
+    loss: name of the eval metric. train_loss: name of the training loss. samples, step or epoch: name of the progress
+    counter, on the same line or on the last one before (0 before the first). below: the counter is on a line below the
+    eval's. batches: evals print their batches as ``Test: [ 3/78]``; "last" reads only the last one, "none" the line
+    after them, "iter 30" those with this count.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class NamedReader(ScaledReader):
 
 
 def of_counted_batch(line: str, tokens: list[Token], batches: str) -> bool:
-    """Whether what a line says of an eval counts, by the setting ``batches``."""
+    """Whether a line's eval result counts under the setting ``batches``."""
     if batches in ("", "last", "none"):
         batch = batch_of(line) if batches else None
         return batch is None or (batches == "last" and batch[0] == batch[1])
@@ -236,20 +237,20 @@ NAMED = ReaderKind(
 """``workload.log.kind = "named"``."""
 
 
-# Regular expressions from study files, refused where a log line could make them hang.
+# Regular expressions from study files, rejected if a log line could make them hang.
 
 
 _PROGRESS = frozenset(("samples", "step", "epoch"))
 
 MAX_REPEATS = 100
-"""A repetition that may go on for longer counts as unbounded."""
+"""Maximum repetitions that count as bounded."""
 
 
 @lru_cache(maxsize=64)
 def compile_safely(name: str, pattern: str, *, progress_apart: bool = False) -> re.Pattern[str]:
-    """The compiled pattern; ValueError where it is malformed, lacks groups, or repeats a repetition.
+    """Compile a pattern. Raises ValueError if it is malformed, lacks groups, or has nested repetitions.
 
-    progress_apart: another pattern says how far the run is.
+    progress_apart: a separate pattern reads the progress.
     """
     try:
         compiled = re.compile(pattern)
@@ -281,7 +282,7 @@ def compile_safely(name: str, pattern: str, *, progress_apart: bool = False) -> 
 
 
 def _repeats_repetition(parsed: Any, inside: bool = False) -> bool:
-    """Whether an unbounded repetition holds another, or an alternative: what takes exponential time to fail."""
+    """Whether an unbounded repetition contains another, or an alternative, which takes exponential time to fail."""
     for operation, argument in parsed:
         kind = str(operation)
         if kind in ("MAX_REPEAT", "MIN_REPEAT"):
@@ -298,7 +299,7 @@ def _repeats_repetition(parsed: Any, inside: bool = False) -> bool:
     return False
 
 
-# Where a parsed operation holds another pattern, and whether that one never gives back what it matched.
+# Position of the inner pattern in a parsed operation, and whether that pattern never backtracks.
 _HOLDS: dict[str, tuple[int | None, bool]] = {
     "SUBPATTERN": (3, False),
     "ASSERT": (1, True),
@@ -309,29 +310,30 @@ _HOLDS: dict[str, tuple[int | None, bool]] = {
 
 
 MAX_PATTERN_LINE = 1000
-"""Characters of a line that a user's pattern is given: they bound a polynomial pattern's time to seconds."""
+"""Characters of a line that users' patterns search, which bounds a polynomial pattern's time to seconds."""
 
 SLOW_SECONDS = 1.0
-"""CPU seconds on one line after which a user's pattern is given up."""
+"""CPU seconds on one line after which a user's pattern is dropped."""
 
 
 class RegexReader(ScaledReader):
     """Lines of any form, by one pattern for evals and one for train losses.
 
-    eval, train: regular expressions searched for in each line, with the named group ``loss`` (of an eval, also the
-    name that ``metric`` gives), one of ``samples``, ``step`` and ``epoch``, and if printed ``seconds`` (since the
-    start of the run), ``eval_seconds`` and ``throughput``. start, stop: patterns of the lines where the run starts and
-    ends. global_batch_size and samples_per_epoch: as for JSON lines.
+    eval, train: regular expressions searched for in each line, with the named group ``loss`` (for an eval, the name in
+    ``metric`` is allowed too), one of ``samples``, ``step`` and ``epoch``, and optionally ``seconds`` (since the start
+    of the run), ``eval_seconds`` and ``throughput``. start, stop: patterns of the lines where the run starts and ends.
+    global_batch_size and samples_per_epoch: as for JSON lines.
 
-    progress: a pattern with one of ``samples``, ``step`` and ``epoch``, where that stands on lines of its own: an eval
-    or a train loss without such a group is then of the last such line (0 before the first). from_zero: the first epoch
-    and step are called 0, so one is added. repeated: a line shows the last eval again until there is a new one, as
-    progress bars do; only a changed loss is an eval. decimal_comma: numbers are printed as ``0,925`` and ``1.200``; the
-    patterns see them as ``0.925`` and ``1,200``.
+    progress: a pattern with one of ``samples``, ``step`` and ``epoch`` for progress on separate lines; an eval or train
+    loss without such a group then takes the last such line (0 before the first). from_zero: the first epoch and step
+    are numbered 0, so one is added. repeated: lines repeat the last eval until the next one, as progress bars do, so
+    only a changed loss is an eval. decimal_comma: numbers are printed as ``0,925`` and ``1.200``; the patterns see
+    ``0.925`` and ``1,200``.
 
-    A number of which a pattern takes the first digits alone, as 0 of ``0.925``, is not understood.
-    Only the first 1,000 characters of a line are searched. A repetition within a repetition is refused, and a pattern
-    that needs more than a second for a line is given up (``dropped_lines`` counts it): a log line can make either hang.
+    A number of which a pattern matches only the first digits, e.g. 0 of ``0.925``, is not understood.
+
+    Only the first 1,000 characters of a line are searched. Nested repetitions are rejected, and a pattern that takes
+    more than a second for a line is dropped (counted in ``dropped_lines``), because a log line can make either hang.
     """
 
     def __init__(
@@ -351,14 +353,14 @@ class RegexReader(ScaledReader):
                 f"eval reads {other!r}, the metric is {metric!r}: put the group (?P<loss>...) behind {metric} in it"
             )
         apart = "progress" in patterns
-        order = sorted(patterns, key=lambda name: name != "progress")  # of a line that has both
+        order = sorted(patterns, key=lambda name: name != "progress")  # progress first, for lines that match both
         self._patterns = {name: compile_safely(name, patterns[name], progress_apart=apart) for name in order}
         self._progress: dict[str, Any] = {"samples": 0.0} if apart else {}
         self.unmatched.patterns = patterns["eval"]
         self._cpu = 0.0
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the log. Never raises for what they contain."""
+        """Take the next bytes of the log. Never raises because of their content."""
         self._cpu = time.thread_time()  # too slow a call for every line
         super().feed(chunk)
 
@@ -399,7 +401,7 @@ class RegexReader(ScaledReader):
 
 
 def reads_a_loss_instead(metric: str, pattern: str) -> str:
-    """The name behind which a pattern has its group ``loss``, where that is a loss and ``metric`` is none; else ""."""
+    """The name before a pattern's group ``loss``, if that is a loss and ``metric`` is not; else ""."""
     if "loss" in metric.lower():
         return ""
     before = re.sub(r"\\[A-Za-z]", " ", pattern.partition("(?P<loss>")[0])
@@ -408,7 +410,7 @@ def reads_a_loss_instead(metric: str, pattern: str) -> str:
 
 
 def cut_short(match: re.Match[str]) -> str:
-    """The whole number of which a pattern ends within: ``0,925`` where it took 0; "" where it took all that matters."""
+    """The complete number that a match cuts, e.g. ``0,925`` if it ends after 0; "" if it cuts none."""
     last = match[match.lastgroup] if match.lastgroup else None
     if not last or not last.isdigit() or match.end() != match.end(match.lastgroup or 0):
         return ""

@@ -1,9 +1,9 @@
-"""Runs a training script that writes its metrics into files, and prints them, so that its log states them.
+"""Runs a training script that writes metrics into files, and prints them, so that its log contains them.
 
-``python -m lora_tune.logs.relay FOLDER -- python train.py --logdir=FOLDER``: TensorBoard's event files, CSV tables
-and JSON lines at or below FOLDER (or one such file) are followed while the script runs, and each row is printed as a
-JSON object. What the script prints itself passes through. SIGTERM and SIGINT go on to the script, and its exit code is
-the exit code.
+``python -m lora_tune.logs.relay FOLDER -- python train.py --logdir=FOLDER``: TensorBoard's event files, CSV tables and
+JSON lines at or below FOLDER (or one such file) are followed while the script runs, and each row is printed as a JSON
+object. The script's output passes through. SIGTERM and SIGINT are forwarded to the script, and its exit code is
+returned.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ POLL_SECONDS = 0.5
 
 
 def relay(paths: list[Path], command: list[str]) -> int:
-    """Run the command beside the files that it writes; returns its exit code, 128 + the signal that ended it.
+    """Run the command, print rows of its files, and return its exit code, or 128 + the signal that ended it.
 
-    ``python`` is the interpreter that runs this, as it is for a command without a relay.
+    ``python`` means the current interpreter, as in commands without a relay.
     """
     if command[0] in ("python", "python3"):
         command = [sys.executable, *command[1:]]
     files = MetricFiles(paths)
-    for _ in files.rows():  # of an earlier run
+    for _ in files.rows():  # rows of an earlier run
         pass
-    print(f"relay: {', '.join(map(str, paths))}", flush=True)  # by the arrival of a first line a run begins
+    print(f"relay: {', '.join(map(str, paths))}", flush=True)  # the run begins when its first line arrives
     child = subprocess.Popen(command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda which, _: child.send_signal(which))
@@ -45,7 +45,7 @@ def relay(paths: list[Path], command: list[str]) -> int:
 
 
 def main() -> int:
-    """Split the command line at ``--`` and run."""
+    """Split the command line at ``--`` and run the command."""
     arguments = sys.argv[1:]
     if "--" not in arguments or not arguments[: arguments.index("--")] or not arguments[arguments.index("--") + 1 :]:
         print("usage: python -m lora_tune.logs.relay FOLDER... -- COMMAND...", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a log states, whatever its format."""
+"""Contents of a parsed log, independent of its format."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 class Eval(NamedTuple):
     """One evaluation of a run.
 
-    samples: training samples consumed when it was made.
-    loss: the eval loss (MLLOG's ``eval_accuracy``); may be NaN or infinite.
-    seconds: since ``run_start``, from the log's own time stamps; NaN when ``run_start`` was not seen.
+    samples: training samples consumed before it. loss: the eval loss (MLLOG's ``eval_accuracy``); may be NaN or
+    infinite. seconds: since ``run_start``, by the log's time stamps; NaN without ``run_start``.
     """
 
     samples: float
@@ -23,7 +22,7 @@ class Eval(NamedTuple):
 
 
 class TrainPoint(NamedTuple):
-    """A training-loss reading: samples consumed, loss, seconds since ``run_start``."""
+    """One training loss: samples consumed, loss, seconds since ``run_start``."""
 
     samples: float
     loss: float
@@ -32,31 +31,31 @@ class TrainPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLog:
-    """What a log says so far; a snapshot, never changed.
+    """Immutable snapshot of a parsed log.
 
-    Times ``*_ms`` are the log's own epoch milliseconds. ``status`` is what ``run_stop`` claims; only
-    :meth:`reached` says whether the target was met. ``evals`` and ``train`` are in order of samples.
+    Times ``*_ms`` are epoch milliseconds of the log. ``status`` is the claim of ``run_stop``; only :meth:`reached`
+    tells whether the target was met. ``evals`` and ``train`` are in order of samples.
 
     throughput: samples/s of each training block in order, by the log's clock: samples between two evals over the
         seconds from the end of one eval to the start of the next. The first is the cold block (NaN if unknown);
-        a later block whose time cannot be told is left out.
-    stated_throughput: samples/s as the trial itself printed them (``tracked_stats``). They leave out what happens
-        between steps: up to 60% too high for the first block of the public runs, up to 5% for warm ones.
-    overall_throughput: samples/s of the whole run as the trial states it at its end, evals included.
-    peak_gib: the most memory that a GPU held, as the trial prints it (``max_memory_usage``); our recipes mean GiB.
-    eval_seconds: the length of each eval whose start the log shows.
-    hyperparameters: every scalar that the trial announced, under its MLLOG key (``opt_base_learning_rate``, ...), and
-        ``fp4``, ``fp8`` and ``healing_iter`` where it printed them.
-    dropped_lines: records that were cut, malformed, or longer than the reader holds.
-    missing_evals: how many evals were printed beyond those that the reader keeps: what they said is not known.
-    paused_seconds: how long its job stood still, which is left out of all its times.
-    resumed: the line that says that training goes on from a checkpoint, "" where none does; what such a program prints
-        of its speed is not believed.
-    other_values: how many evals were printed for progress that has one, with another loss: they do not count.
-    again, lowest_again: how many evals were printed, and the lowest, after progress went back: a program that started
-        again and did not say so. They do not count.
-    metric: the name of what ``evals`` are of, where the log tells several apart (stable_diffusion's FID and CLIP).
-    other_metrics: the evals of the others, by name.
+        later blocks with unknown times are omitted.
+    stated_throughput: samples/s as printed by the trial (``tracked_stats``). They exclude time between steps: up to
+        60% too high for the first block of the public runs, up to 5% for warm ones.
+    overall_throughput: samples/s of the whole run as the trial states it at its end, including evals.
+    peak_gib: peak memory of a GPU, as the trial prints it (``max_memory_usage``); GiB in the built-in recipes.
+    eval_seconds: duration of each eval whose start is logged.
+    hyperparameters: every scalar that the trial announced, by MLLOG key (``opt_base_learning_rate``, ...), and
+        ``fp4``, ``fp8`` and ``healing_iter`` if printed.
+    dropped_lines: records that were cut, malformed, or too long for the reader.
+    missing_evals: number of evals beyond those that the reader stores; their values are unknown.
+    paused_seconds: total pause of the job, which is excluded from all times.
+    resumed: the line that states that training continues from a checkpoint, or ""; such a program's own speeds are
+        ignored.
+    other_values: number of evals at the progress of an earlier one with another loss; they are ignored.
+    again, lowest_again: number and minimum of evals after progress went back, i.e. of a program that restarted
+        without a message. They are ignored.
+    metric: name of the metric of ``evals``, if the log has several (stable_diffusion's FID and CLIP).
+    other_metrics: evals of the other metrics, by name.
     """
 
     init_start_ms: int | None = None
@@ -84,7 +83,7 @@ class RunLog:
     other_metrics: Mapping[str, tuple[Eval, ...]] = field(default_factory=dict)
 
     def evals_of(self, metric: str) -> tuple[Eval, ...]:
-        """The evals of a metric by its name; of the first where the log names none or that one."""
+        """The evals of a metric by name; of the first metric for "" or its own name."""
         return self.evals if metric in ("", self.metric) else self.other_metrics.get(metric, ())
 
     def reached(self, target: float) -> Eval | None:
@@ -93,45 +92,45 @@ class RunLog:
 
     @property
     def printed_evals(self) -> int:
-        """How many evals the log shows, those included that the reader does not keep."""
+        """Number of evals in the log, including those that the reader does not store."""
         return len(self.evals) + self.missing_evals
 
     @property
     def init_seconds(self) -> float | None:
-        """``init_stop - init_start``: paid for by the cluster, not scored. None until both are seen."""
+        """``init_stop - init_start``: uses node-hours, but is not scored. None until both are known."""
         return _seconds_between(self.init_start_ms, self.init_stop_ms)
 
     @property
     def packed_seconds(self) -> float | None:
-        """How long a run that shared its GPU really took: its times are those that it would have alone.
+        """Actual duration of a run that shared its GPU, whose times are those of an unshared run.
 
-        None for a run that had its GPU for itself, and for one that was cut short.
+        None for a run on an unshared GPU, and for one that was cut short.
         """
         return as_number(self.hyperparameters.get("packed_seconds"))
 
     @property
     def seconds(self) -> float | None:
-        """``run_stop - run_start``: the scored time of a run that reached its target. None until both are seen."""
+        """``run_stop - run_start``: the scored time of a run that reached its target. None until both are known."""
         return _seconds_between(self.run_start_ms, self.run_stop_ms)
 
 
 class LogReader(Protocol):
-    """Turns the bytes of one log, in pieces of any size, into a Run."""
+    """Parses the bytes of one log, in pieces of any size, into a RunLog."""
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log; a line may be cut anywhere."""
         ...
 
     def run(self) -> RunLog:
-        """What the log says so far."""
+        """The run so far."""
         ...
 
 
 @runtime_checkable
 class LeavesOutPauses(Protocol):
-    """A reader that can leave the pauses of its job out of the times that it states.
+    """A reader that can exclude its job's pauses from its times.
 
-    pauses: spans in epoch milliseconds by the clock of its times, in rising order; set at any time.
+    pauses: spans in epoch milliseconds by the clock of its times, in ascending order; can be set at any time.
     """
 
     pauses: Sequence[tuple[int, int]]
@@ -143,9 +142,9 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+\.\d+|[-+]?\d{1,3}(?:,\d{3}){2,}"
 
 
 def as_number(value: Any) -> float | None:
-    """The value as a float; None for what is no number. NaN, infinities, and digits in a text are numbers.
+    """Convert to float; None if it is not a number. NaN, infinities and numeric text are numbers.
 
-    So are Julia's ``0.5f0``, ``1,234.5`` and ``1,234,567``; ``1,234`` may have a decimal comma and is none.
+    So are Julia's ``0.5f0``, ``1,234.5`` and ``1,234,567``; ``1,234`` may have a decimal comma and is None.
     """
     if isinstance(value, str) and "," in value and _GROUPED.fullmatch(value):
         value = value.replace(",", "")
@@ -158,7 +157,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_count(value: Any) -> float | None:
-    """As :func:`as_number`, for what counts steps, samples or epochs: ``1,234`` is a thousand and more."""
+    """Like :func:`as_number`, for counts of steps, samples or epochs: ``1,234`` is 1234."""
     grouped = isinstance(value, str) and _THOUSANDS.fullmatch(value)
     return as_number(value.replace(",", "") if grouped else value)
 
@@ -167,7 +166,7 @@ def _seconds_between(start: int | None, stop: int | None) -> float | None:
     return None if start is None or stop is None else (stop - start) / 1000
 
 
-# What a trial announces of itself: values by name, held as printed and decoded when they are asked for.
+# Values that a trial announces: stored as printed, decoded on access.
 
 
 MAX_TEXT = 1000
@@ -175,7 +174,7 @@ MAX_TEXT = 1000
 
 
 class Announced(Mapping[str, object]):
-    """Hyperparameters by name, decoded when they are asked for: most never are."""
+    """Hyperparameters by name, decoded on access, since most are never read."""
 
     __slots__ = ("_values",)
 
@@ -196,7 +195,7 @@ class Announced(Mapping[str, object]):
 
 
 def plain(value: object) -> object:
-    """The value; decoded where it is a JSON number, text or truth value in bytes."""
+    """The value; bytes of a JSON number, text or boolean are decoded."""
     if not isinstance(value, bytes):
         return value
     if value.isdigit() and len(value) < 19:

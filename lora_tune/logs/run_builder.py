@@ -1,4 +1,4 @@
-"""Gathers what a log states into a :class:`RunLog`, in bounded memory."""
+"""Builds a :class:`RunLog` from the values in a log, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from lora_tune.logs.run import MAX_TEXT, Announced, Eval, RunLog, TrainPoint, as
 _Point = TypeVar("_Point", Eval, TrainPoint)
 
 MAX_EVALS = 32768
-"""Evals that one run keeps; later ones are counted. Real runs have hundreds."""
+"""Maximum evals stored per run; later ones are counted. Real runs have hundreds."""
 
 MAX_POINTS = 4096
-"""Train points and marks that one run keeps (of train points every second one goes when they are full)."""
+"""Maximum train points and marks stored per run (when full, every second train point is dropped)."""
 
 MAX_METRICS = 8
-"""Metrics beside the first that one run keeps."""
+"""Maximum metrics per run in addition to the first."""
 
 MAX_HYPERPARAMETERS = 512
 INSIDE_BLOCK_MS = 50
-"""An eval result this soon after block_stop was computed before it: the stack counts its evals into the block."""
+"""An eval result this soon after block_stop was computed before it: the stack includes evals in blocks."""
 
 
 @dataclass(slots=True, eq=False)
 class RunBuilder:
-    """Gathers the facts of one run, in bounded memory, and makes the :class:`RunLog`. Times are epoch milliseconds.
+    """Collects the values of one run, in bounded memory, and builds the :class:`RunLog`. Times are epoch milliseconds.
 
-    Several ranks may report the same fact: the first report of a time, an eval, a train loss or a
-    hyperparameter counts.
+    Several ranks may report the same value: the first report of a time, eval, train loss or hyperparameter counts.
     """
 
-    ceiling: float | None = None  # of evals that rise, which are kept as what they lack of it
+    ceiling: float | None = None  # of maximised metrics, stored as ceiling minus value
     metric: str | None = None
     others: dict[str, dict[float, tuple[float, int]]] = field(default_factory=dict)
     init_start: int | None = None
     init_stop: int | None = None
     run_start: int | None = None
-    restarted: int | None = None  # the latest start after which this run went on
+    restarted: int | None = None  # the latest start after which this run continued
     run_stop: int | None = None
     status: str | None = None
     measured: int = -1  # the latest eval, train point or run_stop
@@ -52,23 +51,23 @@ class RunBuilder:
     evals: dict[float, tuple[float, int]] = field(default_factory=dict)
     missing_evals: int = 0
     other_values: int = 0
-    again: int = 0  # evals after the progress went back: of a program that started again and did not say so
+    again: int = 0  # evals after progress went back: of a program that restarted without a message
     lowest_again: float = math.inf
     train: dict[float, tuple[float, int]] = field(default_factory=dict)
     scaled: dict[float, tuple[float, int]] = field(default_factory=dict)  # times CP over the micro-batches of a step
     eval_start: dict[float, int] = field(default_factory=dict)
     eval_stop: dict[float, int] = field(default_factory=dict)
-    paused: list[int] = field(default_factory=list)  # stops for an eval whose number of samples is not known
+    paused: list[int] = field(default_factory=list)  # ends of training blocks with an unknown number of samples
     resumed: list[int] = field(default_factory=list)
-    resumed_line: str = ""  # the first that says that training goes on from a checkpoint
-    paused_ms: int = 0  # taken out of the times, see ``without``
+    resumed_line: str = ""  # first line that states that training continues from a checkpoint
+    paused_ms: int = 0  # excluded from the times, see ``without``
     overall: float | None = None
     peak: float | None = None
-    stated: list[tuple[int, float, bool]] = field(default_factory=list)  # ms, samples/s; or ms, seconds a step, True
+    stated: list[tuple[int, float, bool]] = field(default_factory=list)  # ms, samples/s; or ms, seconds per step, True
     announced: dict[bytes, object] = field(default_factory=dict)
 
     def add_eval(self, samples: float, loss: float, ms: int, metric: str = "") -> None:
-        """An eval; metric: its name where the log has several, of which the first to come is the one that counts."""
+        """Add an eval. metric: its name if the log has several, of which the first to appear counts."""
         loss = loss if self.ceiling is None else self.ceiling - loss
         if self.metric is None:
             self.metric = metric
@@ -91,12 +90,12 @@ class RunBuilder:
             self.measured = ms
 
     def _first_eval_ms(self) -> float:
-        """How long the first eval took to come: lines of another rank, and summaries, come sooner after the last."""
+        """Time until the first eval; lines of another rank, and summaries, arrive sooner after the last eval."""
         _, ms = next(iter(self.evals.values()))
         return ms - self.run_start if self.run_start is not None else math.inf
 
     def add_train(self, samples: float, loss: float, ms: int, *, scaled: bool = False) -> None:
-        """A train loss; scaled: printed times CP over the micro-batches of a step, see ``_train_points``."""
+        """Add a train loss. scaled: printed times CP over the micro-batches of a step, see ``_train_points``."""
         train = self.scaled if scaled else self.train
         if samples not in train:
             if len(train) == MAX_POINTS:
@@ -107,10 +106,10 @@ class RunBuilder:
                 self.measured = ms
 
     def _train_points(self, printed: Mapping[bytes, object]) -> dict[float, tuple[float, int]]:
-        """The train losses, scaled ones put right: MLPerf v6.0's implementation prints what Megatron scaled in place.
+        """The train losses, scaled ones corrected: MLPerf v6.0's implementation prints what Megatron scaled in place.
 
-        loss = printed * gradient_accumulation_steps / CP. CP is in the log by its disclosure (6.1) or in a setting
-        that the program prints. Where either is not known, a finite number says nothing and is left out.
+        loss = printed * gradient_accumulation_steps / CP. CP is in the log by its disclosure (6.1) or in a setting that
+        the program prints. If either is unknown, finite values are meaningless and are omitted.
         """
         if not self.scaled:
             return self.train
@@ -127,11 +126,11 @@ class RunBuilder:
         return {**points, **self.train}
 
     def add_eval_start(self, samples: float | None, ms: int) -> None:
-        """The end of a training block, with its number of samples where that is known."""
+        """Add the end of a training block, with its number of samples if known."""
         self._add_mark(self.paused, self.eval_start, samples, ms)
 
     def add_eval_stop(self, samples: float | None, ms: int) -> None:
-        """The start of a training block, with its number of samples where that is known."""
+        """Add the start of a training block, with its number of samples if known."""
         self._add_mark(self.resumed, self.eval_stop, samples, ms)
 
     def _add_mark(self, unplaced: list[int], placed: dict[float, int], samples: float | None, ms: int) -> None:
@@ -143,23 +142,23 @@ class RunBuilder:
             placed[samples] = ms
 
     def add_stated(self, ms: int, number: float, is_step_time: bool) -> None:
-        """A block's speed as the trial prints it: samples/s, or seconds an optimizer step."""
+        """Add a block's speed as the trial prints it: samples/s, or seconds per optimizer step."""
         self.mark(ms)
         if len(self.stated) < MAX_POINTS:
             self.stated.append((ms, number, is_step_time))
 
     def add_peak(self, gib: float) -> None:
-        """The most memory that a GPU held so far, as a rank prints it."""
+        """Add the peak memory of a GPU so far, as a rank prints it."""
         if 0 < gib < math.inf:
             self.peak = max(gib, self.peak or 0.0)
 
     def mark(self, ms: int) -> None:
-        """The log had something to say at this time."""
+        """Record the time of any log entry."""
         if ms > self.last:
             self.last = ms
 
     def announce(self, name: bytes, value: object) -> None:
-        """A hyperparameter: a plain value, or JSON text in bytes, which is decoded when it is asked for."""
+        """Add a hyperparameter: a plain value, or JSON bytes that are decoded on access."""
         announced = self.announced
         if name not in announced and len(announced) < MAX_HYPERPARAMETERS and len(name) <= MAX_TEXT:
             if isinstance(value, str):
@@ -170,14 +169,14 @@ class RunBuilder:
                 announced[name] = value
 
     def hyperparameter(self, name: bytes) -> object:
-        """The number, text or truth value announced under this name, or None."""
+        """The number, text or boolean announced under this name, or None."""
         return plain(self.announced.get(name))
 
     def without(self, pauses: Sequence[tuple[int, int]], late_ms: int) -> RunBuilder:
-        """The same run as if its job had never stood still.
+        """The same run without its job's pauses.
 
-        pauses: spans in epoch milliseconds, in rising order. One in which something was measured, more than ``late_ms``
-        after its begin, was no pause of the training and is left where it is.
+        pauses: spans in epoch milliseconds, in ascending order. A span with a measurement more than ``late_ms`` after
+        its begin did not pause the training and is not subtracted.
         """
         points = sorted(
             ms for kept in (self.evals, self.train, self.scaled, *self.others.values()) for _, ms in kept.values()
@@ -193,10 +192,10 @@ class RunBuilder:
         return replace(self, **times, paused_ms=sum(b - a for a, b in spans))
 
     def run(self, dropped_lines: int = 0, printed: Mapping[bytes, object] = MappingProxyType({})) -> RunLog:
-        """What was gathered so far. printed: settings that the log states beside its records."""
+        """Build the RunLog. printed: settings that the log states outside its records."""
         start, last = self.run_start, max(self.last, self.measured)
         throughput, eval_seconds = self._timing()
-        # What a program that goes on prints of its speed may count the samples of earlier sessions.
+        # Speeds printed by a resumed program may include the samples of earlier sessions.
         overall = None if self.resumed_line else self.overall
         shown = {name: printed[name] for name in (b"fp4", b"fp8", b"healing_iter") if name in printed}
         return RunLog(
@@ -228,16 +227,16 @@ class RunBuilder:
     def _timing(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Samples/s of each block and seconds of each eval; see :class:`RunLog`.
 
-        An eval begins at its eval_start, else where the block before it stopped, and ends at its eval_stop, else
-        where the next block starts. Two public stacks print both block marks after the eval: there the eval's
-        length is unknown, and a block's speed is the median over its train points.
+        An eval begins at its eval_start, else where the block before it stopped, and ends at its eval_stop, else where
+        the next block starts. Two public stacks print both block marks after the eval: the eval's duration is then
+        unknown, and a block's speed is the median over its train points.
         """
         throughput: list[float] = []
         eval_seconds: list[float] = []
         paused, resumed = sorted(self.paused), sorted(self.resumed)
         printed = sorted((samples, ms) for samples, (_, ms) in {**self.scaled, **self.train}.items())
         if not (printed or paused or resumed or self.eval_start or self.eval_stop):
-            return (math.nan,) * bool(self.evals), ()  # evals alone say nothing of when training went on
+            return (math.nan,) * bool(self.evals), ()  # evals alone do not show when training continued
         ended, done = self.run_start, 0.0
         for samples, (_, ms) in sorted(self.evals.items()):
             began = self.eval_start.get(samples)
@@ -250,7 +249,7 @@ class RunBuilder:
                 stopped = resumed[starts] if starts < len(resumed) else ms
             if began is not None:
                 eval_seconds.append((stopped - began) / 1000)
-            # Where a run that goes on from a checkpoint began, nobody knows.
+            # The start of a run that resumed from a checkpoint is unknown.
             whole = began is not None and not (self.resumed_line and not done)
             rate = _rate(samples - done, ended, began) if whole else _train_rate(printed, done, samples)
             if not math.isnan(rate) or not throughput:
@@ -259,7 +258,7 @@ class RunBuilder:
         return tuple(throughput), tuple(eval_seconds)
 
     def _stated_throughput(self) -> tuple[float, ...]:
-        """The first printed number after each eval, as samples/s; seconds a step need the global batch size."""
+        """The first printed speed after each eval in samples/s; seconds per step need the global batch size."""
         evals = sorted([ms for _, ms in self.evals.values()])
         blocks: dict[int, float] = {}
         batch = None
@@ -279,29 +278,29 @@ _TIMES = frozenset(
         "scaled", "eval_start", "eval_stop", "paused", "resumed", "stated",
     }
 )  # fmt: skip
-"""What holds times of all that a builder keeps."""
+"""Attributes of a builder that contain times."""
 
 
 def _shifted(kept: Any, at: Callable[[int], int]) -> Any:
-    """The same times moved to ``at``: a time, (loss, time) or times by samples, a list of either, such by metrics."""
+    """Apply ``at`` to the times in a time, (loss, time), times by samples, a list of either, or such by metric."""
     if isinstance(kept, dict):
         return {name: _shifted(value, at) for name, value in kept.items()}
     if isinstance(kept, list):
         return [_shifted(value, at) for value in kept]
-    if isinstance(kept, tuple):  # (loss, ms), or (ms, speed, whether it is of a step)
+    if isinstance(kept, tuple):  # (loss, ms), or (ms, speed, whether per step)
         return (at(kept[0]), *kept[1:]) if len(kept) == 3 else (kept[0], at(kept[1]))
     return kept if kept is None or kept < 0 else at(kept)
 
 
 def _since(start: int | None, points: Mapping[float, tuple[float, int]], kind: type[_Point]) -> tuple[_Point, ...]:
-    """The points with their seconds since start, in order of samples."""
+    """The points with seconds since ``start``, in order of samples."""
     zero = math.nan if start is None else start
     new = tuple.__new__  # half the time of calling the NamedTuple
     return tuple([new(kind, (samples, loss, (ms - zero) / 1000)) for samples, (loss, ms) in sorted(points.items())])
 
 
 def _train_rate(printed: Sequence[tuple[float, int]], after: float, until: float) -> float:
-    """Median samples/s between consecutive train points in ``(after, until)``; NaN for less than two points.
+    """Median samples/s between consecutive train points in ``(after, until)``; NaN for fewer than two points.
 
     printed: samples and time of every train point, in order of samples.
     """
@@ -312,25 +311,25 @@ def _train_rate(printed: Sequence[tuple[float, int]], after: float, until: float
 
 
 def _rate(samples: float, start: int | None, stop: int | None) -> float:
-    """Samples/s between two times in ms; NaN when that is no positive length of time."""
+    """Samples/s between two times in ms; NaN unless stop is after start."""
     return samples / ((stop - start) / 1000) if start is not None and stop is not None and stop > start else math.nan
 
 
-# The runs of a log, one after another: where the next one begins, and where the same one goes on.
+# The runs of a log: where the next one begins, and where the same one continues.
 
 
 MAX_EARLIER_RUNS = 32
 
 _OF_A_RUN = (b"opt_base_learning_rate", b"global_batch_size")
-"""Runs that announce other values of these are not one, wherever their progress begins."""
+"""Runs with different values of these are distinct, wherever their progress begins."""
 
 
 class RunSequence:
-    """The runs of one log, ``current`` the one that its next record belongs to. Times are epoch milliseconds.
+    """The runs of one log; ``current`` is the one to which the next record belongs. Times are epoch milliseconds.
 
-    A program that starts again inside its job prints its start again. Where the run before it did not stop, and the
-    first eval or train point that follows lies beyond the first of that run, training went on from a checkpoint: it is
-    one run, timed from its first start. Training that begins again with the first point is a run of its own.
+    A program that restarts inside its job prints its start again. If the run before it did not stop, and the next eval
+    or train point is beyond the first one of that run, training resumed from a checkpoint: it is one run, timed from
+    its first start. Training that begins again with the first point is a new run.
     """
 
     def __init__(self) -> None:
@@ -338,26 +337,26 @@ class RunSequence:
         self.current = RunBuilder()
 
     def read_shortfall(self, ceiling: float) -> None:
-        """Keep evals that rise as what they lack of ``ceiling``."""
+        """Store maximised metrics as ``ceiling`` minus the value."""
         self.current.ceiling = ceiling
 
     def all(self) -> list[RunBuilder]:
-        """Every run, oldest first (the last 33 at most)."""
+        """Every run, oldest first (at most the last 33)."""
         return [*self._earlier, self.current]
 
     def initialised(self, ms: int) -> RunBuilder:
-        """The run that an ``init_start`` at this time belongs to."""
+        """The run to which an ``init_start`` at this time belongs."""
         current = self.current
         started = current.init_stop if current.run_start is None else current.run_start
         began = started if current.restarted is None else current.restarted
         return self._next() if began is not None and ms > began else current
 
     def started(self, ms: int) -> RunBuilder:
-        """The run that a ``run_start`` at this time belongs to."""
+        """The run to which a ``run_start`` at this time belongs."""
         return self._next() if 0 <= self.current.measured < ms else self.current
 
     def progressed(self, samples: float, *, trained: bool) -> RunBuilder:
-        """The run that a train point or an eval at so many samples belongs to."""
+        """The run to which a train point or eval at so many samples belongs."""
         if self._earlier and self.current.measured < 0:
             self._go_on(samples, trained=trained)
         return self.current
@@ -368,7 +367,7 @@ class RunSequence:
         return self.current
 
     def _go_on(self, samples: float, *, trained: bool) -> None:
-        """Make the current run, before its first point, a part of the last one that measured something, or not."""
+        """Before its first point, merge the current run into the last measured run if it continues that one."""
         at = next((at for at in reversed(range(len(self._earlier))) if self._earlier[at].measured >= 0), None)
         if at is not None and _goes_on(self._earlier[at], self.current, samples, trained=trained):
             later, self.current = self.current, self._earlier[at]
@@ -377,7 +376,7 @@ class RunSequence:
 
 
 def _goes_on(run: RunBuilder, later: RunBuilder, samples: float, *, trained: bool) -> bool:
-    """Whether the first point of ``later``, a train point or an eval, is progress of ``run`` and no new beginning."""
+    """Whether the first point of ``later``, a train point or eval, continues ``run`` rather than starting again."""
     if run.run_start is None or run.run_stop is not None:
         return False
     for name in _OF_A_RUN:
@@ -391,10 +390,10 @@ def _goes_on(run: RunBuilder, later: RunBuilder, samples: float, *, trained: boo
 
 
 def _join(run: RunBuilder, later: RunBuilder) -> None:
-    """Add what a run says that goes on with ``run``; ``later`` has no point yet."""
+    """Add to ``run`` the records of its continuation ``later``, which has no point yet."""
     run.restarted = later.init_start if later.run_start is None else later.run_start
     run.last = max(run.last, later.last)
-    # Of an eval that the end cut off, the next attempt says when it began.
+    # If the end interrupted an eval, its start is in the next session.
     run.eval_start = {samples: ms for samples, ms in run.eval_start.items() if samples in run.evals}
     run.eval_start = later.eval_start | run.eval_start
     run.eval_stop = later.eval_stop | run.eval_stop
@@ -406,7 +405,7 @@ def _join(run: RunBuilder, later: RunBuilder) -> None:
         run.announce(name, value)
 
 
-# Lines by which programs say that their training goes on from a checkpoint.
+# Lines in which programs state that training continues from a checkpoint.
 
 
 _NOTHING = (
@@ -419,15 +418,15 @@ _GOES_ON = re.compile(
     r"|\brestored all states from the checkpoint\b"
     r"|\bwill skip the first [1-9]\d* (?:epochs|batches)"
 )
-"""transformers' Trainer and its examples, Lightning, and how scripts of one's own say it. What loads the weights of a
-base model ("Loading checkpoint shards") is none of them."""
+"""Messages of transformers' Trainer and its examples, Lightning, and usual scripts. Loading a base model's weights
+("Loading checkpoint shards") does not match."""
 
 LONGEST = 400
-"""Characters of a line that are looked at."""
+"""Characters of a line that are examined."""
 
 
 def states_resume(line: str) -> bool:
-    """Whether a line says that training goes on from a checkpoint that is not its beginning."""
+    """Whether a line states that training continues from a checkpoint after its beginning."""
     if "esum" not in line and "ontinuing" not in line and "estored" not in line and "ill skip" not in line:
-        return False  # nearly all lines: a search for words costs a tenth of the patterns
+        return False  # nearly all lines; a word search takes a tenth of the patterns' time
     return _GOES_ON.search(line[:LONGEST]) is not None

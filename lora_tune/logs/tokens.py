@@ -1,7 +1,7 @@
-"""What a line of a log states: names with numbers, by one rule for the lines of all trainers. Pure functions of text.
+"""Names and numbers in a log line, by one rule for the lines of all trainers. Pure functions of text.
 
-A token is a name, a sign between and a number. Its name takes in what says of which set it is: a word in front of it
-on the line, the heading above it, the column of a table that it stands in.
+A token is a name, a separator and a number. Its name includes words for its data set: a preceding word on the line, the
+heading above it, or its table column.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from lora_tune.logs.run import as_number
 
 NUMBER = r"[-+]?(?:\d{1,3}(?:[,_]\d{3})++(?![\d_]|,\d)(?:\.\d++)?+|\d++(?:\.\d*+)?+|\.\d++)(?:[eEf][-+]?\d++)?+"
 _L = r"[^\W\d_]"
-_PAIR = re.compile(  # possessive and bounded: a line of any form takes a millisecond
+_PAIR = re.compile(  # possessive and bounded: any line takes at most a millisecond
     rf"(?<!\w)(?P<name>{_L}[\w./@^-]*+(?: {_L}[\w./@^-]*+){{0,3}}(?: ?[(\[]{_L}[\w -]{{0,24}}+[)\]](?=\s?[:=]))?)"
     r"(?P<between>[\"']?\s{0,40}+(?:[:=|│┃：#]|is|=>)?\s{0,24}(?:(?:tensor|Array|(?:np|numpy|jnp)\.\w{1,16}+)\(|\[(?=\d*\.)|[\"'])?)"
     rf"(?P<number>{NUMBER}|[-+]?(?:nan|inf))(?:(?P<of>/ ?\d++)|\s?(?:dB|nats?|bits?|pts?|pp|px|mm|cm|m?eV)(?!\w))?"
     r"(?![\w/]|\s?%\|)"
 )
 _SECOND = re.compile(rf"\s?[:=：]\s{{0,12}}(?P<number>{NUMBER})(?![\w/:])")
-"""What stands behind the number of a name: ``val_loss 1: 0.81``."""
+"""Number after a name that ends in a number: ``val_loss 1: 0.81``."""
 MEAN = re.compile(rf"\s{{1,8}}\(\s{{0,8}}(?!\+)(?P<number>{NUMBER})\s{{0,8}}\)")
-"""The mean so far behind a batch's own value: ``Loss 2.1 (2.3)``. One of another sign is a change."""
+"""Running mean after a batch's value: ``Loss 2.1 (2.3)``. One of another sign is a change."""
 _COUNT = re.compile(
     r"(?<![\w./])(?P<number>\d++)(?: (?P<name>samples|sequences|steps|iterations|updates|epochs)|epoch)\b"
 )
 _SHARE = re.compile(r"(?P<number>\d++)\s?/\s?(?P<of>\d++)(?: = [\d.]++%)? (?P<name>correct)\b")
-_OPENED = (  # "Epoch [1/4]", "Epoch: [0][10/196]", "[batch=10/80]", "Train: 0 [1/9", "1/2  2.44G": of an eval's none
+_OPENED = (  # "Epoch [1/4]", "Epoch: [0][10/196]", "[batch=10/80]", "Train: 0 [1/9", "1/2  2.44G": never of evals
     re.compile(
         r"(?i)(?<![\w.])(?P<name>(?:epoch|step|iter(?:ation)?)(?![a-z])(?<!iter(?=\((?:val|test))))"
         r"(?:\((?:train|val|valid|test)\))?\s{0,8}:?\s{0,8}[\[(]\s{0,8}(?P<number>\d++)(?=\s?[/\]),])"
@@ -38,12 +38,12 @@ _OPENED = (  # "Epoch [1/4]", "Epoch: [0][10/196]", "[batch=10/80]", "Train: 0 [
     re.compile(r"(?i)^\W{0,8}train(?P<name>):?\s+(?P<number>\d+)\s+\["),
     re.compile(r"^\s*(?P<number>\d+)(?P<name>)/\d+\s+[\d.]+[GM]\s"),
 )
-_NAMELESS = (  # "[12] ", "[12/90] " and "12: ", where nothing else counts; torchtune's "1|12|Loss:"
+_NAMELESS = (  # "[12] ", "[12/90] " and "12: ", if nothing else counts; torchtune's "1|12|Loss:"
     re.compile(r"(?<!\S)\[(?P<number>\d++)\](?=[:\s])"),
     re.compile(r"^\s*\[(?P<number>\d++)/\d+\]\s"),
     re.compile(r"^\s{0,8}(?P<number>\d++):(?=\s)"),
     re.compile(r"^.*(?<!\d)\d+\|(?P<number>\d++)\|(?=[A-Za-z])"),
-    re.compile(r"^\s*(?P<number>\d++)\s*$"),  # alone on its line
+    re.compile(r"^\s*(?P<number>\d++)\s*$"),  # the only text on its line
 )
 _OF_AN_EPOCH = re.compile(r"\d\]\s?\[\s{0,8}\d+/\d+\]")
 """``Epoch: [0][ 10/196]``: a batch of training."""
@@ -59,9 +59,9 @@ _PROGRESS = {term: group for group, terms in _UNITS.items() for term in terms}
 _SETTINGS = frozenset(
     ["every", "per", "max", "warmup", "accumulation", "decay", "interval", "early", "patience", "time"]
 )
-"""Words of a number of steps that is set and counts none: ``log_every_n_steps=50``, ``max steps: 600``."""
+"""Words of a configured number of steps, which is no counter: ``log_every_n_steps=50``, ``max steps: 600``."""
 ORDER = ("samples", "step", "epoch")
-"""Groups that say how far a run is, the finest first."""
+"""Units of progress, finest first."""
 
 EVAL_NAMES = frozenset(
     ("eval", "evaluation", "val", "va", "valid", "validation", "test", "dev", "heldout", "validate", "validating", "cv")
@@ -75,24 +75,24 @@ _SHARES = {"accuracy": 3, "acc": 3, "accu": 3, "f1": 3, "bleu": 3, "rouge": 3, "
 _SHARES |= {"ndcg": 3, "psnr": 3, "ssim": 3, "mrr": 3, "mcc": 3, "kappa": 3, "spearman": 3, "correct": 3}
 _SHARES |= {"pearson": 3, "precision": 3, "recall": 3, "iou": 3, "aucpr": 3, "auprc": 3, "auroc": 3, "chrf": 3}
 _SHARES |= {"rougel": 3, "r2": 3, "rew": 8, "return": 8, "returns": 8, "map": 3, "ap": 3, "miou": 3, "top1": 3}
-"""Words of measures that rise. Beside a reward, a training loss says nothing of how good a policy is."""
+"""Words of maximised metrics. With a reward, a training loss does not measure a policy's quality."""
 _OF_EVALS = {"error": 3, "err": 3, "l1": 2, "l2": 2, "huber": 2, "quantile": 3, "score": 3, "em": 3}
-"""Words of measures where an eval's word stands beside them; alone they say too little. ``score`` and ``em`` rise."""
+"""Words of metrics only together with an eval's word; alone they are ambiguous. ``score`` and ``em`` are maximised."""
 _MEASURES = _LOSSES | _SHARES
 EVAL_SCORE = 8
-"""A measure whose name scores more says by itself that it is an eval's."""
+"""Metrics with a higher name score are evals by name alone."""
 _BARE = 9
-"""Score of ``val 2.31``: below every measure of an eval that has a name, above every measure of training."""
+"""Score of ``val 2.31``: below every named eval metric, above every training metric."""
 _BEST = frozenset(("best", "lowest", "highest", "min", "max", "minimum", "maximum", "previous", "target"))
 _SPREADS = frozenset(("std", "stderr", "var"))
 _CHANGES = frozenset(("improved", "improvement", "decreased", "increased", "reduced", "dropped", "delta", "change"))
-"""A number behind these is how far a measure moved, unless ``to`` stands there."""
+"""A number after these is the change of a metric, unless ``to`` is among them."""
 
 _PREFIXED = re.compile(
     r"(?<![a-z])(?:(v|val|valid|validation|eval|dev)|(test)|t|tr|train)"
     r"(?=(?:loss|acc|accuracy|error|err|ppl|perplexity)(?![a-z]))"
 )
-"""``vloss``, ``tacc``, ``testloss``."""
+"""Matches ``vloss``, ``tacc``, ``testloss``."""
 _ENGLISH = tuple((re.compile(pattern), f" {term} ") for term, pattern in {
     "return": r"\bep ret\b",
     "map": r"map@?\[?(?:0?\.)?50[-:](?:0?\.)?95\]?|\bmap\b",
@@ -107,14 +107,14 @@ _ENGLISH = tuple((re.compile(pattern), f" {term} ") for term, pattern in {
     "avg": r"\bmittlerer?\b|\bdurchschnitt\w*|\b(?:mean|average|overall)\b",
     "xent": r"cross[-_ ]?entropy",
 }.items())  # fmt: skip
-"""Spellings of one word, in this order, in a name in small letters."""
+"""Spellings of one word, applied in this order to a lower-case name."""
 _CAPITALS = re.compile(r"mAP|mIoU|TopK|(?<=[a-z])(?=[A-Z])")
-"""Where a name's next word begins; two measures are one word for all their capitals."""
+"""Start of a name's next word; mAP, mIoU and TopK are single words despite their capitals."""
 
 
 @lru_cache(maxsize=4096)
 def terms_of(name: str) -> tuple[str, ...]:
-    """A name's words in small letters and in English: ``val/avg_loss`` and ``vloss`` both have val and loss."""
+    """A name's words in lower case and English: ``val/avg_loss`` and ``vloss`` both have val and loss."""
     text = _CAPITALS.sub(lambda m: m[0].lower() or " ", name).lower().replace("_", " ")
     text = re.sub(r"@(\d+)$", r" top\1", text)
     for pattern, term in _ENGLISH:
@@ -124,18 +124,18 @@ def terms_of(name: str) -> tuple[str, ...]:
 
 
 def of_an_eval(text: str) -> bool:
-    """Whether a text has a word of an eval."""
+    """Whether a text contains a word of an eval."""
     return not EVAL_NAMES.isdisjoint(terms_of(text))
 
 
 def unit_of(parts: Sequence[str]) -> str:
-    """samples, step or epoch where a name of these parts says how far the run is, else ""."""
+    """samples, step or epoch if a name of these parts is a progress counter, else ""."""
     return "" if not parts or _SETTINGS & {*parts} else _PROGRESS.get(parts[-1], "")
 
 
 @lru_cache(maxsize=4096)
 def name_score(parts: Collection[str]) -> int:
-    """How much a name of these parts looks like an eval's: 0 for what measures nothing, 15 for ``val loss``."""
+    """How much a name of these parts looks like an eval's: 0 for no metric, 15 for ``val loss``."""
     known = {*parts}
     kind = max((_MEASURES.get(term, 0) for term in known), default=0)
     if not kind:
@@ -149,14 +149,14 @@ def name_score(parts: Collection[str]) -> int:
 
 
 def of_test_set(parts: Collection[str]) -> bool:
-    """Whether a name of these parts is a test set's, which is looked at where no validation set is."""
+    """Whether a name of these parts is of a test set, which is used if there is no validation set."""
     return {*parts} & EVAL_NAMES == {"test"}
 
 
 def other_sets(name: str, names: Collection[str]) -> tuple[str, ...]:
-    """Those of ``names`` that state the same measure as ``name`` of other sets: ``val loss code`` of ``val loss wiki``.
+    """Those of ``names`` with the same metric as ``name`` on other data sets: ``val loss code`` for ``val loss wiki``.
 
-    Names are words with blanks between. One without a word of its own, such as ``val loss``, is a whole.
+    Names are words separated by blanks. One without a data set's word, such as ``val loss``, is a total.
     """
     ranks = {term for other in (name, *names) for term in other.split() if re.fullmatch(r"top\d+", term)}
     common = EVAL_NAMES | _TRAIN_NAMES | _MEASURES.keys() | ranks
@@ -166,22 +166,22 @@ def other_sets(name: str, names: Collection[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A name, as its words, and its number.
+    """A name, as words, and its number.
 
     Parameters
     ----------
     terms : tuple of str
-        The words of the name, with those that say of which set it is in front.
+        The words of the name, preceded by those of its data set.
     number : str
-        As printed; a share of several is a fraction.
+        As printed; a count "of" a total is a fraction.
     unit : str
-        samples, step or epoch where it says how far the run is; "" for a measure.
+        samples, step or epoch for a progress counter; "" for a metric.
     raw : str
         The name as printed.
     nameless : bool
         Whether it is a number without a name, in brackets or before a colon, which may count anything.
     heading : bool
-        Whether a word of its name stands in a heading above the line.
+        Whether a word of its name is from a heading above the line.
     """
 
     terms: tuple[str, ...]
@@ -193,22 +193,22 @@ class Token:
 
     @property
     def name(self) -> str:
-        """The words with blanks between."""
+        """The words, separated by blanks."""
         return " ".join(self.terms)
 
     @property
     def spelling(self) -> str:
-        """The name as printed where that says all; else its words."""
+        """The name as printed if it is complete; else its words."""
         return self.raw if terms_of(self.raw) == self.terms else self.name
 
     @property
     def bare(self) -> bool:
-        """Whether it names a set and no measure: ``val 2.31``."""
+        """Whether it names only a data set: ``val 2.31``."""
         return len(self.terms) == 1 and self.terms[0] in EVAL_NAMES
 
     @property
     def score(self) -> int:
-        """How much the name looks like an eval's: 0 for what is no measure of quality."""
+        """How much the name looks like an eval's: 0 for no metric."""
         if self.bare:
             return _BARE if "." in self.number else 0
         return 0 if self.unit else name_score(self.terms)
@@ -221,12 +221,12 @@ class Token:
 
     @property
     def falls(self) -> bool:
-        """Whether less of it is better."""
+        """Whether the metric is minimised."""
         known = {term.rstrip("0123456789") for term in self.terms} | {*self.terms}
         return not ({*_SHARES, "score", "em"} & known) or bool({*_LOSSES, "error", "err"} & known)
 
 
-_SPLIT = re.compile(  # a word that says what the numbers behind it are of; not of a path, a file or a longer name
+_SPLIT = re.compile(  # a word for the data set of the numbers after it; not part of a path, a file or a longer name
     rf"(?i)(?<![\w/.-])({'|'.join(EVAL_NAMES)}|evaluating|validierung|train|training|oof)(?:(?-i:(?=[A-Z][a-z]))|(?:-set-\w+|-set\b)|(?![a-z/]|\.\w|-|_[a-z]))"
 )
 _AVERAGE = re.compile(r"(?i)[\[(](?:avg|average|mean|overall)[\])]")
@@ -235,13 +235,13 @@ _SECTION = re.compile(r"\|\s+(?P<name>\w+)/\s+\|")
 
 _CELL_NAME = re.compile(r"[^\W\d_][\w./ ()%@-]*|#")
 _BAR = re.compile(r":?\s+\d+%(?:\||\s*━).*")
-"""A progress bar behind a row."""
+"""A progress bar after a row."""
 _TUPLE = re.compile(r"\s*\((?P<names>[A-Za-z]\w*(?:, ?[A-Za-z]\w*)+)\) = \((?P<values>[^()]*)\)\s*$")
-"""Julia's ``@show (epoch, val_loss)``."""
+"""Output of Julia's ``@show (epoch, val_loss)``."""
 
 
 def _framed(line: str) -> list[str]:
-    """The cells of a row of a Markdown table or of one that is drawn with lines; none where it has no frame."""
+    """The cells of a row of a Markdown table or one drawn with lines; none without a frame."""
     cells = re.split(r"[|│┃]", line.strip())
     return cells[1:-1] if len(cells) > 3 and not cells[0] and not cells[-1] else []
 
@@ -255,11 +255,11 @@ _FORMS: tuple[Callable[[str], list[str]], ...] = (
     str.split,
 )
 _COLUMNS = {"e": ("epoch",), "#": ("step",)}
-"""spaCy's names of columns."""
+"""Column names of spaCy."""
 
 
 class Tokens:
-    """Reads lines one after another, as some say what the lines below them are of."""
+    """Reads lines in order, since some lines describe those below them."""
 
     def __init__(self) -> None:
         self._heading, self._below = "", _BELOW
@@ -270,23 +270,23 @@ class Tokens:
 
     @property
     def state(self) -> tuple[str, int]:
-        """What of the lines before counts for the next: the heading above it, and which header names its columns."""
+        """State that affects the next line: the heading above it, and the number of the header for its columns."""
         return self._heading if self._below < _BELOW else "", self._headers
 
     def of(self, line: str) -> list[Token]:
-        """What the line states, in order."""
+        """The tokens of the line, in order."""
         tokens, heading = self.read(line)
         self.go_on(heading)
         return tokens
 
     def go_on(self, heading: str | None) -> None:
-        """Count a line; heading: what it says of the lines below it, None for nothing."""
+        """Count a line. heading: what it states about the lines below it, None for nothing."""
         self._below += 1
         if heading is not None:
             self._heading, self._below = heading, 0
 
     def read(self, line: str) -> tuple[list[Token], str | None]:
-        """What the line states, and what it says of the lines below; the state stays, but for a header's columns."""
+        """The tokens of the line, and its heading for the lines below; only a header's columns change the state."""
         if shown := _TUPLE.match(line):
             pairs = zip(shown["names"].split(","), shown["values"].split(","), strict=False)
             return [_token(terms_of(name), value.strip(), name.strip()) for name, value in pairs], None
@@ -325,7 +325,7 @@ class Tokens:
             elif match["of"] and not unit:
                 number = _share(number, match["of"][1:])
             of_set, heading = self._of_set(line, before, begin, terms)
-            terms = terms if of_set in own else of_set  # "Val steps: 2 loss: 1.9 val_loss: 0.8"
+            terms = terms if of_set in own else of_set  # e.g. "Val steps: 2 loss: 1.9 val_loss: 0.8"
             if terms in known:
                 continue
             known.add(terms)
@@ -336,7 +336,7 @@ class Tokens:
             yield Token(terms, _share(match["number"], match["of"]), "", "correct", heading=heading)
 
     def _of_set(self, line: str, before: str, begin: int, parts: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
-        """The parts with that of the set in front, where the name does not say; whether it stands in a heading."""
+        """The parts, preceded by their data set if the name lacks one; and whether that is from a heading."""
         if _AVERAGE.search(line, 0, begin):
             parts = ("avg", *parts)
         if {*parts} & (EVAL_NAMES | _TRAIN_NAMES - {"lm"}):
@@ -350,7 +350,7 @@ class Tokens:
         return parts, False
 
     def _header(self, line: str) -> bool:
-        """Whether the line names the columns of the rows below it."""
+        """Whether the line has the column names of the rows below it."""
         line = _BAR.sub("", line)
         if len(line) > 400 or not _matters(line):
             return False
@@ -368,7 +368,7 @@ class Tokens:
         return False
 
     def _row(self, line: str) -> list[Token]:
-        """What a row below a header states; nothing where it is none."""
+        """The tokens of a row below a header; none for other lines."""
         if not self._columns:
             return []
         cells = [cell.strip().strip('"') for cell in self._cells(_BAR.sub("", line))]
@@ -412,7 +412,7 @@ def _share(number: str, of: str) -> str:
 
 
 def _is_misread(line: str, match: re.Match[str], parts: tuple[str, ...]) -> bool:
-    """Whether the number is not what it seems: it has a decimal comma, or says in percent how far an epoch is."""
+    """Whether the number is misread: it has a decimal comma, or is the percentage of an epoch."""
     at, number = match.start("number"), match["number"]
     if re.compile(r"\d++,\d").match(line, at) and ("," not in number or not (unit_of(parts) or "." in number)):
         return True
@@ -426,7 +426,7 @@ _MATTER = EVAL_NAMES | _TRAIN_NAMES | _MEASURES.keys() | _BEST | _PROGRESS.keys(
 
 
 def _idle(name: str) -> int:
-    """Characters of a name before the word with which it begins to matter: ``done with val loss`` -> 10."""
+    """Characters of a name before its first relevant word: ``done with val loss`` -> 10."""
     for term in re.finditer(r"\S+", name):
         if {re.sub(r"(?<=..)\d+$", "", w) for w in terms_of(term[0])} & _MATTER or {*terms_of(term[0])} & _MATTER:
             return term.start()
@@ -444,13 +444,14 @@ _SHORT = re.compile(r"(?<![A-Za-z])(?i:it|ap|ce|f1|r2|r²|r\^2|l1|l2|em)(?![a-z]
 
 
 def _matters(line: str) -> bool:
-    """Whether a line holds any word that names a measure or says how far a run is."""
+    """Whether a line has any word of a metric or a progress counter."""
     small = line.lower()
     return any(term in small for term in _LONG) or _SHORT.search(line) is not None
 
 
 def _heading(line: str, tokens: Sequence[Token]) -> str | None:
-    """Of which set the lines below are: this is a heading, a batch of an eval, or a word of training; "" for none."""
+    """Data set of the lines below: from a heading or a batch of an eval; "" after a word of training, None if
+    unchanged."""
     if section := _SECTION.match(line):
         term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
     elif _is_heading(line, tokens):
@@ -464,7 +465,7 @@ def _heading(line: str, tokens: Sequence[Token]) -> str | None:
 
 
 def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
-    """Whether a line says what the lines below it are of: ``=== evaluation ===``, ``Test error:``, ``Eval begin``."""
+    """Whether a line describes the lines below it: ``=== evaluation ===``, ``Test error:``, ``Eval begin``."""
     text = line.strip()
     if batch_of(line):
         return True
@@ -475,7 +476,7 @@ def _is_heading(line: str, tokens: Sequence[Token]) -> bool:
 
 
 def _positions(line: str) -> Iterator[Token]:
-    """Progress that no name with a number states: ``after 1024 samples``, ``Epoch [1/4]``."""
+    """Progress stated without a name before the number: ``after 1024 samples``, ``Epoch [1/4]``."""
     for form in (_COUNT, *_OPENED):
         for match in form.finditer(line):
             yield _token(terms_of(match["name"] or "") or ("epoch",), match["number"])
@@ -487,40 +488,40 @@ def _nameless(line: str) -> list[Token]:
 
 
 def _numbered(tokens: Sequence[Token]) -> list[Token]:
-    """``Validation loss 100: 0.81``, where nothing else counts: the name's number does. Nothing for other lines."""
+    """Tokens of ``Validation loss 100: 0.81`` without another counter: the name's number counts. [] for other lines."""
     if len(tokens) != 1 or tokens[0].terms == terms_of(tokens[0].raw) or not (at := tokens[0].terms[-1]).isdigit():
         return []
     return [replace(tokens[0], terms=tokens[0].terms[:-1]), Token(("count",), at, "step", nameless=True)]
 
 
 def batch_of(line: str) -> tuple[int, int] | None:
-    """Which batch of how many of an eval a line is of: ``Test: [ 78/78]``; None for others."""
+    """Batch and number of batches of an eval's line: ``Test: [ 78/78]``; None for others."""
     split = _SPLIT.match(line.strip())
     batch = _BATCH.search(line) if split and split[1].lower() not in _TRAIN_NAMES else None
     return (int(batch["at"]), int(batch["of"])) if batch else None
 
 
 def losses(line: str) -> list[Token]:
-    """What measures quality in a line, most like an eval first."""
+    """The metrics in a line, most like an eval first."""
     return sorted((token for token in Tokens().of(line) if token.score), key=lambda token: -token.score)
 
 
 def positions(line: str) -> list[Token]:
-    """What says how far the run is, the finest first."""
+    """The progress counters in a line, finest first."""
     return sorted((token for token in Tokens().of(line) if token.unit), key=lambda token: ORDER.index(token.unit))
 
 
 _MOST_FORMS = 4096
 _LONGEST_FORM = 400
 _DIGITS = re.compile(r"(?<![A-Za-z_@\d])\d+")
-"""Digits that are no part of a name."""
+"""Digits that are not part of a name."""
 _THOUSANDS = re.compile(r"\d[,_]\d")
 
 
 class Numbers:
-    """The numbers of some names, line after line. Lines of one form, alike but for their digits, are parsed once.
+    """Numbers of given names, line after line. Lines that differ only in digits are parsed once.
 
-    names: what a number is called in the result, by the words of its name and its unit.
+    names: keys of the numbers in the result, by the words of the name and its unit.
     """
 
     def __init__(self, names: Mapping[tuple[tuple[str, ...], str], str]) -> None:
@@ -528,7 +529,7 @@ class Numbers:
         self._forms: dict[tuple[str, tuple[str, int]], tuple[re.Pattern[str] | None, list[str], str | None]] = {}
 
     def of(self, line: str) -> dict[str, str]:
-        """The first number of each name that the line states."""
+        """The first number of each name in the line."""
         tokens = self._tokens
         before = tokens.state
         key = (_DIGITS.sub("0", line), before)
@@ -549,7 +550,7 @@ class Numbers:
 
 
 def _pattern_of(line: str, numbers: Mapping[str, str]) -> tuple[re.Pattern[str] | None, list[str]] | None:
-    """What reads these numbers in lines of this form, by name; None where they stand there twice, or as a share."""
+    """Pattern and names of these numbers in lines of this form; None if one occurs twice or is a fraction."""
     if not numbers:
         return None, []
     places = []
@@ -568,11 +569,11 @@ def _pattern_of(line: str, numbers: Mapping[str, str]) -> tuple[re.Pattern[str] 
 
 
 def _form(text: str) -> str:
-    """A pattern of texts that are alike but for their digits."""
+    """A pattern of texts that differ only in digits."""
     return r"\d+".join(map(re.escape, _DIGITS.split(text)))
 
 
-# Numbers as a German, French or Brazilian locale prints them: ``1.234,5`` for 1,234.5.
+# Numbers in a German, French or Brazilian locale: ``1.234,5`` for 1,234.5.
 
 
 _NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:\.\d{3})++(?:,\d++)?+|\d++,\d++)(?![.,]?\d)")
@@ -580,16 +581,16 @@ _SWAPPED = str.maketrans(",.", ".,")
 _NO_THOUSANDS = re.compile(
     r"(?<!\d)(?<!\d\d:)\d++,\d++(?<![1-9],\d\d\d)(?<![1-9]\d,\d\d\d)(?<![1-9]\d\d,\d\d\d)(?![.,]?\d)"
 )
-"""A comma that sets no thousands apart: ``0,925``, ``2,5``, but not ``1,200``."""
+"""A comma that is not a thousands separator: ``0,925``, ``2,5``, but not ``1,200``."""
 
 
 def with_points(text: str) -> str:
-    """The text, as long as it was, with a point in numbers that have a decimal comma; their thousands have commas."""
+    """The text, of the same length, with numbers in decimal comma notation converted (``1.234,5`` to ``1,234.5``)."""
     return _NUMBER.sub(lambda number: number[0].translate(_SWAPPED), text) if "," in text or "." in text else text
 
 
 def in_use(lines: Sequence[str]) -> bool:
-    """Whether measures stand there with a decimal comma for certain, by their names or in a table with semicolons."""
+    """Whether metrics certainly have a decimal comma, by their names or in a table with semicolons."""
     return any(_in_use(line) for line in lines if _NO_THOUSANDS.search(line))
 
 

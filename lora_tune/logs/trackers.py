@@ -1,7 +1,7 @@
-"""Runs as other programs recorded them: Optuna's studies, MLflow, Weights & Biases, TensorBoard, tables.
+"""Runs recorded by other programs: Optuna studies, MLflow, Weights & Biases, TensorBoard, tables.
 
-Each kind is an entry of ``TRACKERS``. What a parameter or a metric is
-called there, and what this study calls it, is no matter of theirs: see :mod:`lora_tune.search.priors`.
+Each kind is an entry of ``TRACKERS``. :mod:`lora_tune.search.priors` maps names of parameters and metrics to those of
+the study.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Points = tuple[tuple[float, float], ...]
 
 RUN_COLUMNS = ("run", "run_id", "run_uuid", "run_name", "name", "id", "trial", "trial_id", "number", "experiment")
 STEP_COLUMNS = ("samples", "step", "global_step", "iteration", "iter", "epoch")
-"""Columns that name a row's run and its progress, without what stands around a word; the first that a table has."""
+"""Columns of a row's run and progress, without prefixes; the first one that a table has is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
     """One run of another program.
 
-    source: what it was read from. name: its own. values: what the program knows of it by its columns' names, numbers
-    as numbers. series: metrics by name, each a row of (step, value); a final value alone has the step NaN.
-    maximised: metrics that the program says it maximised.
+    source: where it was read. name: in the program. values: columns by name, numbers as numbers. series: metrics by
+    name, each a row of (step, value); a single final value has the step NaN. maximised: metrics that the program
+    maximised.
     """
 
     source: str
@@ -47,9 +47,9 @@ class TrackedRun:
 
 
 def tracked_runs(source: str) -> list[TrackedRun] | None:
-    """The runs of a path or database address; None where no tracker knows it.
+    """The runs of a path or database address; None if no tracker recognises it.
 
-    Raises InputError for one that is damaged, SetupError where a program is needed that is not installed.
+    Raises InputError for a damaged one, SetupError if a required package is not installed.
     """
     for knows, read in TRACKERS.values():
         if knows(source):
@@ -61,7 +61,7 @@ def tracked_runs(source: str) -> list[TrackedRun] | None:
 
 
 def scalar(value: object) -> Scalar | None:
-    """A cell or parameter as a number where it is one, else as its text; None for nothing."""
+    """A cell or parameter as a number if possible, else as text; None if empty or NaN."""
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -75,7 +75,7 @@ def scalar(value: object) -> Scalar | None:
 
 
 def plain(column: str) -> str:
-    """A column's name without what trackers set before it, letters and digits alone: ``params_lr`` is ``lr``."""
+    """A column's name without the prefixes of trackers, only letters and digits: ``params_lr`` becomes ``lr``."""
     name = column.strip().lower()
     for prefix in ("params_", "params.", "config.", "config/", "config:", "metrics.", "user_attrs_", "hparams/"):
         name = name.removeprefix(prefix)
@@ -87,7 +87,7 @@ def _table_knows(source: str) -> bool:
 
 
 def _table(source: str) -> Iterator[TrackedRun]:
-    """Runs of a table with a header: a row a run, or a row an eval where a column names the run of several rows."""
+    """Runs of a table with a header: one per row, or one row per eval if a column names the run of several rows."""
     rows = list(_rows(Path(source)))
     columns = list(dict.fromkeys(name for row in rows for name in row))
     run = next((c for want in RUN_COLUMNS for c in columns if plain(c) == want), None)
@@ -103,7 +103,7 @@ def _table(source: str) -> Iterator[TrackedRun]:
 def _rows(path: Path) -> Iterator[dict[str, Scalar]]:
     if path.suffix == ".parquet":
         try:
-            import pandas  # the lightest reader that many have
+            import pandas  # the lightest commonly installed reader
 
             cells: Iterable[Mapping[Any, Any]] = pandas.read_parquet(path).to_dict("records")
         except ImportError as error:
@@ -119,7 +119,7 @@ def _rows(path: Path) -> Iterator[dict[str, Scalar]]:
 
 
 def _of_rows(source: str, name: str, rows: Sequence[Mapping[str, Scalar]]) -> TrackedRun:
-    """A run of its rows. Numbers that change within it are metrics; of a single row every number may be one."""
+    """A run from its rows. Numbers that change within it are metrics; in a single row every number may be one."""
     step = next((c for want in STEP_COLUMNS for row in rows for c in row if plain(c) == want), None)
     cells: dict[str, list[tuple[float, Scalar]]] = defaultdict(list)
     for at, row in enumerate(rows):
@@ -163,7 +163,7 @@ def _is_journal(path: Path) -> bool:
 
 
 def _optuna(source: str) -> Iterator[TrackedRun]:
-    """Every finished trial of every study of a storage; a study is a source of its own."""
+    """Every finished trial of every study in a storage; each study is a separate source."""
     import optuna
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
@@ -179,7 +179,7 @@ def _optuna(source: str) -> Iterator[TrackedRun]:
             for trial in optuna.load_study(study_name=summary.study_name, storage=storage).get_trials(deepcopy=False):
                 if trial.state.is_finished():
                     yield _of_trial(f"Optuna study {summary.study_name}", trial, rising)
-    except Exception as error:  # a driver's own, of any library that an address names
+    except Exception as error:  # a database driver's, of any library that an address names
         if type(error).__module__.split(".")[0] not in ("optuna", "sqlalchemy", "psycopg"):
             raise
         raise InputError(f"{source}: Optuna cannot read it: {str(error).splitlines()[0]}") from error
@@ -216,7 +216,8 @@ def _mlflow_folders(root: Path) -> Iterator[Path]:
 
 
 def _mlflow(source: str) -> Iterator[TrackedRun]:
-    """Runs of MLflow's files (``mlruns/``: a file a parameter, "time value step" lines a metric) or SQLite database."""
+    """Runs of MLflow's files (``mlruns/``: a file per parameter, "time value step" lines per metric) or SQLite
+    database."""
     if Path(source).is_dir():
         for folder in _mlflow_folders(Path(source)):
             params = {p.name: scalar(p.read_text(encoding="utf-8")) for p in sorted((folder / "params").iterdir())}
@@ -252,7 +253,7 @@ def _wandb_knows(source: str) -> bool:
 
 
 def _wandb(source: str) -> Iterator[TrackedRun]:
-    """Runs of W&B's own files, ``wandb/run-*/run-*.wandb``, as wandb 0.31 writes them: a log in LevelDB's format."""
+    """Runs of W&B's files, ``wandb/run-*/run-*.wandb``, as wandb 0.31 writes them: a log in LevelDB's format."""
     path = Path(source)
     for file in [path] if path.is_file() else sorted(path.rglob("*.wandb")):
         yield _wandb_run(source, file)
@@ -286,7 +287,7 @@ _WANDB_HISTORY, _WANDB_CONFIG, _WANDB_RUN = 2, 5, 17
 
 
 def _wandb_items(message: bytes) -> dict[str, Any]:
-    """Keys and values of the HistoryItems or ConfigItems in a message; a nested value comes under "outer/inner"."""
+    """Keys and values of the HistoryItems or ConfigItems in a message; nested values under "outer/inner"."""
     items: dict[str, Any] = {}
     for field_number, item in fields(message):
         if field_number != 1 or not isinstance(item, bytes):
@@ -304,7 +305,7 @@ def _wandb_items(message: bytes) -> dict[str, Any]:
 
 
 def _wandb_value(parts: Mapping[int, Any]) -> Any:
-    """The value of an item that is no JSON: an integer, a double or a text."""
+    """The value of a non-JSON item: an integer, double or text."""
     if 6 in parts:
         return struct.unpack("<d", parts[6])[0]
     return parts[5] if 5 in parts else parts[7].decode("utf-8", "replace") if 7 in parts else None
@@ -315,10 +316,10 @@ LEVELDB_BLOCK, LEVELDB_HEAD = 1 << 15, 7
 
 
 def _leveldb_records(data: bytes) -> Iterator[bytes]:
-    """The records of a log whose first seven bytes are a head of W&B's; one that is cut short ends them."""
+    """The records of a log that begins with W&B's seven-byte header, up to the first truncated one."""
     at, parts = LEVELDB_HEAD, b""
     while at + LEVELDB_HEAD <= len(data):
-        if LEVELDB_BLOCK - at % LEVELDB_BLOCK < LEVELDB_HEAD:  # a block's padding
+        if LEVELDB_BLOCK - at % LEVELDB_BLOCK < LEVELDB_HEAD:  # padding of a block
             at += LEVELDB_BLOCK - at % LEVELDB_BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
@@ -335,7 +336,7 @@ def _tensorboard_knows(source: str) -> bool:
 
 
 def _tensorboard(source: str) -> Iterator[TrackedRun]:
-    """A run a folder of event files; its values from Lightning's ``hparams.yaml`` beside them, where there is one."""
+    """One run per folder of event files; its values from Lightning's ``hparams.yaml`` there, if it exists."""
     path = Path(source)
     files = [path] if path.is_file() else sorted(path.rglob("*.tfevents.*"))
     for folder in dict.fromkeys(file.parent for file in files):
@@ -367,4 +368,4 @@ TRACKERS: Mapping[str, tuple[Callable[[str], bool], Callable[[str], Iterator[Tra
     "tensorboard": (_tensorboard_knows, _tensorboard),
     "table": (_table_knows, _table),
 }
-"""Kinds by name: whether one knows a source, without reading it whole, and its runs. The first that knows it reads."""
+"""Kinds by name: whether it recognises a source, without reading it whole, and its runs. The first match is used."""
