@@ -1,1 +1,1 @@
-"""Search: samplers, what trials teach the models, early stopping by comparison, races between seeds."""
+"""Search: samplers, observations of trials, early stopping by comparison, races between seeds."""

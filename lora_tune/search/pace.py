@@ -43,7 +43,8 @@ USUAL_WEIGHT = 6
 """Weight of the prior ``PACE_SD``, in comparisons of runs."""
 
 BLIND = 10.0
-"""Slowdown assumed for a run without an eval or train loss so far if others of the same work per step have some."""
+"""Slowdown assumed for a run without an eval or train loss so far if others of the same work have some; delays its
+cap."""
 
 MUCH_SLOWER = 1.25
 """Slowdown from which on messages about wall-clock limits mention it."""
