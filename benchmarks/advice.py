@@ -1,9 +1,9 @@
-"""What ``explain`` advises on public good runs: ``python -m benchmarks.advice [--each 2]``
+"""False alarms of ``explain`` on public good runs: ``python -m benchmarks.advice [--each 2]``
 
-Every public log that reached its target (``LORA_TUNE_MLPERF``, ``logs`` and ``more_logs``) is played as a trial of the
-benchmark's study, and the rules of ``explain`` are asked twice: of the run as a sweep of its own, and of all runs of
-its submission as one sweep, training losses included. A good run needs no remedy, so each advice on its convergence is
-false; what is said of machine and rules is listed apart. Prints a line for each advice with how often it was given.
+Every public log that reached its target (``LORA_TUNE_MLPERF``, ``logs`` and ``more_logs``) is replayed as a trial of
+the benchmark's study. The rules of ``explain`` are applied to each run as a separate sweep, and to all runs of a
+submission as one sweep, including training losses. A good run needs no remedy, so any advice on its convergence is
+false; advice on the machine and MLPerf's rules is listed separately. Prints a line per advice with its count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lora_tune.store.records import StudyRecords, Verdict
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "h100.toml"
 ENOUGH_EVALS, ENOUGH_LOSSES = 6, 12
-"""From which on the rule about overfitting looks at a run."""
+"""Minimum for the rule on overfitting to apply to a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Submission:
 
 
 def read(place: Path, study: Study, most: int) -> Submission | None:
-    """The first ``most`` result files of a folder; None where none reached its target."""
+    """The first ``most`` result files of a folder; None if none reached its target."""
     replay = Replay(study, lambda _: MllogReader())
     train: dict[int, Sequence[TrainPoint]] = {}
     for number, file in enumerate(sorted(place.glob("result_*.txt.gz"))[:most]):
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=10, help="runs of each submission [10]")
     root, most = folder(), parser.parse_args().each
-    # What would have been stopped is asked elsewhere, and takes nearly all of the time.
+    # Other benchmarks measure the pruning, which takes nearly all of the time.
     study = load_study(STUDY).with_options({"pruning": {"rule": "none", "cap": False}})
     alone, together, runs, looked_at = Counter[str](), Counter[str](), 0, 0
     submissions = 0

@@ -34,7 +34,7 @@ HUBER_ABOVE = tuple(0.5 + 0.05 * i for i in range(17))
 WANDERS = tuple(0.0004 + 0.0002 * i for i in range(8))
 RATES = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 CONFIDENCE = 0.9
-FEWEST_SUBMISSIONS = 3  # of a batch size, for estimates by the fixed shape: at 16 two of them left a bias of -2.4%
+FEWEST_SUBMISSIONS = 3  # per batch size, for estimates by the fixed shape: two at GBS 16 left a bias of -2.4%
 
 
 def is_good(runs: Sequence[PublicRun]) -> bool:
@@ -45,7 +45,7 @@ def is_good(runs: Sequence[PublicRun]) -> bool:
 
 
 def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
-    """All constants of ``curves.published`` from ``runs``; bad submissions are left out here."""
+    """All constants of ``curves.published`` from ``runs``, without bad submissions."""
     groups = [g for g in by_submission(runs).values() if is_good(g)]
     counts = Counter(g[0].gbs for g in groups)
     good = [r for g in groups for r in g]
@@ -71,7 +71,7 @@ def calibrate(runs: Sequence[PublicRun]) -> dict[str, Any]:
 
 
 def worst_pair(evals: Sequence[Eval], target: float, family: Family) -> float:
-    """The largest excess that two evals in a row both show before the target: see ``curves.published.highest_pair``."""
+    """The largest excess shown by two consecutive evals before the target; see ``curves.published.highest_pair``."""
     stop = first_reached(evals, target)
     return highest_pair(points([e for e in evals if stop is None or e.samples < stop.samples]), family)
 
@@ -91,8 +91,8 @@ def _family(calibration: dict[str, Any], run: PublicRun) -> Family:
 def _shape(groups: Sequence[Sequence[PublicRun]]) -> dict[str, Any]:
     """Slope and crossing of each submission's median curve, regressed on ln(GBS/8) with Huber weights.
 
-    A median curve holds the sample counts from half of the reference convergence point on that at least 90% of the
-    submission's runs evaluated: later ones show only the slow runs.
+    A median curve contains sample counts from half of the reference convergence point on, if at least 90% of the
+    submission's runs evaluated there: later ones show only the slow runs.
     """
     rows = []
     for group in groups:
@@ -124,11 +124,11 @@ def _huber_fit(x: np.ndarray, y: np.ndarray, weights: np.ndarray, degree: int) -
 
 
 def _noise(good: Sequence[PublicRun], calibration: dict[str, Any]) -> dict[str, Any]:
-    """Eval noise against ln(samples / crossing) and batch size, from the differences of neighbouring evals.
+    """Eval noise against ln(samples / crossing) and batch size, from differences of neighbouring evals.
 
-    A difference, less the curve's fall, has twice the variance of an eval. The eval that stopped the run is left out:
-    it is low because it stopped it. At GBS 8 a line through the sd of bins, readings beyond 3 robust sd drawn in to
-    it; then the power of GBS by which the other batch sizes' differences shrink.
+    A difference, less the curve's fall, has twice the variance of an eval. The eval that stopped the run is excluded,
+    since it is low by selection. At GBS 8: a line through the sd of bins, with readings beyond 3 robust sd clipped;
+    then the power of GBS by which the differences shrink at other batch sizes.
     """
     rows = []
     for run in good:
@@ -157,7 +157,7 @@ def _drawn_in_sd(values: np.ndarray) -> float:
 
 
 def _huber_above(good: Sequence[PublicRun], calibration: dict[str, Any]) -> float:
-    """The constant for which the expected stops of estimates have the mean of the stops (GBS 8 runs)."""
+    """The constant for which the mean expected stop of the estimates equals the mean stop (GBS 8 runs)."""
     runs = [r for r in good if r.gbs == 8]
     stops = sum(r.stop for r in runs)
     best = (math.inf, HUBER)
@@ -175,7 +175,7 @@ def _expected_stop(run: PublicRun, family: Family) -> float:
 
 
 def _seed(groups: Sequence[Sequence[PublicRun]], offsets: dict[int, Offset]) -> tuple[float, float]:
-    """Seed spread at GBS 8, and the power of GBS by which it changes, from GBS 8 and all the others together."""
+    """Seed spread at GBS 8, and its power of GBS, from GBS 8 and all others together."""
     at_8 = _seed_sd([g for g in groups if g[0].gbs == 8], offsets)
     others = [g for g in groups if g[0].gbs > 8]
     logs = np.mean([np.log(g[0].gbs / 8) for g in others for _ in g])
@@ -196,7 +196,7 @@ def _seed_sd(groups: Sequence[Sequence[PublicRun]], offsets: dict[int, Offset]) 
 
 
 def _wander(good: Sequence[PublicRun], calibration: dict[str, Any]) -> float:
-    """The wander for which forecasts from two evals on hold the later stop 90% of the time (GBS 8 runs)."""
+    """The wander for which forecasts from two or more evals contain the later stop 90% of the time (GBS 8 runs)."""
     runs = [r for r in good if r.gbs == 8]
     best = (1.0, 0.001)
     for wander in WANDERS:
@@ -207,10 +207,10 @@ def _wander(good: Sequence[PublicRun], calibration: dict[str, Any]) -> float:
 
 
 def forecast_holds(run: PublicRun, known: int, family: Family) -> float:
-    """How much of the stop's probability lies in the forecast's central 90%, from the first ``known`` evals.
+    """Share of the stop's probability in the forecast's central 90%, from the first ``known`` evals.
 
-    The stop is discrete, so its forecast probability is a piece of the unit interval; the share of the piece between
-    0.05 and 0.95 is what a randomised probability integral transform has inside on average.
+    The stop is discrete, so its forecast probability is a part of the unit interval; the share of that part between
+    0.05 and 0.95 is the expected coverage of a randomised probability integral transform.
     """
     step = run.run.evals[1].samples - run.run.evals[0].samples
     found = forecast(run.run.evals[:known], TARGET, family=family, quantum=step)
@@ -219,10 +219,10 @@ def forecast_holds(run: PublicRun, known: int, family: Family) -> float:
 
 
 def _thresholds(worst: Sequence[float]) -> list[list[float]]:
-    """For each rate the smallest excess that good runs exceed at most so often, with 90% confidence.
+    """For each rate the smallest excess that good runs exceed at most that often, with 90% confidence.
 
-    With m of n runs above, the upper limit of the rate is the Clopper-Pearson bound, the 0.9 quantile of
-    Beta(m + 1, n - m). Rates that this many runs cannot support are left out.
+    With m of n runs above, the upper limit of the rate is the 0.9 quantile of Beta(m + 1, n - m) (Clopper-Pearson).
+    Rates that this many runs cannot support are omitted.
     """
     ranked = np.sort(np.array(worst))[::-1]
     n = len(ranked)

@@ -1,21 +1,22 @@
-"""Faults by the hundred: ``python -m benchmarks.chaos --faults 400 --seed 1``, on real Slurm, PostgreSQL and disks.
+"""Hundreds of faults: ``python -m benchmarks.chaos --faults 400 --seed 1``, on real Slurm, PostgreSQL and disks.
 
 Sweeps of deterministic workloads run one after another, in turn
 
 - on the Slurm test cluster, every other one with its records in PostgreSQL and every third one on a small file system
-  that can be full (``tests/chaos/faults.py``);
-- on this machine with time stamps in the trials' logs, and on this machine without: on an ext4 disk of their own whose
-  power can be cut, so that what was not synced is gone (``tests/chaos/local_faults.py``, ``tests/chaos/power.py``);
-- on the Slurm test cluster as a user without rights, with trials that really take their time: their programs start
-  again, go on from checkpoints, stand still and are held up, clocks are slewed, jobs are renamed and partitions hidden
+  that can fill up (``tests/chaos/faults.py``);
+- on this machine with time stamps in the trials' logs, and without: on a separate ext4 disk whose power can be cut, so
+  that unsynced data is lost (``tests/chaos/local_faults.py``, ``tests/chaos/power.py``);
+- on the Slurm test cluster as an unprivileged user, with trials in real time: their programs restart, resume from
+  checkpoints, are suspended and delayed, clocks are slewed, jobs are renamed and partitions hidden
   (``tests/chaos/timed_faults.py``).
 
-Faults strike at random moments. After each sweep: no trial lost, none run twice, no process or job left behind, nothing
-wrong. With the stand-in on Slurm: node-hours as Slurm accounts them, and the results, hence the ranking, of an
+Faults occur at random moments. After each sweep no trial may be lost or run twice, and no process or job left over.
+With simulated trials on Slurm, node-hours must equal Slurm's accounting, and results, hence the ranking, those of an
 undisturbed sweep.
-Elsewhere: every number recomputed from the run that made it, by its own ledger and a clock that nobody sets, and the
-exported configuration is that of the best. Each fault is drawn from the seed and its own number, and written down as it
-happens; ``--only`` takes some kinds out of all. Exits 1 when something is wrong, and says what.
+
+Elsewhere every number is recomputed from its run, by the run's ledger and a monotonic clock, and the exported
+configuration must be the best one's. Each fault is determined by the seed and its number, and logged as it happens;
+``--only`` selects some kinds. Exits 1, with a message, if anything is wrong.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from tests.postgres import missing as postgres_missing
 TRIALS = 10
 PLACES = ("slurm", "timed", "local")
 FAULTS_PER_SWEEP = 30
-"""At most: a sweep that is struck for ever never ends, and says nothing of its end."""
+"""Maximum: under endless faults a sweep never ends, and its end is not tested."""
 QUIET_SECONDS = 300.0
 
 
 @dataclass(kw_only=True)
 class Sweep:
-    """A sweep to disturb: where it runs, what may happen to it, and what is wrong with it in the end."""
+    """A sweep to disturb: its place, its possible faults, and the check of its result."""
 
     room: Any  # a Room or a LocalRoom
     where: str
@@ -63,7 +64,7 @@ class Sweep:
     struck: Counter[str] = field(default_factory=Counter)
 
     def strike(self, seed: int, number: int, journal: Path) -> None:
-        """Fault ``number`` of ``seed``, after its pause."""
+        """Apply fault ``number`` of ``seed``, after its pause."""
         chance = random.Random(f"{seed} {number}")
         kind = chance.choice(sorted(self.faults))
         time.sleep(chance.uniform(0.2, 2.5))
@@ -72,7 +73,7 @@ class Sweep:
                 return
             code = self.room.driver.returncode
             assert code not in (1, 2), f"a driver gave up: exit {code}\n{self.room.said[-3000:]}"
-            self.room.start()  # as a service manager would
+            self.room.start()  # as a service manager does
         hit = self.faults[kind](self.room, chance)
         line = {"at": round(time.time(), 3), "seed": seed, "fault": number, "kind": kind, "hit": hit}
         with journal.open("a") as file:
@@ -81,7 +82,7 @@ class Sweep:
             self.struck[kind] += 1
 
     def disturb(self, seed: int, first: int, most: int, journal: Path) -> None:
-        """Faults until the sweep has ended or ``most`` have struck; then it is left to end in peace."""
+        """Apply faults until the sweep has ended or ``most`` have occurred; then let it end undisturbed."""
         self.room.start()
         number = first
         while self.struck.total() < most and not self.room.finished():
@@ -95,14 +96,14 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where sweeps can run: makes the next one in a folder, given its number."""
+    """A place for sweeps: ``make`` returns the next one in a folder, by its number."""
 
     name: str
     make: Callable[[Path, int], Sweep]
 
 
 def undisturbed(folder: Path, cluster: Cluster, trials: int) -> dict[int, Any]:
-    """The results of a sweep that nothing happens to."""
+    """The results of a sweep without faults."""
     room = Room(folder, cluster, trials, seconds=1.0)
     try:
         room.start()
@@ -129,7 +130,7 @@ def on_slurm(cluster: Cluster, database: Postgres | None, folder: Path, trials: 
 
 
 def on_this_machine(stamps: bool, trials: int, kinds: set[str]) -> Place:
-    """Sweeps of local trials whose logs have time stamps or not."""
+    """Sweeps of local trials whose logs have time stamps, or not."""
     chosen = {name: fault for name, fault in local_faults.FAULTS.items() if name in kinds}
 
     def make(place: Path, number: int) -> Sweep:
@@ -154,7 +155,7 @@ OF_TIME: Mapping[str, Callable[[Any, random.Random], str]] = {
 
 
 def timed(cluster: Cluster, trials: int, kinds: set[str]) -> Place:
-    """Sweeps on the test cluster whose trials really take their time: four times as many, so that faults hit them."""
+    """Sweeps on the test cluster with trials in real time: four times as many, so that faults hit them."""
     chosen = {name: fault for name, fault in OF_TIME.items() if name in kinds}
 
     def make(place: Path, number: int) -> Sweep:
@@ -168,7 +169,7 @@ def timed(cluster: Cluster, trials: int, kinds: set[str]) -> Place:
 
 @contextlib.contextmanager
 def places(folder: Path, wanted: set[str], trials: int, kinds: set[str]) -> Iterator[list[Place]]:
-    """Where sweeps run in turn."""
+    """The places of sweeps, used in turn."""
     found = []
     with contextlib.ExitStack() as stack:
         on_a_cluster = wanted & {"slurm", "timed"}
@@ -184,7 +185,7 @@ def places(folder: Path, wanted: set[str], trials: int, kinds: set[str]) -> Iter
 
 
 def judged(sweep: Sweep, seed: int, first: int, most: int, journal: Path) -> list[str]:
-    """What is wrong with a sweep after its faults; nothing when all is right."""
+    """Problems of a sweep after its faults; empty if there are none."""
     try:
         sweep.disturb(seed, first, most, journal)
         return sweep.losses()

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.database_away [--minutes 10] [--how stop|freeze]``: a sweep whose database goes away.
+"""``python -m benchmarks.database_away [--minutes 10] [--how stop|freeze]``: a sweep during a database outage.
 
-A real driver with real small jobs of this machine, its records in a real PostgreSQL. While they run, the server is
-stopped (connections are refused), or frozen (every process of it stops; the kernel keeps connections and acknowledges
-packets), for that long; jobs end meanwhile, and some diverge and are to be stopped. Then the server comes back. Prints
-how late the driver acted, what it buffered, how long catching up took, and whether all trials are there once with the
-results of their logs. Exits 1 when not. Needs Debian's postgresql.
+A real driver with real small jobs on this machine, with its records in a real PostgreSQL. While they run, the server is
+stopped (connections are refused) or frozen (all its processes stop; the kernel keeps connections and acknowledges
+packets) for the given time; meanwhile jobs end, and some diverge and must be stopped. Then the server returns. Prints
+the driver's delay, what it buffered, how long catching up took, and whether all trials are there once with the results
+of their logs. Exits 1 if not. Needs Debian's postgresql.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Damaged input through everything that reads text: no crash, no hang, bounded memory.
+"""Fuzzing of all text parsers: no crash, no hang, bounded memory.
 
-``python -m benchmarks.fuzz --inputs 1000000`` mutates what the targets read in good times (lines swapped, cut, glued,
-repeated; bytes flipped, inserted, deleted; hostile pieces spliced in), in these shares:
+``python -m benchmarks.fuzz --inputs 1000000`` mutates valid inputs (lines swapped, cut, joined, repeated; bytes
+flipped, inserted, deleted; hostile pieces inserted), in these shares:
 
-- 78% MLLOG logs, through the parser whole and in random pieces: both must give the same facts
+- 78% MLLOG logs, through the parser whole and in random pieces: both must give the same values
 - 2% logs of every format through all readers, the failure scanner, the diagnosis and the redaction, likewise
 - 18% answers of squeue, sacct and scontrol, through their parsers and the table of states
-- 1.8% study files: a study, or an error in words
-- 0.2% config files: of those without damage to their quoting, what was exported is what bash reads back
+- 1.8% study files: a study, or an error message
+- 0.2% config files: without damage to their quoting, bash must read back what was exported
 
-It prints what was done, the slowest input, and the growth of memory; it exits 1 with the input in hexadecimal when
-something is wrong.
+Prints the counts, the slowest input, and the growth of memory; exits 1 with the input in hexadecimal if anything is
+wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STUDIES = Path(__file__).resolve().parent.parent / "studies"
 SLOW_SECONDS = 2.0
 GROWTH_MIB = 256
 MAX_WORD = 1000
-"""Characters; a longer secret may be hidden in part, and in more parts when redacted again."""
+"""Characters; a longer secret may be redacted in part, and further when redacted again."""
 
 NOW = 1_700_000_000.0
 
@@ -144,7 +144,7 @@ def mutate(chance: random.Random, logs: list[list[bytes]]) -> bytes:
 
 
 def damaged(chance: random.Random, log: bytearray) -> bytes:
-    """Up to five wounds."""
+    """Apply up to five mutations."""
     for _ in range(chance.randrange(6)):
         at = chance.randrange(len(log) + 1)
         kind = chance.random()
@@ -165,7 +165,7 @@ def pieces(chance: random.Random, log: bytes) -> list[bytes]:
 
 
 def check(chance: random.Random, log: bytes) -> str:
-    """Give one input to everything; return what is wrong, or nothing."""
+    """Run one input through all readers; return the problem, or ""."""
     split = pieces(chance, log)
     for kind, make in READERS.items():
         whole, cut = make(), make()
@@ -190,7 +190,7 @@ def check(chance: random.Random, log: bytes) -> str:
 
 
 def check_mllog(chance: random.Random, log: bytes) -> str:
-    """The parser alone, whole and in pieces."""
+    """The MLLOG parser, whole and in pieces."""
     whole, cut = MllogReader(), MllogReader()
     whole.feed(log)
     split = pieces(chance, log)
@@ -201,7 +201,7 @@ def check_mllog(chance: random.Random, log: bytes) -> str:
 
 
 def slurm_answers() -> list[list[bytes]]:
-    """What squeue, sacct and scontrol print of a few jobs."""
+    """Output of squeue, sacct and scontrol for a few jobs."""
     values = {"JobID": "17", "Name": "s-0001-0", "RestartCnt": "0", "exit_code": "256", "NodeList": "n[1-3,07]"}
     times = {"SubmitTime": "1700000000", "StartTime": "1700000005", "EndTime": "N/A", "Comment": "mine"}
     squeue, sacct = [], []
@@ -215,7 +215,7 @@ def slurm_answers() -> list[list[bytes]]:
 
 
 def check_slurm(_: random.Random, answer: bytes) -> str:
-    """Every parser is given every answer."""
+    """Run each answer through every parser."""
     text = answer.decode(errors="replace")
     parse.detail_exit_code(text)
     parse.output_rows(text)
@@ -240,7 +240,7 @@ def check_study(_: random.Random, text: bytes) -> str:
 
 
 def check_config(_: random.Random, text: bytes) -> str:
-    """A value that we write is the value that bash reads, and nothing of it runs."""
+    """bash must read the value that was written, and execute nothing."""
     value = text.decode(errors="replace").replace("\0", "")
     shown = render({"VALUE": value, "LR": 4e-4}, comments=(value,))
     found = sourced(shown)
@@ -253,7 +253,7 @@ def whole_file(chance: random.Random, files: list[list[bytes]]) -> bytes:
 
 
 def targets() -> dict[str, tuple[float, Callable[[random.Random], bytes], Callable[[random.Random, bytes], str]]]:
-    """Share of the inputs, maker of an input, check of it, by name."""
+    """Share of the inputs, generator of an input, and its check, by name."""
     logs, answers, studies = golden(), slurm_answers(), study_files()
     return {
         "MLLOG parser": (0.78, lambda c: mutate(c, logs[:1]), check_mllog),

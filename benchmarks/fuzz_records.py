@@ -1,10 +1,10 @@
-"""Damaged small files through everything that reads them: ``python -m benchmarks.fuzz_records --inputs 1000000``.
+"""Fuzzing of small state files: ``python -m benchmarks.fuzz_records --inputs 1000000``.
 
-What jobs, drivers and launchers write down for each other (claim, started, ended, command, slurm, sweep.json, the
-folder's lock, the preparation, the count of saves, arrival times, what a database could not take, a study's copy) is
-mutated on disk as power cuts, full disks and people do: cut, emptied, filled with zeros, bytes flipped, values swapped,
-other files in its place. Each must be read, or be a problem in words; whatever raises anything but an error in words is
-printed with the input in hexadecimal, and the exit code is 1.
+Files between jobs, drivers and launchers (claim, started, ended, command, slurm, sweep.json, the folder's lock, the
+preparation, the count of saves, arrival times, what a database could not take, a study's copy) are mutated on disk as
+by power cuts, full disks and users: cut, emptied, filled with zeros, bytes flipped, values swapped, replaced by other
+files. Each must be read or give an error message; for any other exception the input is printed in hexadecimal, and the
+exit code is 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ HOSTILE = (
 
 
 class Room:
-    """One sweep's folder with one attempt in it, whole; each check damages one file and reads what it is read for."""
+    """A valid sweep folder with one attempt; each check damages one file and calls its reader."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = SweepPaths(folder)
@@ -79,7 +79,7 @@ class Room:
             path.write_bytes(text)
 
     def targets(self) -> dict[Path, tuple[bytes, Callable[[], None]]]:
-        """File -> what it holds in good times, and the check that reads it."""
+        """File -> its valid contents, and the check that reads it."""
         ended = {"token": TOKEN, "exit_code": 0, "at": 1e9, "seconds": 3.5, "clock_steps": [0.2]}
         environment = {"CUDA_VISIBLE_DEVICES": "0,1", "LR": "4e-4"}
         prepared = {"key": "c" * 12, "attempt": 0, "state": "running", "job_id": "7"}
@@ -159,7 +159,7 @@ class Room:
 
 
 class _Saved:
-    """A database that was written to three times."""
+    """A database with three saves."""
 
     url = "sqlite:////d"
 
@@ -172,7 +172,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def mutate(chance: random.Random, whole: bytes, others: list[bytes]) -> bytes:
-    """What a power cut, a full disk or a person makes of a small file."""
+    """Damage a small file like a power cut, a full disk or a user."""
     kind = chance.random()
     if kind < 0.1:
         return whole[: chance.randrange(len(whole) + 1)]
@@ -203,7 +203,7 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=1)
     options = arguments.parse_args()
     chance, done, start = random.Random(options.seed), Counter[str](), time.monotonic()
-    memory = Path("/dev/shm")  # a file system in memory, where there is one
+    memory = Path("/dev/shm")  # a file system in memory, if available
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         room = Room(Path(folder) / "sweep")
         targets = room.targets()

@@ -1,11 +1,11 @@
-"""``python -m benchmarks.gate_agreement [COUNT] [BENCHMARK|RULESET...]``: gate and mlp_compliance, same verdict?
+"""``python -m benchmarks.gate_agreement [COUNT] [BENCHMARK|RULESET...]``: same verdict of gate and mlp_compliance?
 
 For each benchmark of rulesets 5.0 to 6.1 (by default all of both, COUNT 10,000 random configurations each) the gate
-judges variables, and the compliance checker, called as its command line does, judges a log file that announces the same
-values. The gate may refuse more by the rules' text alone (LoRA's alpha, end rates); that is counted apart.
+judges variables, and the compliance checker, called as by its command line, judges a log file with the same values. The
+gate may also refuse by the text of the rules (LoRA's alpha, end rates); such cases are counted separately.
 
-The newest round comes first. Every hundredth configuration is judged by the checker with its rules as they stand in the
-files, compiled by itself for each record; the others with rules that are compiled once.
+The newest round is first. Every hundredth configuration is judged by the checker with its rules read from the files and
+compiled for each record; the others with rules that are compiled once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BY_ITSELF_EVERY = 100
 
 
 def configuration(benchmark: Benchmark, rng: random.Random) -> dict[str, object]:
-    """Random values for some of the variables that end in a key; half of them what the rules demand."""
+    """Random values for some of the variables that map to a key; half of them are what the rules demand."""
     batch = rng.choice([*benchmark.batch_sizes, rng.randint(1, 20_000)])
     variables = {key: name for name, key in keys_of(benchmark.name).items() if key != "global_batch_size"}
     demanded = benchmark.demanded({"global_batch_size": batch})
@@ -47,7 +47,7 @@ def _random(rng: random.Random) -> float:
 
 
 def main() -> int:
-    """Compare; returns 1 where gate and checker disagree on any configuration."""
+    """Compare; return 1 if gate and checker disagree on any configuration."""
     logging.disable(logging.CRITICAL)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     named = set(sys.argv[2:])

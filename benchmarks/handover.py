@@ -1,10 +1,10 @@
-"""Leases under real processes: ``python -m benchmarks.handover [--starts 100] [--handovers 5] [--store sqlite]``.
+"""Leases of real processes: ``python -m benchmarks.handover [--starts 100] [--handovers 5] [--store sqlite]``.
 
-Two drivers of one study are started at the same instant, again and again, on SQLite and on a PostgreSQL server of its
-own: how often did exactly one of them work? Then a driver is killed (SIGKILL) while a standby with another host's name
-waits: how long until the standby has the lease, and until it has adopted the jobs? Needs root (host names) and Debian's
-postgresql. A double start takes two to three processor seconds, so a hundred on each database take some eight minutes
-of a quiet machine with two cores; how far it is stands on stderr, and what a stopped run has counted is not lost.
+Two drivers of one study are started at the same instant, repeatedly, on SQLite and on a separate PostgreSQL server: how
+often did exactly one of them work? Then a driver is killed (SIGKILL) while a standby with another host name waits: how
+long until the standby has the lease, and until it has adopted the jobs? Needs root (host names) and Debian's
+postgresql. A double start takes two to three processor seconds, so a hundred on each database take about eight minutes
+on an idle machine with two cores. Progress goes to stderr, and the counts of an interrupted run are kept.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def double_starts(root: Path, url: str, count: int) -> int:
         drivers = [start(root, url, "--study", name) for _ in range(2)]
         codes = sorted(driver.wait(300) for driver in drivers)
         runs = [log.read_text().count('"run_start"') for log in (root / "sweeps" / name).glob("trials/*/*/job.log")]
-        # 3: refused. Where the first one was done before the second one looked, that one found nothing left to do.
+        # 3: refused. If the first driver finished before the second one checked, the second found nothing left to do.
         if runs == [1] and codes[0] in (0, 4) and codes[1] in (codes[0], 3):
             good += 1
             print(f"{url.partition(':')[0]}: {good} of {number + 1}", file=sys.stderr)
         else:
-            journal = root / "sweeps" / name / "driver.log"  # missing where neither driver came as far as the sweep
+            journal = root / "sweeps" / name / "driver.log"  # missing if neither driver reached the sweep
             said = (journal.read_text() if journal.exists() else "") + (root / "errors.txt").read_text()[-2000:]
             print(f"double start {number}: exit codes {codes}, runs {runs}\n{said}", file=sys.stderr)
     return good
 
 
 def handovers(root: Path, url: str, count: int) -> list[tuple[float, float]]:
-    """Seconds from ``kill -9`` of a driver to its standby's lease, and to the adoption of the job that runs."""
+    """Seconds from ``kill -9`` of a driver to its standby's lease, and to the adoption of the running job."""
     found = []
     for number in range(count):
         name = f"over{number}"
@@ -74,7 +74,7 @@ def handovers(root: Path, url: str, count: int) -> list[tuple[float, float]]:
         first = start(root, url, "--study", name)
         wait_for(lambda name=name: list((root / "sweeps" / name).glob("trials/*/*/started.json")), 120, "a trial")
         standby = start(root, url, "--study", name, "--standby", host="another-host")
-        time.sleep(5)  # the standby has started and looked
+        time.sleep(5)  # until the standby has started and checked the lease
         first.kill()
         killed = time.monotonic()
         first.wait()

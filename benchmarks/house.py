@@ -1,10 +1,10 @@
-"""The structure of the package in numbers and as a drawing.
+"""Measures of the package's structure, and a drawing of it.
 
 ``python -m benchmarks.house`` prints rooms, import edges, modules at the root, the largest module, long functions,
-modules that know two of the big libraries, class names that stand for two things, parameters without a name of their
-own, import circles, dataclasses and protocols, the share of everyday words among the words of identifiers in each room,
-and lines. ``--svg docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures
-another checkout, such as one from before the rooms.
+modules that use two of the big libraries, class names with two meanings, parameters without a meaningful name, import
+cycles, dataclasses and protocols, the share of everyday words in identifiers by room, and lines. ``--svg
+docs/images/rooms.svg`` draws the rooms and the imports between them. ``--root FOLDER`` measures another checkout, such
+as one from before the rooms.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ ORDER = (
     "base", "logs", "curves", "mlperf", "config", "store", "workloads", "launchers", "search", "controller", "review",
     "cli",
 )  # fmt: skip
-"""Rooms in the order of import: a room knows only those before it."""
+"""Rooms in the order of import: a room imports only those before it."""
 
 TRAINERS = "lora_tune_recipes"
 OF_TRAINERS = ("base", "mlperf", "launchers")
-"""What programs inside a trial may know: errors, what MLPerf's logs disclose, a pack's folder. Nobody knows them."""
+"""What programs inside a trial may import: errors, MLPerf's log keys, a pack's folder. Nothing imports the trainers."""
 SIMULATION = "lora_tune_simulation"
-"""Simulated trials, beside the tuner: what tests and benchmarks search on. It knows the rooms up to the launchers."""
+"""Simulated trials, a separate package for tests and benchmarks. It may import the rooms up to the launchers."""
 BESIDE = (TRAINERS, SIMULATION)
 KINDS_OF_TRAINERS = ("workloads.py", "pack_gain.py", "peft_refusals.py")
-"""Where the trainers are workloads of the tuner, reached by entry points: they know the rooms up to the workloads."""
+"""Modules in which the trainers are workloads of the tuner, by entry points: they may import up to the workloads."""
 
 LIBRARIES = ("optuna", "sqlalchemy", "submitit", "torch")
 LONG_FUNCTION = 45
 FITS = 58
-"""Characters of a room's description, behind the longest name, in the box of the drawing."""
+"""Characters of a room's description in a box of the drawing, next to the longest name."""
 
 NOT_NAMES = (
     "found", "words", "look", "book", "voice", "ports", "around", "desk", "given", "seen", "asked", "said", "told",
     "wanted", "made", "here",
 )  # fmt: skip
-"""What a parameter is not called: that it was found, given or asked for is no name of what it is."""
+"""Forbidden parameter names: "found" or "given" does not say what a parameter is."""
 
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -56,16 +56,16 @@ EVERYDAY_WORDS = frozenset(
         "come comes came already quite still yet perhaps far near alone heed heeded unheeded dear lies lie "
     )
 )
-"""Words that an identifier of this field rarely needs: 0.12% of the words in Optuna's identifiers, 0.31% in Rich's."""
+"""Words that identifiers of this field rarely need: 0.12% of the words in Optuna's identifiers, 0.31% in Rich's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
     """One source file.
 
-    room: its folder below the package, "" at the root. imports: rooms and root modules it names. parameters: of all
-    its functions, by name. name: dotted. words: of its identifiers, wherever they stand. knows: what it
-    imports as it is loaded or for its types, dotted: modules, and names of modules. kinds: its dataclasses, protocols.
+    room: its folder below the package, "" at the root. imports: imported rooms and root modules. parameters: names of
+    all its functions' parameters. name: dotted. words: of its identifiers, anywhere. knows: dotted imports at load time
+    or for types: modules, and names of modules. kinds: its dataclasses and protocols.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class Module:
 
 
 def modules(root: Path) -> list[Module]:
-    """Every module of the tuner below ``root``, and of the packages beside it, whose room is their name."""
+    """Every module of the tuner below ``root``, and of the other packages, whose room is their name."""
     return [
         _module(path, root / package)
         for package in ("lora_tune", *BESIDE)
@@ -130,7 +130,7 @@ def _identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _kinds(nodes: Iterable[ast.AST]) -> Counter[str]:
-    """How many dataclasses and protocols a module has."""
+    """Number of dataclasses and protocols of a module."""
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     decorated = sum("dataclass" in ast.unparse(decorator) for node in classes for decorator in node.decorator_list)
     protocols = sum("Protocol" in ast.unparse(base) for node in classes for base in node.bases)
@@ -138,7 +138,7 @@ def _kinds(nodes: Iterable[ast.AST]) -> Counter[str]:
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """What is carried out when a module is loaded, or read for its types: not within functions."""
+    """Statements that run when a module is loaded, or are read for its types: not those within functions."""
     for node in body:
         if isinstance(node, ast.stmt | ast.excepthandler) and not isinstance(node, ast.FunctionDef):
             yield node
@@ -146,7 +146,7 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """What is imported, dotted: modules, and names of modules."""
+    """Imports, dotted: modules, and names of modules."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -155,7 +155,7 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def edges(found: list[Module]) -> Counter[tuple[str, str]]:
-    """Imports between rooms: (from, to) and how many modules make it."""
+    """Imports between rooms: (from, to) and the number of modules with it."""
     made: Counter[tuple[str, str]] = Counter()
     for module in found:
         made.update((module.room, other) for other in module.imports if module.room and other != module.room)
@@ -163,9 +163,9 @@ def edges(found: list[Module]) -> Counter[tuple[str, str]]:
 
 
 def circles(found: list[Module]) -> list[tuple[str, ...]]:
-    """Modules that know each other, as they are loaded or for their types, each circle sorted by name.
+    """Modules that import each other, at load time or for types, each cycle sorted by name.
 
-    ``from package import module`` is knowledge of the module and not of the package's own code.
+    ``from package import module`` imports the module and not the package's code.
     """
     names = {module.name for module in found}
     graph = {m.name: {n if n in names else n.rpartition(".")[0] for n in m.knows} & names - {m.name} for m in found}
@@ -184,7 +184,7 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def everyday_share(found: list[Module]) -> dict[str, float]:
-    """Percent of the words of identifiers that are EVERYDAY_WORDS, by room."""
+    """Percentage of EVERYDAY_WORDS in the words of identifiers, by room."""
     rooms: dict[str, Counter[str]] = {}
     for module in found:
         rooms.setdefault(module.room, Counter()).update(module.words)
@@ -195,17 +195,17 @@ def everyday_share(found: list[Module]) -> dict[str, float]:
 
 
 def shared_class_names(found: list[Module]) -> list[str]:
-    """Names that classes of two modules have: whoever reads one of them may mean the other."""
+    """Class names that two modules define, which are ambiguous for readers."""
     return sorted(name for name, count in Counter(n for m in found for n in m.classes).items() if count > 1)
 
 
 def unnamed_parameters(found: list[Module]) -> list[str]:
-    """Parameters that are called by what happened to them, with their modules."""
+    """Parameters with a forbidden name, with their modules."""
     return [f"{m.path}: {name}" for m in found for name in sorted(m.parameters.intersection(NOT_NAMES))]
 
 
 def of_two_libraries(found: list[Module]) -> list[Path]:
-    """Modules that know two of the big libraries."""
+    """Modules that use two of the big libraries."""
     return [module.path for module in found if len(module.libraries) > 1]
 
 
@@ -230,7 +230,7 @@ def against_the_order(found: list[Module]) -> list[str]:
 
 
 def figures(root: Path) -> dict[str, object]:
-    """What the structure amounts to."""
+    """The measures of the structure."""
     found = modules(root)
     largest = max(found, key=lambda m: m.lines)
     long = [f"{m.path.name}:{name} {lines}" for m in found for name, lines in m.functions if lines > LONG_FUNCTION]
@@ -264,7 +264,7 @@ def _lines(found: list[Module]) -> Counter[str]:
 
 
 def drawing(root: Path) -> str:
-    """The rooms from top to bottom in order of import, with an arc for every import; thicker where more modules do."""
+    """The rooms from top to bottom in order of import, with an arc per import edge, thicker for more modules."""
     made, height, left = edges(modules(root)), 44, 230
     sizes = Counter(m.room for m in modules(root))
     middle = {room: 40 + height * i for i, room in enumerate(ORDER)}
@@ -290,7 +290,7 @@ def drawing(root: Path) -> str:
 
 
 def _meaning(root: Path, room: str) -> str:
-    """The first words of the room's own docstring."""
+    """The first words of the room's docstring."""
     text = ast.get_docstring(ast.parse((root / "lora_tune" / room / "__init__.py").read_text(encoding="utf-8"))) or ""
     first = text.split("\n")[0].split(". ")[0].rstrip(".").replace("``", "")
     return first if len(first) <= FITS else first[: FITS - 1].rsplit(" ", 1)[0].rstrip(",;:") + " …"

@@ -1,11 +1,9 @@
-"""The suite's fast part against the wheel, installed outside the checkout: ``python -m benchmarks.installed --python
-python3.13 --dependencies newest``.
+"""Fast tests against the installed wheel: ``python -m benchmarks.installed --python python3.13 --dependencies newest``.
 
-It makes a virtual environment of that Python, installs the wheel with the newest dependencies that pyproject.toml
-admits or with the oldest, copies everything but the package itself to a folder of its own, and runs the tests there:
-an import can only find the installed package. The fast part is what ``make test`` runs, and the test that names
-private uses of libraries. torch is left out, since only trials need it, and so are the tests that import it. Exits with
-1 when a test failed.
+Makes a virtual environment of that Python, installs the wheel with the newest or oldest dependencies that
+pyproject.toml allows, copies everything except the package to a separate folder, and runs the tests there, so that
+imports only find the installed package. The tests are those of ``make test``, and the one that lists private uses of
+libraries. torch and the tests that import it are omitted, since only trials need it. Exits with 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "pytest-xdist", "hy
 LEFT_OUT = ("torch",)
 TRAINING = ("tests/recipes", "tests/recipes_e2e", "tests/launchers/test_packed_sweep.py")
 OF_THE_CHECKOUT = ("tests/docs", "tests/package/test_house.py", "tests/workloads/test_recipe.py")
-"""They look at the package's files where the checkout has them, and run the commands of the documentation."""
+"""Tests that read the package's files in the checkout, and run the documentation's commands."""
 OF_TODAY = ("tests/cli/test_mistakes.py::test_the_list_is_long_and_each_answer_is_the_one_that_was_judged",)
-"""They state sentences that are click's own, which older releases word in another way."""
+"""Tests of messages by click, which older releases word differently."""
 OF_TORCH = ("tests/launchers/test_simulated_sweep.py::test_a_sweep_that_goes_on_draws_no_point_again[gp]",)
 PRIVATE_USES = "tests/package/test_private_uses.py"
 EXTRAS = ("postgres", "metrics")
@@ -39,7 +37,7 @@ EXTRAS = ("postgres", "metrics")
 
 
 def requirements(oldest: bool) -> list[str]:
-    """What the package needs, as pip takes it: as declared, or each at its lower bound."""
+    """The package's requirements in pip's format: as declared, or each at its lower bound."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     further = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
     found = [Requirement(text) for text in (*project["dependencies"], *further)]
@@ -54,7 +52,7 @@ def _lowest(requirement: Requirement) -> str:
 
 
 def environment(python: str, folder: Path, *, oldest: bool) -> Path:
-    """A virtual environment with the wheel in it; returns its interpreter."""
+    """Make a virtual environment with the wheel; return its interpreter."""
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     interpreter = folder / "venv" / "bin" / "python"
     pip = [interpreter, "-m", "pip", "install", "-q"]
@@ -64,7 +62,7 @@ def environment(python: str, folder: Path, *, oldest: bool) -> Path:
 
 
 def copy_without_package(folder: Path) -> Path:
-    """Everything that git tracks, but for the package."""
+    """Copy everything that git tracks, except the package."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if not name.startswith("lora_tune/"):

@@ -1,10 +1,10 @@
 """Replays recorded sweeps of layouts: ``python -m benchmarks.layout_replay``.
 
-Two H200: the search chooses among the points of ``sweeps/records/nemo_h200x2`` and is told what each did there, until
-every point that is left is more likely to die than to live; without physics' prior (as the sweep was made) and with it.
-Prints how many of its proposals died or were refused, and after how many it had the fastest. Four H200: physics' peaks
-and speeds beside the measured ones of ``sweeps/records/nemo_70b_probes_h200x4``, and what the search would propose in
-``studies/nemo_h200x4.toml`` after the study's first point, with physics' peak.
+Two H200: the search chooses among the points of ``sweeps/records/nemo_h200x2`` and receives their recorded results,
+until every remaining point is more likely to fail than to run; without the physics prior (as the sweep was made) and
+with it. Prints how many of its proposals failed or were refused, and when it proposed the fastest. Four H200: memory
+peaks and speeds of the physics model against measured ones of ``sweeps/records/nemo_70b_probes_h200x4``, and what the
+search would propose in ``studies/nemo_h200x4.toml`` after the study's first point, with the peak by physics.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_ON_FOUR = 1.146
 
 
 def recorded(folder: Path, study: Study) -> list[Observation]:
-    """The trials of a record that ended, as the search takes them in."""
+    """The ended trials of a record, as observations for the search."""
     space, found = study.search_space.distributions(), []
     with (folder / "trials.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -65,7 +65,7 @@ def _typed(distribution: BaseDistribution, text: str) -> Any:
 
 
 def replay(study: Study, world: Sequence[Observation], known: StudyPhysics | None) -> list[Observation]:
-    """The points in the order in which the search asks for them, the study's first enqueued point first."""
+    """The points in the order of the search's proposals, beginning with the study's first enqueued point."""
     space = study.search_space.distributions()
     coordinates = Coordinates(distributions=space, gpus=study.search_space.gpus, roles=dict.fromkeys(space, "speed"))
     by_point = {tuple(sorted(o.values.items())): o for o in reversed(world)}
@@ -83,7 +83,7 @@ def replay(study: Study, world: Sequence[Observation], known: StudyPhysics | Non
 
 
 def summary(name: str, told: Sequence[Observation], fastest: float) -> str:
-    """Deaths among the proposals, and when the fastest was found."""
+    """Failures among the proposals, and when the fastest point was proposed."""
     died = sum(o.infeasible for o in told)
     at = next((n for n, o in enumerate(told, 1) if o.samples_per_second == fastest), None)
     return f"  {name:<34}{len(told):>4} proposed, {died} died or refused ({died / len(told):.0%}), fastest at {at}"
@@ -119,7 +119,7 @@ def four_gpus() -> None:
 
 
 def proposals(study: Study, first: Mapping[str, Any], known: StudyPhysics, count: int = 8) -> list[dict[str, Any]]:
-    """What the search asks for one after another while all that fits by physics runs at the first one's speed."""
+    """Consecutive proposals if every point that fits by the physics model runs at the first one's speed."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = study.search_space.distributions()
     sampler = ThroughputSampler(space, gpus=study.search_space.gpus, seed=study.search.seed, physics=known)

@@ -1,8 +1,8 @@
-"""The longest tick over a log of several gigabytes without time stamps, in seconds of processor.
+"""The longest tick on a log of several gigabytes without time stamps, in processor seconds.
 
-``python -m benchmarks.long_log [--gb 4] [--ticks 300]``: a log of that size is written (lines of training losses, evals
-and chatter), a driver that starts anew takes it over, and then reads it tick by tick, as much as a tick may. The first
-look at what nobody saw is the longest. ``--ticks 0``: to the end of the log.
+``python -m benchmarks.long_log [--gb 4] [--ticks 300]`` writes a log of that size (lines of training losses, evals and
+other output); a new driver adopts it, and then reads it tick by tick, up to the limit of a tick. The first tick, which
+estimates the arrival of unread lines, is the longest. ``--ticks 0``: to the end of the log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lora_tune.logs.follower import LogFollower, ReadBudget
 from lora_tune.logs.lines import make_reader
 
 LINES = 8000
-"""Lines of one block, about half a megabyte; the log is blocks one after another, each with its own steps."""
+"""Lines per block, about half a megabyte; the log is a sequence of blocks with consecutive steps."""
 
 
 def block(number: int) -> bytes:
-    """One block's lines: one training loss in ten lines, an eval at its end."""
+    """Lines of one block: one training loss in ten lines, an eval at the end."""
     chatter = b"INFO dataloader worker 3: shard 17 of 128 prefetched, queue 0.93 full, no errors\n" * 9
     steps = range(number * LINES // 10, (number + 1) * LINES // 10)
     text = b"".join(b'{"step": %d, "train_loss": 1.25}\n' % step + chatter for step in steps)
@@ -30,7 +30,7 @@ def block(number: int) -> bytes:
 
 
 def write(log: Path, size: int) -> None:
-    """A log of at least so many bytes."""
+    """Write a log of at least ``size`` bytes."""
     with log.open("wb") as file:
         for number in itertools.count():
             if file.tell() >= size:
@@ -39,7 +39,7 @@ def write(log: Path, size: int) -> None:
 
 
 def ticks(log: Path) -> Iterator[tuple[float, int]]:
-    """Seconds of processor, and bytes read, of each tick: the first takes the log over."""
+    """Processor seconds and bytes read of each tick; the first one adopts the log."""
     begun = time.time() - 3600
     before, followed = time.process_time(), None
     while True:
@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "job.log"
         write(log, 1)
-        list(ticks(log))  # what is imported and compiled once is no tick's
+        list(ticks(log))  # imports and compilation happen once and are not measured
         write(log, int(options.gb * 1e9))
         spent = list(itertools.islice(ticks(log), options.ticks or None))
     first, longest = spent[0][0], max(seconds for seconds, _ in spent)

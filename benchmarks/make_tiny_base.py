@@ -1,12 +1,12 @@
 """Make the base model and the texts of the tiny task: ``python -m benchmarks.make_tiny_base FOLDER``.
 
-The base is a Llama of 0.86 million parameters over bytes, trained on the source code of Python's standard
-library. The text that it is adapted to is the language reference as ``pydoc_data.topics`` carries it: English
-prose instead of code, so that an adapter has something to learn. Both come with every Python, under its licence.
+The base is a byte-level Llama of 0.86 million parameters, trained on the source code of Python's standard library. The
+adapter's text is the language reference from ``pydoc_data.topics``: English prose instead of code, so that the adapter
+has something to learn. Both come with every Python, under its licence.
 
 The result is a Hugging Face checkpoint folder (``config.json``, ``model.safetensors`` in bfloat16) with the texts
-``train.txt.gz`` and ``validation.txt.gz`` beside it. The same Python, torch and processor give the same bytes;
-everyone else uses the files shipped in ``tiny/``, which were made once and are never made again by a sweep.
+``train.txt.gz`` and ``validation.txt.gz``. The same Python, torch and processor give the same bytes; otherwise use the
+files shipped in ``tiny/``, which were made once and are never remade by a sweep.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHAPE = LlamaConfig(
 )
 SEQ, BATCH, PEAK_LR, WARMUP, SEED = 256, 8, 4e-3, 50, 1
 VALIDATION_EVERY = 8
-"""Every eighth topic, in the order of their names, is validation text: whole topics, so nothing is seen in both."""
+"""Every eighth topic, in the order of their names, is validation text: whole topics, so the two sets do not overlap."""
 
 
 def code() -> bytes:
@@ -91,7 +91,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, text in zip(("train", "validation"), prose(), strict=True):
-        # No time stamp and no name inside, so that the same text is the same file.
+        # Without time stamp and name, so that the same text gives the same file.
         (options.folder / f"{name}.txt.gz").write_bytes(gzip.compress(text, 9, mtime=0))
     model = train(code(), options.steps).to(torch.bfloat16)
     model.save_pretrained(options.folder, safe_serialization=True)

@@ -1,13 +1,13 @@
 """Two hosts, one folder, a real network file system: ``python -m benchmarks.network_folder [--starts 10]``.
 
-GlusterFS serves a folder, and two mounts of it stand for two hosts: each has a client with caches of its own and a host
-name of its own, and its drivers keep their databases on its own disk. Told are
+GlusterFS serves a folder, and two mounts of it represent two hosts: each has a client with separate caches and a
+separate host name, and its drivers keep their databases on a separate disk. Reports
 
 - how often, of two drivers that start at the same instant, exactly one worked, and no trial ran twice;
 - after ``kill -9`` of a driver, how long until the other host's driver works;
-- whether a driver whose host froze for longer than its lease goes on beside the one that took over.
+- whether a driver whose host froze for longer than its lease continues in parallel with its successor.
 
-Everything lives in namespaces of its own (mounts, network, processes) and is gone with them. Needs root and Debian's
+Everything is in separate namespaces (mounts, network, processes) and disappears with them. Needs root and Debian's
 glusterfs-server, glusterfs-client and iproute2.
 """
 
@@ -34,7 +34,7 @@ from tests.cli.test_sweep import TRIAL, study
 from tests.waiting import wait_for
 
 SERVER = "10.77.0.1"
-"""The file server's address, in a network of its own."""
+"""The file server's address, in a separate network."""
 
 HOSTS = ("north", "south")
 INSIDE = "LORA_TUNE_INSIDE_NAMESPACES"
@@ -49,7 +49,7 @@ class NetworkFolder:
         self.root = root
 
     def start(self) -> None:
-        """Serve it and mount it. Raises RuntimeError with what a program said."""
+        """Serve and mount it. Raises RuntimeError with a failed command's output."""
         for folder in OWN_FOLDERS:
             Path(folder).mkdir(parents=True, exist_ok=True)
             _run("mount", "-t", "tmpfs", "tmpfs", folder)
@@ -68,7 +68,7 @@ class NetworkFolder:
             wait_for(lambda name=name: os.path.ismount(self.mount(name)), 60, f"the mount of {name}")
 
     def mount(self, host: str) -> Path:
-        """A host's own mount; its processes see it at ``folder``, as hosts of one cluster do."""
+        """A host's mount; its processes see it at ``folder``, as on hosts of one cluster."""
         return self.root / f"mount-{host}"
 
     @property
@@ -77,7 +77,7 @@ class NetworkFolder:
         return self.root / "sweeps"
 
     def driver(self, host: str, name: str, *options: str) -> subprocess.Popen[bytes]:
-        """A driver of the study on one of the hosts, in a session of its own."""
+        """Start a driver of the study on one of the hosts, in a new session."""
         place = self.root / f"host-{host}"
         (place / "studies").mkdir(parents=True, exist_ok=True)
         (place / "trial.py").write_text(TRIAL)
@@ -98,7 +98,7 @@ class NetworkFolder:
             )
 
     def runs(self, name: str) -> Counter[str]:
-        """How often each attempt's program began, by folder, as the file server has it."""
+        """How often each attempt's program began, by folder, according to the file server."""
         logs = (self.root / "brick" / name).glob("trials/*/*/job.log")
         return Counter(
             {str(log.parent.relative_to(log.parents[3])): log.read_text().count("run_start") for log in logs}
@@ -121,7 +121,7 @@ def double_starts(place: NetworkFolder, count: int) -> str:
 
 
 def taken_over(place: NetworkFolder, name: str, *, frozen: bool) -> dict[str, object]:
-    """A driver is killed, or its host frozen for longer than a lease: seconds until the other host's driver works."""
+    """Kill a driver, or freeze its host for longer than a lease; seconds until the other host's driver works."""
     first = place.driver(HOSTS[0], name, "--parallel", "1")
     lock = place.root / "brick" / name / "driver.lock"
     wait_for(lambda: place.runs(name), 120, "the first trial")
@@ -143,7 +143,7 @@ def taken_over(place: NetworkFolder, name: str, *, frozen: bool) -> dict[str, ob
 
 
 def copied(database: Path, to: Path) -> None:
-    """Give the other host the records, as an administrator would: with what is in the write-ahead log."""
+    """Copy the records to the other host, including the write-ahead log, as an administrator would."""
     with contextlib.closing(sqlite3.connect(database)) as records, contextlib.closing(sqlite3.connect(to)) as copy:
         records.backup(copy)
 

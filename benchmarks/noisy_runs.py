@@ -1,6 +1,6 @@
-"""``python -m benchmarks.noisy_runs``: what is handed over after random runs of a script whose seeds scatter.
+"""``python -m benchmarks.noisy_runs``: the recommendation after random runs of a script with noisy seeds.
 
-No search: the runs are drawn, so that only what is believed of them counts.
+The runs are drawn at random without a search, so that only the judgement of their results matters.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Lost:
 
 
 def truth(tuned: Mapping[str, Any]) -> float:
-    """Seconds of a configuration without the luck of seeds."""
+    """Seconds of a configuration without seed noise."""
     lion = 0.1 if tuned["OPTIMIZER"] == "lion" else 0.0
     return float(1000 * math.exp(0.08 * math.log(tuned["LR"] / 4e-4) ** 2 + lion + 0.001 * tuned["WARMUP"]))
 
 
 def at_random(rng: random.Random) -> dict[str, Any]:
-    """A configuration of the space."""
+    """A random configuration of the space."""
     return {
         "LR": math.exp(rng.uniform(math.log(1e-5), math.log(1e-2))),
         "WARMUP": rng.randint(0, 100),
@@ -61,7 +61,7 @@ def at_random(rng: random.Random) -> dict[str, Any]:
 
 
 def lost(sampler: str, noise: float, runs: int) -> Lost:
-    """What is lost by what a study of this sampler hands over after ``runs`` runs with ``noise``, an sd in ln(time)."""
+    """Loss of this sampler's recommendation after ``runs`` runs with ``noise``, an sd of ln(time)."""
     study = parse_study(f'{STUDY}[search]\nsampler = "{sampler}"\n', Path("toy.toml"))
     believed = luckiest = 0.0
     for site in range(SITES):

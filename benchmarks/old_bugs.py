@@ -1,7 +1,7 @@
-"""``python -m benchmarks.old_bugs [NAME...]``: bugs that once were here, put back one by one, and whether a test fails.
+"""``python -m benchmarks.old_bugs [NAME...]``: reintroduce former bugs one by one, and check that a test fails.
 
-Each bug is a change of a few characters in the package as it is; the quick tests of its room must then fail, and they
-must pass without it. The checkout is changed while a bug is in it, and is as before afterwards.
+Each bug is a change of a few characters in the current package; the quick tests of its room must fail with it and pass
+without it. The checkout is changed while a bug is in it, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Bug(NamedTuple):
-    """right: text that stands once in the package. wrong: in its place. tests: that must see the difference."""
+    """right: text that occurs once in the package. wrong: its replacement. tests: those that must fail."""
 
     right: str
     wrong: str
@@ -124,11 +124,11 @@ BUGS = {
         "tests/controller/test_beginnings.py",
     ),
 }
-"""Bugs by what a user would have seen."""
+"""Bugs by their effect for a user."""
 
 
 def place_of(bug: Bug) -> Path:
-    """The one file of the package that holds the right text. Raises SystemExit where none or several do."""
+    """The one file of the package that contains the right text. Raises SystemExit if there is none or several."""
     files = [f for f in (ROOT / "lora_tune").rglob("*.py") if bug.right in f.read_text(encoding="utf-8")]
     if len(files) != 1:
         sys.exit(f"{bug.right!r} stands in {len(files)} files; this bug must be written anew")
@@ -136,7 +136,7 @@ def place_of(bug: Bug) -> Path:
 
 
 def caught(bug: Bug) -> str:
-    """The first test that fails with the bug and passes without it; "" where there is none."""
+    """The first test that fails with the bug and passes without it; "" if there is none."""
     file, unsteady = place_of(bug), list[str]()
     before = file.read_text(encoding="utf-8")
     while True:
@@ -151,7 +151,7 @@ def caught(bug: Bug) -> str:
 
 
 def first_failure(tests: Sequence[str]) -> str:
-    """The first of these tests that fails, "" where all pass. tests: arguments of pytest."""
+    """The first of these tests that fails; "" if all pass. tests: arguments of pytest."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not long", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -161,7 +161,7 @@ def first_failure(tests: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Put back the bugs that the command line names, or all; returns how many no test sees."""
+    """Reintroduce the bugs named on the command line, or all; return how many no test detects."""
     missed = 0
     for name in sys.argv[1:] or BUGS:
         began = time.monotonic()

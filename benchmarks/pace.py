@@ -1,10 +1,10 @@
-"""What a machine that changes does to the recommendation: ``python -m benchmarks.pace [--sweeps 30]``.
+"""Effect of changes in machine speed on the recommendation: ``python -m benchmarks.pace [--sweeps 30]``.
 
-Simulated sweeps of 20 random trials over a learning rate and, in some, a batch size that changes what a sample costs,
-with the luck of seeds. ``MACHINES`` change as ``search/pace.py`` assumes: between trials, by node. ``OTHERS`` do not:
-within runs, by day and night, in bursts, with heavy tails; the estimate was not built on them. Prints the regret of
-what is recommended by the clock and at the reference pace, how many trials were taken for slowed by mistake (within 5%
-of the fastest), and how many that took over 1.3 times as long were missed.
+Simulated sweeps of 20 random trials over a learning rate and, in some, a batch size that changes the cost of a sample,
+with seed noise. ``MACHINES`` change as ``search/pace.py`` assumes: between trials, by node. ``OTHERS`` do not: within
+runs, by day and night, in bursts, with heavy tails; the estimate was not built on them. Prints the regret of the
+recommendation by the clock and at the reference pace, how many trials were wrongly judged slowed (within 5% of the
+fastest), and how many that took over 1.3 times as long were missed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ trials = 20
 TRIALS, SEED_SD, PACE_SD = 20, 0.045, 0.01
 
 Factor = Callable[[float, int], float]
-"""How many times slower the machine is. Of the time in trials (1.5: in the middle of the second) and a sweep's seed."""
+"""Slowdown of the machine by time in trials (1.5: the middle of the second) and a sweep's seed."""
 
 MACHINES: dict[str, tuple[Factor, int]] = {
     "quiet": (lambda *_: 1.0, 1),
@@ -62,7 +62,7 @@ MACHINES: dict[str, tuple[Factor, int]] = {
     "one node of four a fifth slower": (lambda t, _: 1.2 if int(t) % 4 == 3 else 1.0, 4),
     "one node of two 2.5 times slower": (lambda t, _: 2.5 if int(t) % 2 else 1.0, 2),
 }
-"""Machines as the estimate assumes them, and how many nodes take turns."""
+"""Machines as the estimate assumes them, and how many nodes alternate."""
 
 OTHERS: dict[str, tuple[Factor, int]] = {
     "3% slower with every trial": (lambda t, _: 1 + 0.03 * t, 1),
@@ -74,11 +74,11 @@ OTHERS: dict[str, tuple[Factor, int]] = {
     "a scatter of 3% with three degrees of freedom": (lambda t, seed: math.exp(0.03 * _heavy(t, seed)), 1),
     "four nodes, 0, 5, 10, 40% slower, drifting": (lambda t, _: (1, 1.05, 1.1, 1.4)[int(t) % 4] * (1 + 0.01 * t), 4),
 }
-"""Machines of another form: nothing in ``search/pace.py`` was chosen on them."""
+"""Other machines, none of which was used to design ``search/pace.py``."""
 
 
 def _chance(t: float, seed: int) -> float:
-    """Uniform, anew for each third of a trial."""
+    """Uniform random number, a new one for each third of a trial."""
     return float(np.random.default_rng((seed, int(3 * t))).uniform())
 
 
@@ -87,16 +87,16 @@ def _heavy(t: float, seed: int) -> float:
 
 
 def true_seconds(rate: float, batch: int = 8) -> float:
-    """Of a usual run at the reference pace."""
+    """Seconds of a typical run at the reference pace."""
     return 60.0 * (1 + 0.3 * math.log10(rate / 1e-3) ** 2) * _COST[batch]
 
 
 _COST = {8: 1.0, 16: 1.08, 32: 1.25}
-"""Seconds of a sample by batch size, over those at 8."""
+"""Seconds per sample by batch size, relative to those at 8."""
 
 
 def simulated(factor: Factor, nodes: int, seed: int, *, batches: bool) -> tuple[StudyRecords, list[float]]:
-    """A sweep by the clock, and how many times slower the machine was in each of its trials."""
+    """A sweep by the clock, and the slowdown of the machine in each of its trials."""
     rng = np.random.default_rng(seed)
     trials, attempts, evals, slower = {}, {}, {}, []
     for n in range(TRIALS):
@@ -120,12 +120,12 @@ def simulated(factor: Factor, nodes: int, seed: int, *, batches: bool) -> tuple[
 
 
 def at_pace(study: Study, sweep: StudyRecords) -> StudyRecords:
-    """The sweep as its driver writes it."""
+    """The sweep as its driver records it."""
     return replace(sweep, trials={**sweep.trials, **{t.number: t for t in at_reference_pace(study, sweep)}})
 
 
 def regret(study: Study, sweep: StudyRecords) -> float:
-    """By how much what is recommended is truly slower than the best there is; NaN where nothing is."""
+    """Relative excess of the recommendation's true time over the best; NaN without a recommendation."""
     config = recommend(study, sweep)
     if config is None:
         return math.nan
@@ -133,7 +133,7 @@ def regret(study: Study, sweep: StudyRecords) -> float:
 
 
 def row(name: str, factor: Factor, nodes: int, *, sweeps: int, batches: bool) -> None:
-    """Print one machine's figures."""
+    """Print the results of one machine."""
     study = parse_study(STUDY, Path("pace.toml"))
     regrets: list[tuple[float, float]] = []
     wrong = missed = 0

@@ -1,11 +1,10 @@
 """Kill packs, drivers and nodes at random: ``python -m benchmarks.packed_faults [--slurm] [--kills N]``.
 
 Sweeps the shipped tiny task in packs, or another base on its data (``--base``, and ``--gpus 1`` for GPUs), on this
-machine or (``--slurm``) on the tests' Slurm cluster. At random moments it kills (SIGKILL) the pack or
-the driver, asks the pack to end (SIGTERM), or takes a node's power (Slurm); a driver that was killed, or ended, is
-started again with the same command. At the end every trial must be accounted for: finished with a verdict, with one
-attempt that came to its end and every other one recorded as interrupted; and no attempt may have been run by two
-processes. Exit code 1 where one is not.
+machine or (``--slurm``) on the tests' Slurm cluster. At random moments it kills (SIGKILL) the pack or the driver, asks
+the pack to end (SIGTERM), or cuts a node's power (Slurm); a driver that was killed, or ended, is restarted with the
+same command. At the end every trial must be finished with a verdict, with one attempt that ended and every other one
+recorded as interrupted; and no attempt may have been run by two processes. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ attempts = 99
 
 
 Victim = tuple[str, int, int]
-"""What it is, its process, and the signal that it gets."""
+"""Kind, process id, and the signal to send."""
 
 
 class Run:
@@ -85,7 +84,7 @@ class Run:
             )
 
     def drive(self, kills: int, limit: float, pause: tuple[float, float]) -> bool:
-        """Until the sweep is over; False where it took longer than ``limit`` seconds. pause: between two faults."""
+        """Run until the sweep is over; False after ``limit`` seconds. pause: range of seconds between two faults."""
         end = time.monotonic() + limit
         next_kill = time.monotonic() + self._chance.uniform(*pause)
         while time.monotonic() < end:
@@ -101,13 +100,13 @@ class Run:
         return False
 
     def _over(self) -> bool:
-        """Whether every trial that was to be made has ended."""
+        """Whether all planned trials have ended."""
         sweep = recorded(self.paths)
         ended = [t for t in sweep.trials.values() if t.state is TrialState.FINISHED] if sweep else []
         return len(ended) == self._trials
 
     def _kill(self) -> None:
-        """Kill the driver, or a pack that lives, or its node."""
+        """Kill the driver, a living pack, or its node."""
         packs = self._packs() if self._cluster else self._packs() + self._runners()
         kinds = {"driver": [("driver", self._driver.pid, signal.SIGKILL)], "pack": packs}
         if self._cluster and packs:
@@ -117,13 +116,13 @@ class Run:
             name = self._lose_node()
         else:
             name, pid, number = self._chance.choice(kinds[kind])
-            with contextlib.suppress(ProcessLookupError):  # it ended just now
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
         self.kills[name] += 1
         print(f"killed the {name}", flush=True)
 
     def _runners(self) -> list[Victim]:
-        """What waits for the packs that live on this machine, by their records."""
+        """Processes that wait for the living packs on this machine, by their records."""
         claims = [read_records(AttemptPaths(folder), "").claim for folder in self.paths.packs.glob("[0-9]*")]
         return [("pack's runner", c.process.pid, signal.SIGKILL) for c in claims if c and c.process.alive]
 
@@ -139,7 +138,7 @@ class Run:
         return victims
 
     def _lose_node(self) -> str:
-        """A power cut of a node on which a pack runs; it comes back soon after."""
+        """Cut the power of a node with a running pack; it returns soon after."""
         assert self._cluster is not None
         cluster = self._cluster
         busy = cluster.run("squeue", "-h", "-t", "running", "-o", "%N").split()
@@ -149,7 +148,7 @@ class Run:
         cluster.start_slurmd(node)
 
         def back() -> bool:
-            # Refused while the node's daemon has not reported yet, and when it is up by itself.
+            # Fails before the node's daemon has registered, and if the node is already up.
             cluster.succeeds("scontrol", "update", f"NodeName={node}", "State=RESUME")
             return not cluster.run("sinfo", "-h", "-n", node, "-o", "%t").startswith(("down", "drain"))
 
@@ -158,7 +157,7 @@ class Run:
 
 
 def recorded(paths: SweepPaths) -> StudyRecords | None:
-    """What the database says, None before there is one."""
+    """The records in the database; None if there is none yet."""
     if not paths.database.exists():
         return None
     store = Store(sqlite_url(paths.database), read_only=True)
@@ -167,7 +166,7 @@ def recorded(paths: SweepPaths) -> StudyRecords | None:
 
 
 def problems(sweep: StudyRecords, paths: SweepPaths) -> list[str]:
-    """What is not as it should be, a sentence each."""
+    """The problems found, one sentence each."""
     found = []
     for number, trial in sweep.trials.items():
         attempts = sweep.attempts_of(number)

@@ -1,8 +1,8 @@
-"""Parsing speed over all public logs, as a ratio against mlperf_logging's own parser in the same process.
+"""Parsing speed over all public logs, relative to mlperf_logging's parser in the same process.
 
-``python -m benchmarks.parse`` unpacks the logs into a temporary folder, then lets both read the same plain files, by
-turns: theirs makes a list of decoded lines, ours a Run a file. It prints the medians of their times and of the
-ratios, and the speed over 1 GB that is mostly garbage, alone and with the scanner for failures.
+``python -m benchmarks.parse`` unpacks the logs into a temporary folder, then both parsers read the same plain files in
+turn: mlperf_logging's makes a list of decoded lines, ours a RunLog per file. Prints the medians of their times and of
+the ratios, and the speed on 1 GB of mostly irrelevant text, with and without the failure scanner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def machine() -> str:
 
 
 def unpack(logs: Path, folder: Path) -> list[Path]:
-    """Every public log as a plain file."""
+    """Unpack every public log."""
     files = []
     for number, packed in enumerate(sorted(logs.rglob("*.txt.gz"))):
         file = folder / f"{number}.txt"
@@ -80,7 +80,7 @@ def compare(files: list[Path], repetitions: int) -> None:
 
 
 def garbage(folder: Path, files: list[Path], size: int) -> Path:
-    """A log of ``size`` bytes: one real log, and between its lines text of the kind that trials print."""
+    """Make a log of ``size`` bytes: one real log, with typical other output between its lines."""
     chatter = b"".join(line for file in files[::50] for line in file.open("rb") if b":::MLLOG" not in line)
     real = files[0].read_bytes().splitlines(keepends=True)
     path = folder / "garbage.log"
@@ -94,7 +94,7 @@ def garbage(folder: Path, files: list[Path], size: int) -> Path:
 
 
 class Both:
-    """What the driver follows a log with: the reader, and the scanner for failures."""
+    """The reader and the failure scanner with which the driver follows a log."""
 
     def __init__(self) -> None:
         self.reader, self.scanner = MllogReader(), FailureScanner()

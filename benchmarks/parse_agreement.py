@@ -1,7 +1,7 @@
 """``python -m benchmarks.parse_agreement [FOLDER]``: our reader against mlperf_logging's parser on every public log.
 
 Compared to the last digit: run_start, run_stop and its status, every eval's value, time and progress of each metric,
-and every number and text that the header announces.
+and every number and text in the header.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENTS = ("eval_accuracy", "eval_error", "tracked_stats", "train_loss", "reduced
 
 
 def differences(data: bytes) -> tuple[str, list[str]]:
-    """The benchmark that a log names, and in what our reading differs from mlperf_logging's."""
+    """A log's benchmark, and the differences of our values from mlperf_logging's."""
     reader = MllogReader()
     reader.feed(data)
     run = reader.run()
@@ -72,7 +72,7 @@ def _header(theirs: ParsedLog) -> dict[str, object]:
 
 
 def main() -> int:
-    """Compare all; returns 1 where any log differs."""
+    """Compare all; return 1 if any log differs."""
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else public_folder()
     same, differing = Counter[tuple[str, str]](), 0
     for path in sorted(data.glob("*logs/**/result_*.txt.gz")):

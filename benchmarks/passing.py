@@ -1,10 +1,10 @@
-"""The chance to pass at each eval, held against public runs: ``python -m benchmarks.passing``
+"""Calibration of the chance to pass at each eval, on public runs: ``python -m benchmarks.passing``
 
-For every run of a public llama2_70b_lora submission (v4.0 to v5.1) with at least eight: the crossings of the other
-runs, read between evals, say where this one is expected to cross. From that and the usual scatter of seeds follows the
-chance to have passed by each eval (:meth:`lora_tune.search.grey_box.objective.Goal.expected_stop`). Printed: chances
-beside the shares of runs that had passed; the expected stop beside the former estimate, half an interval after the
-crossing, both against the mean stop of the runs; and how far the two lie apart where seeds scatter less.
+For every run of a public llama2_70b_lora submission (v4.0 to v5.1) with at least eight runs, the crossings of the other
+runs, interpolated between evals, predict where this one crosses. With the usual seed spread this gives the chance to
+have passed by each eval (:meth:`lora_tune.search.grey_box.objective.Goal.expected_stop`). Prints chances against the
+shares of runs that had passed; the expected stop and the former estimate, half an interval after the crossing, against
+the mean stop of the runs; and the difference of the two for a smaller seed spread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BINS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
 
 
 def crossing(run: PublicRun, schedule: Schedule) -> float:
-    """Samples at which the line through the last two evals crosses the target; without two, half an interval before."""
+    """Samples where the line of the last two evals crosses the target; for one eval, half an interval before it."""
     *_, last = run.run.evals
     before = run.run.evals[-2] if len(run.run.evals) > 1 else None
     if before is None or not before.loss > max(TARGET, last.loss):

@@ -1,9 +1,9 @@
-"""Base and export on every public llama2_70b_lora config: does the export of trial 0 set what the config itself sets?
+"""Base and export on every public llama2_70b_lora config: does the export of trial 0 set the same as the config?
 
-``python -m benchmarks.public_configs FOLDER``: FOLDER holds checkouts of MLCommons' result repositories
-(``training_results_v4.1`` and so on; only their ``llama2_70b_lora`` implementations are read). For each config that
-sources a common file the study names it as ``workload.base``; the export of trial 0 is sourced where it belongs, in a
-copy, and compared with the config as its user sources it, variable for variable.
+``python -m benchmarks.public_configs FOLDER``: FOLDER contains checkouts of MLCommons' result repositories
+(``training_results_v4.1`` and so on; only their ``llama2_70b_lora`` implementations are read). Each config that sources
+a common file becomes the study's ``workload.base``; the export of trial 0 is sourced in its place, in a copy, and
+compared with the sourced config, variable by variable.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from lora_tune.workloads.mlperf import MlperfWorkload
 from lora_tune.workloads.script_needs import source_files
 
 SCRIPTS = ("run.sub", "*.sub", "run_with_docker.sh", "run_and_time.sh", "*.sh")
-"""What may launch a tree's training, most telling first."""
+"""Patterns of a tree's launch scripts, most specific first."""
 
 COMMON = re.compile(r"^\s*(?:source|\.)\s.*config\S*common\S*", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one config: "" or the first variables that differ, or why it could not be read."""
+    """Result of one config: "", the first variables that differ, or why it could not be read."""
 
     config: Path
     problem: str
 
 
 def public_configs(folder: Path) -> Iterator[Path]:
-    """The configs of systems that source a common file, by path; copies in result folders are left out."""
+    """The configs of systems that source a common file, by path; copies in result folders are skipped."""
     for file in sorted(folder.rglob("config_*.sh")):
         parts = file.relative_to(folder).parts
         if "llama2_70b_lora" not in parts or "results" in parts or "common" in file.name:
@@ -80,7 +80,7 @@ def _count(values: Mapping[str, str], name: str, default: int) -> int:
 
 @contextmanager
 def copied(folder: Path) -> Iterator[Path]:
-    """A copy of a tree, in which exports are written."""
+    """A temporary copy of a tree, for exports."""
     with tempfile.TemporaryDirectory() as scratch:
         ignored = shutil.ignore_patterns(".git", "results")
         yield Path(shutil.copytree(folder, Path(scratch) / "tree", ignore=ignored, symlinks=True))
@@ -102,7 +102,7 @@ def checked(config: Path, folder: Path, script: str, copy: Path) -> Outcome:
         exported = _values(text, (copy / file).with_name(name))
     except (LoraTuneError, OSError) as error:
         return Outcome(config, " ".join(str(error).replace(str(copy), "TREE").split()))
-    again = read_base(copy, file).values  # what differs from one second to the next is no difference: $(date) in a path
+    again = read_base(copy, file).values  # values that change each second, such as $(date) in a path, do not count
     apart = sorted(
         n
         for n in by_hand.keys() | exported.keys()
@@ -113,7 +113,7 @@ def checked(config: Path, folder: Path, script: str, copy: Path) -> Outcome:
 
 
 def _values(text: str, file: Path) -> dict[str, str]:
-    """What an export sets where it belongs; the copy is as before then."""
+    """The variables that an export sets in its place; the copy is restored afterwards."""
     before = file.read_bytes() if file.exists() else None
     file.write_text(text, encoding="utf-8")
     try:

@@ -1,11 +1,11 @@
-"""``python -m benchmarks.public_packages [FOLDER] [--every N]``: public submissions packaged again from their logs.
+"""``python -m benchmarks.public_packages [FOLDER] [--every N]``: repackage public submissions from their logs.
 
-FOLDER holds the public results (``logs/``, ``more_logs/``). Of each submission ``lora-tune package`` makes a tree, with
-a system description of what the logs say and "not stated" for the rest, and MLPerf's package and repository checkers
-look at it in the ruleset of its round. A submission of which only some logs are at hand is left out. Printed: how many
-they accept, what they say against the others, and how many scores of LoRA differ from the published table's
-(``submissions*.csv``) by more than 0.1 s; then a table of every difference between package and original by kind, with
-its explanation. The public data here holds logs alone: of descriptions and code an original is not at hand.
+FOLDER contains the public results (``logs/``, ``more_logs/``). For each submission ``lora-tune package`` makes a tree,
+with a system description from the logs and "not stated" for the rest, which MLPerf's package and repository checkers
+check in the ruleset of its round. Submissions with incomplete logs are skipped. Prints how many are accepted, the
+errors of the others, and how many LoRA scores differ from the published table's (``submissions*.csv``) by more than 0.1
+s; then a table of every difference between package and original by kind, with its explanation. The public data here are
+only logs: originals of descriptions and code are not available.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ KINDS = {
     "minutes of the table": "a run did not end, and the table drops the slowest other one, too",
     "a checker's refusal": "see REFUSED",
 }
-"""What may differ between a package made again and its original -> why."""
+"""Possible differences between a regenerated package and its original -> why."""
 
 
 def differences(original: Path, package: Path, announced: dict[str, object], runs: int) -> Counter[str]:
-    """How many differences of each kind there are between a submission's public logs and its package."""
+    """Number of differences of each kind between a submission's public logs and its package."""
     logs = result_files(original)
     made = sorted(package.glob("*/results/*/*/result_*.txt"), key=lambda path: int(path.stem.removeprefix("result_")))
     known, (submitter, system) = described_by_logs(announced), _names(original)
@@ -85,7 +85,7 @@ def differences(original: Path, package: Path, announced: dict[str, object], run
 
 
 def _names(original: Path) -> tuple[str, str]:
-    """Submitter and system by the original's folders: SUBMITTER/SYSTEM, and in more_logs BENCHMARK below."""
+    """Submitter and system by the original's folders: SUBMITTER/SYSTEM, with BENCHMARK below in more_logs."""
     place = original.parent if original.name in benchmark_names() else original
     return place.parent.name, place.name
 
@@ -117,7 +117,7 @@ def main(data: Path | None, every: int) -> None:
             against[error[:160]] += 1
         parts = folder.relative_to(data).parts
         score = submission.olympic_minutes
-        known = published.get((parts[1], *parts[2:4])) if len(parts) == 4 else None  # the tables are of LoRA alone
+        known = published.get((parts[1], *parts[2:4])) if len(parts) == 4 else None  # the tables are of LoRA only
         if known is not None and score is not None:
             compared += 1
             if abs(known - score) * 60 > SECONDS:

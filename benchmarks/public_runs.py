@@ -34,7 +34,7 @@ class PublicRun:
 
 
 def folder() -> Path:
-    """Where the public results lie: ``LORA_TUNE_MLPERF``, or ``../shared/mlperf`` beside the repository."""
+    """Folder of the public results: ``LORA_TUNE_MLPERF``, or ``../shared/mlperf`` next to the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "mlperf"
     return Path(os.environ.get("LORA_TUNE_MLPERF", default))
 

@@ -1,8 +1,8 @@
 """``python -m benchmarks.public_scripts FOLDER --work NEW -- COMMAND...``: a public script, from ``init`` to its row.
 
-FOLDER is a checkout in which COMMAND runs; nothing of it is edited. The command runs once, ``init`` writes a study from
-what it printed, the sweep runs, and today's command and the recommended one run over further seeds by turns. A line
-marked EDIT is printed and left as it stands, as by somebody who agrees. Printed: the row of docs/own-scripts.md.
+FOLDER is a checkout in which COMMAND runs; it is not edited. The command runs once, ``init`` writes a study from its
+output, the sweep runs, and the original and the recommended command run alternately with further seeds. Lines marked
+EDIT are printed and left unchanged. Prints the row of docs/own-scripts.md.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lora_tune.workloads.base import Proposal, Value, Workload
 from lora_tune.workloads.config_file import value_text
 
 FIRST_SEED = 9001
-"""Of the comparison: none that a sweep draws."""
+"""First seed of the comparison; no sweep draws it."""
 LONGEST = 900.0
-"""Seconds of one run."""
+"""Timeout of one run in seconds."""
 
 
 def first_run(folder: Path, command: tuple[str, ...], log: Path) -> None:
-    """Today's command, once; what it prints goes to ``log``."""
+    """Run the original command once, with its output in ``log``."""
     with log.open("wb") as file:
         done = subprocess.run(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST, check=False)
     if done.returncode:
@@ -38,7 +38,7 @@ def first_run(folder: Path, command: tuple[str, ...], log: Path) -> None:
 
 
 def study_of(folder: Path, command: tuple[str, ...], log: Path, file: Path) -> list[str]:
-    """What ``init`` writes, without the word EDIT; the lines that had it."""
+    """Run ``init``, and remove the word EDIT; return the lines that had it."""
     init = [sys.executable, "-m", "lora_tune.init", "--log", str(log), "--output", str(file), *command]
     done = subprocess.run(init, cwd=folder, capture_output=True, text=True, timeout=LONGEST, check=False)
     if done.returncode:
@@ -49,7 +49,7 @@ def study_of(folder: Path, command: tuple[str, ...], log: Path, file: Path) -> l
 
 
 def lowest(workload: Workload, parameters: Mapping[str, Value], seed: int, folder: Path, *, rising: bool) -> float:
-    """The best eval of one run by hand."""
+    """The best eval of one run outside a sweep."""
     job = workload.job(Proposal(number=0, attempt=0, seed=seed, parameters=parameters), folder)
     for name, text in job.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""Public submission trees of MLPerf Training, walked as a user does: ``python -m benchmarks.public_trees FOLDER...``
+"""Public submission trees of MLPerf Training, used as a user would: ``python -m benchmarks.public_trees FOLDER...``
 
-FOLDER holds checkouts of the public result repositories (``training_results_v4.1``, ...; code and configs are enough).
-Each launch folder in them whose smallest config takes at most four nodes, and for whose benchmark and GPU a study is
-shipped, is laid out in a scratch folder beside what its container would hold, and walked on the test cluster (real
-Slurm; root, and the packages of tests/packages.txt) with a formula in the place of the training
-(:mod:`benchmarks.tree_machine`). The shipped study is used as it is, but for the place, the budget, and the machine's
-own config, which is its base. The walk: doctor, dry run, sweep, ``kill -9`` of it after some trials, the same
-command again, confirm, export, export --check, and the exported line run by hand with the seed of the trial.
+FOLDER contains checkouts of the public result repositories (``training_results_v4.1``, ...; code and configs suffice).
+Each launch folder whose smallest config takes at most four nodes, and with a shipped study for its benchmark and GPU,
+is copied to a scratch folder with the files of its container, and tested on the test cluster (real Slurm; root, and the
+packages of tests/packages.txt) with a formula in place of the training (:mod:`benchmarks.tree_machine`). The shipped
+study is unchanged except for the place, the budget, and the machine's config as its base. Steps: doctor, dry run,
+sweep, ``kill -9`` of it after some trials, the same command again, confirm, export, export --check, and the exported
+command run by hand with the seed of the trial.
 
-One row a tree goes to standard output: what each command came to, probes that counted, trials lost and jobs submitted
-twice, whether the run by hand has the trial's evals (the formula's noise follows from every variable that the folder
-reads, so another variable is another eval), and whether a file of the folder changed. Nothing of the repositories is
-kept. Variables and modes are set as doctor says.
+Prints one row per tree: the result of each command, probes that counted, trials lost and jobs submitted twice, whether
+the run by hand has the trial's evals (the formula's noise depends on every variable that the folder reads, so another
+variable gives another eval), and whether a file of the folder changed. Nothing of the repositories is kept. Variables
+and file modes are set as doctor asks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHAPE = re.compile(r"config_(?P<system>.+?)_(?P<nodes>\d+)x(?P<gpus>\d+)x")
 MISSING = re.compile(r"needs (\w+), which nothing sets|^([A-Z_]+) is not set$")
 MODE = re.compile(r"starts (?:\./)?(\S+), which may not be executed")
 SECONDS = 300
-"""For one command."""
+"""Timeout of one command."""
 
 STUDIES = {
     ("llama2_70b", r"H100|XD670_\dx|1cc_|AS-(4125|8125)|SYS-821"): "h100",
@@ -59,7 +59,7 @@ STUDIES = {
     ("llama31_8b", "(?<!G)B200_1x"): "mlperf/b200_llama31_8b",
     ("llama31_8b", "(?<!G)B300_1x"): "mlperf/b300_llama31_8b",
 }
-"""Which shipped study is for a benchmark's folder and for a system's name, the last that fits."""
+"""Pattern of a benchmark's folder and of a system's name -> shipped study; the last match is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +83,14 @@ class Tree:
         return self.script.endswith(".sub")
 
     def study_text(self, laid_out: Path, places: Path, environment: Mapping[str, str], trials: int) -> str:
-        """The shipped study on its own config as trial 0, for so many trials."""
+        """The shipped study with its config as trial 0, for ``trials`` trials."""
         shipped = (REPOSITORY / "studies" / f"{self.study}.toml").read_text(encoding="utf-8")
         shape = SHAPE.match(self.config.name)
         assert shape is not None, "configs without a shape in their name are not walked"
         kind = {"kind": "mlperf" if self.slurm else "mlperf_docker", "implementation": str(laid_out)}
         base = str(self.config.relative_to(self.folder))
         workload = {**tomllib.loads(shipped)["workload"], **kind, "script": self.script, "base": base}
-        workload.pop("common", None)  # the base sources what it needs by itself
+        workload.pop("common", None)  # the base sources what it needs itself
         site = {
             "launcher": "slurm" if self.slurm else "local",
             "system": shape["system"],
@@ -112,7 +112,7 @@ class Tree:
 
 
 def trees(roots: list[Path]) -> Iterator[Tree]:
-    """The folders that can be walked, in order."""
+    """The folders that can be tested, in order."""
     checkouts = {c.resolve() for root in roots for c in (root, *root.glob("*training_results_v*"))}
     for checkout in sorted(c for c in checkouts if "training_results_v" in c.name):
         round_ = checkout.name.rpartition("_")[2]
@@ -130,7 +130,7 @@ def trees(roots: list[Path]) -> Iterator[Tree]:
 
 
 def _shipped(folder: Path, benchmark: str) -> Iterator[tuple[Path, str]]:
-    """For each study that is shipped for one of the folder's machines: its smallest config of that, and the study."""
+    """For each study shipped for one of the folder's machines: the smallest matching config, and the study."""
     smallest: dict[str, tuple[int, str, Path]] = {}
     for file in folder.glob("**/config_*.sh"):
         shape = SHAPE.match(file.name)
@@ -140,7 +140,7 @@ def _shipped(folder: Path, benchmark: str) -> Iterator[tuple[Path, str]]:
             study for (of, system), study in STUDIES.items()
             if benchmark.startswith(of) and re.search(system, file.name)
         ]  # fmt: skip
-        # The folder's own machine before NVIDIA's, whose configs most submitters leave beside theirs.
+        # The folder's machine before NVIDIA's, whose configs most submitters keep too.
         key = (int(shape["nodes"]), "1" if "DGX" in file.name else "0", file)
         if fits and key < smallest.get(fits[-1], (99, "", file)):
             smallest[fits[-1]] = key
@@ -150,7 +150,7 @@ def _shipped(folder: Path, benchmark: str) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """Where one tree is walked: its copy, the study, the sweep's folder, and the client's environment."""
+    """Environment of one tree's test: its copy, the study, the sweep's folder, and the client's environment."""
 
     tree: Tree
     place: Path
@@ -165,7 +165,7 @@ class Walk:
         return ("--study", str(self.file), "--output", str(self.scratch / "sweep"))
 
     def command(self, name: str, *words: str, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-        """One of the commands that users type, to its end; exit code 124 where it takes too long."""
+        """Run one of the user's commands to its end; exit code 124 after a timeout."""
         argv = [sys.executable, "-m", f"lora_tune.{name}", *self.options, *words]
         environment = {**os.environ, **self.client}
         try:
@@ -176,29 +176,29 @@ class Walk:
             return subprocess.CompletedProcess(argv, 124, "", f"not within {seconds:g} s")
 
     def short(self, text: str) -> str:
-        """The end of an output, in one cell."""
+        """The end of an output, for one table cell."""
         lines = [line for line in text.replace(str(self.place), "FOLDER").splitlines() if line.strip()]
         return " ".join(" ".join(lines[-2:]).split())[-220:].replace("|", "/")
 
     def outcome(self, done: subprocess.CompletedProcess[str]) -> str:
-        """ "ok", or the end of what it printed."""
+        """ "ok", or the end of its output."""
         if "Traceback" in done.stdout + done.stderr:
             return f"TRACEBACK {self.short(done.stderr)}"
         return "ok" if done.returncode == 0 else f"{done.returncode}: {self.short(done.stdout + done.stderr)}"
 
     def records(self) -> StudyRecords:
-        """What the sweep's database holds now."""
+        """The records in the sweep's database now."""
         return Sweep(self.file, output=self.scratch / "sweep").records
 
     def ended(self) -> int:
-        """How many trials have ended so far; 0 before there is a database."""
-        with contextlib.suppress(LoraTuneError):  # the database is not there yet, or not whole
+        """Number of ended trials so far; 0 without a database."""
+        with contextlib.suppress(LoraTuneError):  # the database does not exist yet, or is incomplete
             return sum(t.state is TrialState.FINISHED for t in self.records().trials.values())
         return 0
 
 
 def lay_out(tree: Tree, place: Path) -> Path:
-    """A copy of the tree, and beside its files those that the image would hold."""
+    """Copy the tree, and add the files that the image would contain."""
     copy = Path(shutil.copytree(tree.folder, place, symlinks=True, ignore_dangling_symlinks=True))
     if tree.slurm:
         for name, text in IMAGE.items():
@@ -211,13 +211,13 @@ def lay_out(tree: Tree, place: Path) -> Path:
 
 
 def problems(output: str) -> list[str]:
-    """What doctor calls a problem of the folder; the machine's own are not the tree's."""
+    """The folder's problems according to doctor, without those of this machine."""
     found = [line.removeprefix("PROBLEM").strip() for line in output.splitlines() if line.startswith("PROBLEM")]
     return [text for text in found if "srun" not in text.split()[:1] and "on PATH" not in text]
 
 
 def digests(folder: Path) -> dict[Path, str]:
-    """Of the files of a folder."""
+    """Digests of the files of a folder."""
     files = (f for f in folder.rglob("*") if f.is_file() and not f.name.startswith("slurm-"))
     return {f.relative_to(folder): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
@@ -227,7 +227,7 @@ def _word(tree: Tree) -> str:
 
 
 def prepared(tree: Tree, scratch: Path, cluster: Cluster, jobs: Mapping[str, str], trials: int) -> tuple[Walk, str]:
-    """The tree laid out with what doctor asks for; what that was, and what doctor still calls a problem."""
+    """Copy the tree and apply doctor's advice; return the test, and the settings with remaining problems."""
     place, variables = scratch / "tree", dict(jobs)
     for old in (place, scratch / "image", scratch / "sweep", scratch / "by_hand"):
         shutil.rmtree(old, ignore_errors=True)
@@ -255,7 +255,7 @@ def prepared(tree: Tree, scratch: Path, cluster: Cluster, jobs: Mapping[str, str
 
 
 def swept(walk: Walk, kill_after: int) -> str:
-    """The sweep, killed with its jobs running once some trials have ended, and the same command again."""
+    """Run the sweep, kill it with its jobs running after some trials, and run the same command again."""
     argv = [sys.executable, "-m", "lora_tune.sweep", *walk.options, "--quiet"]
     with (walk.scratch / "out.txt").open("w") as out:
         first = subprocess.Popen(
@@ -275,7 +275,7 @@ def swept(walk: Walk, kill_after: int) -> str:
 
 
 def counts(walk: Walk) -> list[str]:
-    """Trials, probes that counted of those begun, and what was lost or ran twice, by the records and by Slurm."""
+    """Trials, counted probes of those begun, and losses or double runs, by the records and by Slurm."""
     records = walk.records()
     trials = [t for t in records.trials.values() if t.replicate_of is None]
     probes = [t for t in trials if t.probe]
@@ -295,13 +295,13 @@ def counts(walk: Walk) -> list[str]:
 
 
 def by_hand(walk: Walk, exported: Mapping[str, object]) -> str:
-    """The exported config run by its printed line as its user runs it, with the seed of the trial: are evals equal?"""
+    """Run the exported config by its printed command with the seed of the trial: are the evals equal?"""
     results, number = walk.scratch / "by_hand", exported["trial"]
     results.mkdir()
     scratch, records = walk.scratch, walk.records()
     data, model = str(scratch / "data"), str(scratch / "model")
     shell = {"CONT": str(scratch / "image.sqsh"), "DATADIR": data, "MODEL": model}
-    shell |= {"PREPROC_DATA": data, "LOAD_CHECKPOINTS_PATH": model}  # as Llama 3.1's trees call them
+    shell |= {"PREPROC_DATA": data, "LOAD_CHECKPOINTS_PATH": model}  # names in Llama 3.1's trees
     if not isinstance(number, int):
         return "no trial is exported"
     seed = records.trials[number].seed
@@ -327,12 +327,12 @@ def by_hand(walk: Walk, exported: Mapping[str, object]) -> str:
 
 
 def _configuration(log: str) -> set[str]:
-    """What the formula says of the variables that it was started with."""
+    """The formula's variables, as it printed them at its start."""
     return {json.loads(m)["value"] for m in re.findall(r':::MLLOG (\{.*"key": "configuration".*\})', log)}
 
 
 def walked(walk: Walk, doctor: str, kill_after: int) -> list[str]:
-    """The rest of the row."""
+    """The remaining cells of the row."""
     dry = walk.outcome(walk.command("sweep", "--dry-run"))
     before = digests(walk.place)
     sweep = swept(walk, kill_after)
@@ -351,7 +351,7 @@ def walked(walk: Walk, doctor: str, kill_after: int) -> list[str]:
 
 @contextlib.contextmanager
 def mounted_results() -> Iterator[None]:
-    """``/results``, where containers mount LOGDIR and v5.1's run_and_time.sh writes; gone afterwards if it was new."""
+    """Provide ``/results``, where containers mount LOGDIR and v5.1's run_and_time.sh writes; removed if new."""
     folder = Path("/results")
     there = folder.exists()
     folder.mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""Write the tables of published results of other benchmarks than LoRA: ``lora_tune/search/data/BENCHMARK.csv``.
+"""Write the tables of published results of benchmarks other than LoRA: ``lora_tune/search/data/BENCHMARK.csv``.
 
 ``python -m benchmarks.published_logs`` reads the logs of the public MLPerf results (``LORA_TUNE_MLPERF``,
-``more_logs``). A benchmark gets a table where at least eight submissions of it are there, its logs count samples and
-the newest two rounds still have it. One row a submission, figures only: hyperparameters as its logs announce them, and
-mean and standard deviation of the samples at which its runs stopped. Of some submissions not all runs are there.
+``more_logs``). A benchmark gets a table if there are at least eight submissions, its logs count samples and the newest
+two rounds still have it. One row per submission, only figures: hyperparameters as announced in its logs, and mean and
+standard deviation of the samples at which its runs stopped. For some submissions not all runs are available.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stop:
 
 
 def main() -> None:
-    """Write a table for each benchmark that has enough submissions."""
+    """Write a table for each benchmark with enough submissions."""
     wanted = sorted({name for ruleset in rulesets()[-2:] for name in benchmarks_of(ruleset)} - {LORA})
     for name in wanted:
         submissions: dict[tuple[str, str, str], list[Stop]] = defaultdict(list)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _row(who: tuple[str, str, str], stops: list[Stop]) -> tuple[object, ...] | None:
-    """A submission's row; None where its runs do not agree on what they ran with, or do not say it."""
+    """A submission's row; None if its runs differ in their hyperparameters, or do not state them."""
     said = {(stop.batch, stop.run.hyperparameters.get(LR), stop.run.hyperparameters.get(WARMUP)) for stop in stops}
     if len(said) != 1 or None in (values := said.pop()):
         return None

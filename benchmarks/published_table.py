@@ -1,11 +1,10 @@
 """Write the table of published results that warm-starts a search: ``lora_tune/search/published.csv``.
 
 ``python -m benchmarks.published_table`` reads the submissions of the public MLPerf results (``LORA_TUNE_MLPERF``): v4.0
-to v5.0, and the halves of v5.1 and v6.0 that are at hand; of v6.0 one to three runs of each. One row a submission;
-figures only: means over its runs. Which trained
-in FP4 and was healed (in a higher precision from a step on) is seen in the curves of its runs, whatever its
-configuration files say: several lie beside each other, and the environment may switch it on. The step is the one that
-every public configuration which heals has.
+to v5.0, and the available halves of v5.1 and v6.0; of v6.0 one to three runs each. One row per submission, only
+figures: means over its runs. Whether runs trained in FP4 and were healed (in a higher precision from some step on) is
+inferred from their curves, whatever the config files set: submissions have several, and the environment may switch it
+on. The step is that of every public configuration that heals.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ MACHINES = {
     "Isambard-AI-Phase2-GH200-96GB_n2_v6.0": ("GH200", 8, 2),
     "Isambard-AI-Phase2-GH200-96GB_n4_v6.0": ("GH200", 16, 4),
 }  # fmt: skip
-"""Of v6.0, whose logs mostly hold placeholders: accelerator, how many, nodes, as its system descriptions say."""
+"""Systems of v6.0, whose logs mostly contain placeholders: accelerator, count and nodes of the system descriptions."""
 HEALED_AT = {"MI": "340", "": "350"}
-"""Step from which the runs of v6.0 that heal do so: AMD's default, and that of every public configuration of NVIDIA."""
+"""Step at which runs of v6.0 heal: AMD's default, and that of every public configuration of NVIDIA."""
 
 
 def rows() -> list[list[str]]:
-    """The table's rows in the order of ``COLUMNS``; an empty field where nobody says it."""
+    """The table's rows in the order of ``COLUMNS``; unknown fields are empty."""
     runs = by_submission(load())
     healed = {name for name, group in runs.items() if recognised([r.run for r in group])}
     found = [r for name in ("submissions.csv", "submissions_v5.1.csv") for r in _read(name)]
@@ -97,7 +96,7 @@ def _read(name: str) -> list[dict[str, str]]:
 
 
 def _precision(row: Mapping[str, str], healed: set[str]) -> dict[str, str]:
-    """Precision and healing step: FP4 where the curves show it, else what the one configuration says."""
+    """Precision and healing step: FP4 if the curves show it, else as in the single configuration."""
     if f"{row['round']}/{row['submitter']}/{row['system']}" in healed:
         steps = {r["HEALING_ITER"] for r in _read("configs_v5.1.csv") if r["HEALING_ITER"]}
         return {"precision": "FP4", "healing": steps.pop() if len(steps) == 1 else ""}

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.referee``: how often a campaign calls better what is not, and what it takes to see what is.
+"""``python -m benchmarks.referee``: error rate and power of campaign verdicts.
 
 Scripted agents run campaigns of arms through the functions that judge a sweep's records
-(``lora_tune.search.campaign``). In null campaigns no arm differs from the baseline; beside the verdicts stands what
-each agent would keep by its own rule. In the others one arm of many is two standard deviations better. Runs are drawn
-from a normal distribution, or from recorded runs: one point of the shipped table ``lora_tiny`` a campaign, whose eight
-seeds are drawn with replacement.
+(``lora_tune.search.campaign``). In null campaigns no arm differs from the baseline; the verdicts are compared with what
+each agent would keep by its own rule. In the others one of many arms is two standard deviations better. Runs are drawn
+from a normal distribution, or from recorded runs: one point of the shipped table ``lora_tiny`` per campaign, whose
+eight seeds are drawn with replacement.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from lora_tune.store.records import Trial, TrialState, Verdict
 
 LOSSES = ResultScale(relative=False, timed=False)
 EVAL = 3
-"""The eval of the recorded runs that is compared: nearly all points of the table have it."""
+"""Index of the compared eval of the recorded runs, which nearly all points of the table have."""
 
 BASELINE_FIRST = 4
-"""Runs of the baseline before any arm's, of the agent that looks after every run."""
+"""Runs of the baseline before any arm's, for the agent that checks after every run."""
 
 Draw = Callable[[np.random.Generator], float]
 
@@ -39,7 +39,7 @@ def normal_runs(_: np.random.Generator) -> Draw:
 
 
 def recorded_runs(rng: np.random.Generator) -> Draw:
-    """Runs of one point of the recorded table, in its standard deviations about its mean."""
+    """Runs of one point of the recorded table, standardised by its mean and standard deviation."""
     from lora_tune_simulation.lora_tables import tiny
 
     losses = tiny.table.losses[..., EVAL].reshape(-1, tiny.table.seeds)
@@ -51,7 +51,7 @@ def recorded_runs(rng: np.random.Generator) -> Draw:
 
 @dataclass
 class Bench:
-    """One campaign: arm 0 is the baseline. better: standard deviations by which each arm is truly better."""
+    """One campaign: arm 0 is the baseline. better: true improvement of each arm in standard deviations."""
 
     rng: np.random.Generator
     draw: Draw
@@ -60,7 +60,7 @@ class Bench:
     runs: dict[int, list[float]] = field(default_factory=dict)
 
     def run(self, arm: int) -> float:
-        """One more run of an arm; its loss, in standard deviations."""
+        """Run an arm once more; return its loss in standard deviations."""
         loss = self.draw(self.rng) - self.better.get(arm, 0.0)
         number = len(self.trials)
         self.trials.append(
@@ -73,12 +73,12 @@ class Bench:
         return loss
 
     def called_better(self) -> set[int]:
-        """The arms that are called better; as a verdict stays, by an agent that looks after every run, too."""
+        """The arms judged better; verdicts are final, so this also serves an agent that checks after every run."""
         judged = verdicts(self.trials, frozenset(), LOSSES)
         return {int(self.trials[a.trials[0]].tuned["ARM"]) for a in judged.arms if a.state is ArmState.BETTER}
 
     def might_be_better(self, arm: int) -> bool:
-        """Whether it is worth asking for the verdicts: they take long, and no arm is tested at a lower threshold."""
+        """Whether the arm's evidence reaches the lowest threshold of any test: a check before the slow verdicts."""
         seen = two_samples(self.runs[arm][1:], self.runs[0])
         least = -math.log(CAMPAIGN_ERROR * error_share(1))
         return seen is not None and log_evidence(seen.statistic, seen.pairs, seen.freedom) >= least
@@ -99,7 +99,7 @@ def greedy(bench: Bench, arms: int) -> set[int]:
 
 
 def factorial(bench: Bench, arms: int) -> set[int]:
-    """Three seeds of everything; keeps the arms whose mean is better than the baseline's by two standard errors."""
+    """Three seeds of everything; keeps arms with a mean two standard errors better than the baseline's."""
     for arm, _ in itertools.product(range(arms + 1), range(3)):
         bench.run(arm)
     base = np.array(bench.runs[0])
@@ -109,7 +109,7 @@ def factorial(bench: Bench, arms: int) -> set[int]:
 
 
 def shops_for_seeds(bench: Bench, arms: int) -> set[int]:
-    """Runs each arm with further seeds until one beats every run of the baseline, eight at most; keeps such arms."""
+    """Runs each arm with up to eight seeds until one beats every baseline run; keeps such arms."""
     target = min(bench.run(0) for _ in range(8))
     kept = set()
     for arm in range(1, arms // 4 + 1):
@@ -119,9 +119,9 @@ def shops_for_seeds(bench: Bench, arms: int) -> set[int]:
 
 
 def looks_always(bench: Bench, arms: int, runs: int | None = None) -> set[int]:
-    """Every arm once; then what looks best by the mean of its runs, shrunk, or the baseline where that has fewer runs,
-    with a look after each run, until an arm is called better or the runs are spent: by default 60% of three seeds of
-    everything. Keeps the best mean of all."""
+    """Every arm once; then, with a check after each run, the arm with the best shrunken mean, or the baseline if that
+    has fewer runs, until an arm is judged better or the runs are used up: by default 60% of three seeds of everything.
+    Keeps the best mean of all."""
     total = runs or int(0.6 * 3 * (arms + 1))
     for _ in range(BASELINE_FIRST):
         bench.run(0)
@@ -139,7 +139,7 @@ def looks_always(bench: Bench, arms: int, runs: int | None = None) -> set[int]:
 
 
 def knows_which(bench: Bench, arms: int) -> set[int]:
-    """As :func:`looks_always`, of one who knows the better arm: no rule of choosing arms does better than that."""
+    """Like :func:`looks_always`, but knows the better arm: an upper bound for all rules of choosing arms."""
     arm = next(iter(bench.better), 1)
     for a in [0] * BASELINE_FIRST + list(range(1, arms + 1)):
         bench.run(a)
@@ -159,7 +159,7 @@ AGENTS: dict[str, Callable[[Bench, int], set[int]]] = {
 
 @dataclass(frozen=True)
 class Played:
-    """One campaign. kept: by the agent's own rule."""
+    """One campaign. kept: by the agent's rule."""
 
     called: set[int]
     kept: set[int]
@@ -167,7 +167,7 @@ class Played:
 
 
 def play(agent: str, arms: int, effect: float, source: Callable[[np.random.Generator], Draw], seed: int) -> Played:
-    """A campaign in which one arm is better by ``effect`` standard deviations; 0: none is."""
+    """A campaign in which one arm is better by ``effect`` standard deviations, or none for 0."""
     rng = np.random.default_rng([seed, arms])
     better = {int(rng.integers(1, arms + 1)): effect} if effect else {}
     bench = Bench(rng, source(rng), better)

@@ -1,7 +1,7 @@
 """``python -m benchmarks.report``: report, status and dashboard of a sweep of 2,000 trials with 20 evals each (mean).
 
-Prints seconds and megabytes against the bars (report: under 10 s and 3 MB), beside a plain loop that calibrates the
-machine, with the date and the machine's class. ``--size``: the size of the report alone.
+Prints seconds and megabytes against the limits (report: under 10 s and 3 MB), a plain loop that calibrates the machine,
+the date and the machine type. ``--size``: only the size of the report.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TRIALS, EVALS = 2000, 30
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Wall seconds of a call, and what it returned."""
+    """Wall-clock seconds of a call, and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result
 
 
 def ask(application: Application, path: str) -> bytes:
-    """The body of one request."""
+    """The body of one request's response."""
     request = {
         "REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": "", "SERVER_NAME": "127.0.0.1",
         "SERVER_PORT": "80", "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO(),

@@ -1,9 +1,9 @@
-"""Whether an exported config does again what it says: ``python -m benchmarks.reproduce [--sweep sweeps/tiny]``.
+"""Whether an exported config reproduces its results: ``python -m benchmarks.reproduce [--sweep sweeps/tiny]``.
 
-Runs the exported best config of a finished sweep of the PEFT recipe by hand, several times, with as many copies side by
-side as the sweep had trials at one time. Prints each run's samples and seconds to the target beside what the export
-promises (samples exactly, seconds within a 90% interval), and how soon a free slot of that sweep was filled again: from
-the end of one trial's job to the submission of the next.
+Runs the exported best config of a finished sweep of the PEFT recipe by hand, several times, with as many concurrent
+copies as the sweep had trials. Prints each run's samples and seconds to the target against the export's forecast
+(samples exactly, seconds within a 90% interval), and how soon the sweep refilled a free slot: from the end of one
+trial's job to the submission of the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lora_tune.store.records import StudyRecords
 
 
 def by_hand(config: Path, target: float) -> Eval | None:
-    """``source config_X.sh`` and the recipe, in an otherwise empty environment; the eval that met the target."""
+    """Run ``source config_X.sh`` and the recipe in an otherwise empty environment; return the eval at the target."""
     done = subprocess.run(
         ["bash", "-euc", f"source ./{config.name} && exec {sys.executable} -m lora_tune_recipes.peft_lora"],
         cwd=config.parent,

@@ -1,17 +1,17 @@
 """A long, wide study: ``python -m benchmarks.scale``, two cores; ``--part cost``, ``live`` for one of them.
 
-cost: processor seconds and seconds of ask + 8 reports + tell, by the sweep's own way and by Optuna's SQLite path with
-its TPE, side by side on copies of the same studies of 100 to 10,000 trials, 8 of them open. Optuna's path is its RDB
-storage as it comes: the median of a few trials each, since ten thousand of them take hours.
+cost: processor seconds and seconds of ask + 8 reports + tell, by the sweep's code and by Optuna's SQLite storage with
+its TPE, on copies of the same studies of 100 to 10,000 trials, 8 of them open. For Optuna's default RDB storage it is
+the median of a few trials each, since ten thousand of them take hours.
 
-live: the real driver in real time over a study of ``--finished`` trials with 1,000 more open at once, at the pace of
+live: the real driver in real time on a study of ``--finished`` trials with 1,000 more open at once, at the pace of
 trials on eight H100 (half an hour each, an eval every three and a half minutes): real SQLite, real log files that
-another process writes, the real Slurm launcher with squeue, sbatch and scancel replaced by programs that answer for a
-cluster of a thousand nodes. Prints seconds of a tick, the share of one core over the minutes measured, resident
-memory, and the seconds from a diverged eval's writing to the cancelling of its job, and from any eval's writing to
-its record in the database. The first fill, a thousand proposals and submissions at once, is reported by itself. Some
-sixty trials end and begin a minute there; a machine, or a search (``--sampler``), that fills slots more slowly never
-has them all full, and the line says how many ran.
+another process writes, the real Slurm launcher with squeue, sbatch and scancel replaced by programs that simulate a
+cluster of a thousand nodes. Prints seconds per tick, the share of one core over the measured minutes, resident memory,
+and the seconds from a diverged eval's log line to the cancellation of its job, and from any eval's line to its record
+in the database. The first fill, a thousand proposals and submissions at once, is reported separately. About sixty
+trials end and begin per minute; a machine, or a search (``--sampler``), that fills slots more slowly never has them all
+full, and the output states how many ran.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def past(study: Study, chance: random.Random, count: int, began: float) -> Chang
 
 
 def costs(counts: list[int]) -> None:
-    """Prints one line a study size."""
+    """Print one line per study size."""
     study = load_study(STUDY).with_options({"search": {"sampler": "tpe"}})
     print("processor ms a trial (ms on the clock), medians")
     print("finished trials             ours   Optuna's SQLite path   Optuna's / ours   ours / ours at first")
@@ -157,7 +157,7 @@ def costs(counts: list[int]) -> None:
 
 
 class OurSide:
-    """The records of a study, the search that is made from them, and Optuna's tables, which follow them."""
+    """The records of a study, the search built from them, and Optuna's tables, which mirror them."""
 
     def __init__(self, study: Study, store: Store, before: Changes) -> None:
         lease = store.take_lease(study.name, "benchmark", time.time())
@@ -186,7 +186,7 @@ class OurSide:
 
 
 def own_trial(house: OurSide) -> tuple[float, float]:
-    """Processor seconds and seconds on the clock of a trial: asked, eight reports each in a tick of its own, told."""
+    """Processor and wall-clock seconds of a trial: ask, eight reports in a tick each, tell."""
     cpu, begin = time.process_time(), time.perf_counter()
     trial, attempt = house.propose()
     evals: list[Eval] = []
@@ -227,11 +227,11 @@ def optuna_trial(plain: optuna.Study, study: Study) -> tuple[float, float]:
 
 
 MOST_FILLING_SECONDS = 180.0
-"""On a busy machine trials end as fast as slots are filled again: what is measured then begins after so long."""
+"""On a busy machine trials end as fast as slots are refilled; the measurement then begins after this many seconds."""
 
 
 class Watcher(Quiet):
-    """Notes when a tick made an eval part of the records."""
+    """Records when a tick added an eval to the records."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], int] = {}
@@ -256,7 +256,7 @@ class Watcher(Quiet):
 
 
 class Measuring(RealClock):
-    """Sets the driver's interrupt when the time is over; notes each tick's seconds and what the process had used."""
+    """Sets the driver's interrupt after the time limit; records each tick's seconds and the process's usage."""
 
     def __init__(self, warm: Callable[[], bool], seconds: float) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class Measuring(RealClock):
 
 
 def used() -> tuple[float, float, float]:
-    """Now; CPU seconds of this process; CPU seconds of the commands that it ran."""
+    """Current time, CPU seconds of this process, and CPU seconds of its child processes."""
     return time.time(), time.process_time(), sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
@@ -290,7 +290,7 @@ def resident() -> float:
 
 
 def live(trials: int, finished: int, minutes: float, sampler: str) -> None:
-    """The whole measurement; prints its lines."""
+    """The whole measurement, with its output."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "scale.toml"
@@ -338,7 +338,7 @@ def drive(
         f"records of {len(driver.sweep.trials)} trials read in {time.perf_counter() - begin:.1f} s, {resident():.0f} MB"
     )
     began = time.time()
-    # All at once: filling in earnest is not what is measured.
+    # All slots at once, since gradual filling is not measured here.
     usual, proposals.FILL_SECONDS = proposals.FILL_SECONDS, 1e9
     driver.tick()
     proposals.FILL_SECONDS, ready["filled"] = usual, time.time()
@@ -373,7 +373,7 @@ def latencies(cluster: Path, watcher: Watcher, since: float) -> None:
     written = [w for w in written if w["at"] > since]
     waits = [seen[w["job"], w["samples"]] - w["at"] for w in written if (w["job"], w["samples"]) in seen]
     stops = [cancelled[w["id"]] - w["at"] for w in written if w["diverged"] and w["id"] in cancelled]
-    # What was written before the last tick but one had ended was there to be read in the last one.
+    # Lines written before the last tick but one ended could be read in the last one.
     late = sum((w["job"], w["samples"]) not in seen and w["at"] < watcher.updates[0] for w in written)
     for what, found in (("an eval's line to its record", waits), ("a diverged eval's line to scancel", stops)):
         if found:

@@ -1,8 +1,8 @@
-"""A cluster that only writes logs, for ``benchmarks.scale``: what Slurm's commands would answer, and the jobs' files.
+"""A simulated cluster that only writes logs, for ``benchmarks.scale``: Slurm's answers, and the jobs' files.
 
-``commands`` makes the programs; ``python -m benchmarks.scale_cluster FOLDER`` is the cluster itself, in a process of
-its own: it starts what was submitted at once, appends MLLOG lines to each job's log at the pace of eight H100, and
-keeps the text that squeue prints.
+``commands`` makes the programs; ``python -m benchmarks.scale_cluster FOLDER`` is the cluster, in a separate process: it
+starts submitted jobs at once, appends MLLOG lines to each job's log at the pace of eight H100, and writes the output of
+squeue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVAL_SECONDS, TRAIN_SECONDS, RUN_SECONDS = 210.0, 36.0, 1800.0
 DIVERGED = 0.1
 """Share of evals that are NaN; the sweep stops their jobs."""
 SHOWN_SECONDS = 300.0
-"""How long ended jobs stay in squeue (MinJobAge)."""
+"""Seconds for which ended jobs stay in squeue (MinJobAge)."""
 LOOK_SECONDS = 0.05
 
 _PROGRAMS = {
@@ -39,7 +39,7 @@ mv {folder}/new/.$id {folder}/new/$id; echo Submitted batch job $id""",
 
 
 def commands(folder: Path, nodes: int) -> dict[str, str]:
-    """Make the programs under ``folder``; returns the environment in which they are found first."""
+    """Make the programs under ``folder``; return the environment with them first on PATH."""
     (folder / "new").mkdir(parents=True)
     (folder / "bin").mkdir()
     (folder / "squeue").write_text("")
@@ -51,7 +51,7 @@ def commands(folder: Path, nodes: int) -> dict[str, str]:
 
 
 class Job:
-    """One job: its row in squeue, and its lines to come."""
+    """One job: its row in squeue, and its future lines."""
 
     def __init__(self, identity: str, arguments: list[str], node: str, chance: random.Random, *, first: bool) -> None:
         options = dict(a[2:].split("=", 1) for a in arguments if a.startswith("--") and "=" in a)
@@ -60,7 +60,7 @@ class Job:
         self.started, self.ended, self.state = time.time(), 0.0, "RUNNING"
         command = json.loads((self.log.parent / "command.json").read_text())
         self.batch = int(command["environment"]["GBS"])
-        # Jobs of the first fill are anywhere in their course, later ones begin at its beginning.
+        # Jobs of the first fill start anywhere in their run, later ones at its beginning.
         self.lines = self._lines(chance, chance.uniform(0, RUN_SECONDS) if first else 0.0)
 
     def _lines(self, chance: random.Random, into: float) -> Iterator[tuple[float, str, int, bool]]:
@@ -75,7 +75,7 @@ class Job:
             else:
                 diverged, at = chance.random() < DIVERGED, int(samples + 2 * evals)
                 text = mllog("eval_accuracy", None if diverged else 0.99, samples_count=at)
-                if diverged:  # one NaN may be a spike or a skipped step; train losses that stay NaN are the end
+                if diverged:  # one NaN may be a spike or a skipped step; several NaN train losses in a row are final
                     for back in reversed(range(IN_A_ROW)):
                         text += mllog("train_loss", None, samples_count=at - back, lr=4e-4)
                 yield evals, text, at, diverged
@@ -92,7 +92,7 @@ class Job:
 
 
 def mllog(key: str, value: object, **metadata: object) -> str:
-    """One line; None as a loss stands for NaN."""
+    """One line; None as a loss means NaN."""
     shown = "NaN" if key in ("eval_accuracy", "train_loss") and value is None else json.dumps(value)
     more = json.dumps({"file": "train.py", "lineno": 1, **metadata})
     kind = "POINT_IN_TIME"
@@ -158,7 +158,7 @@ class Cluster:
         self._plan(job)
 
     def show(self) -> None:
-        """What squeue prints, whole at every moment."""
+        """Write the output of squeue atomically."""
         now = time.time()
         shown = [j.row() for j in self.jobs.values() if not j.ended or now - j.ended < SHOWN_SECONDS]
         new = self.folder / "squeue.new"

@@ -1,6 +1,6 @@
-"""``python -m benchmarks.score_agreement [FOLDER]``: our score of every public submission against mlperf_logging's own.
+"""``python -m benchmarks.score_agreement [FOLDER]``: our score of every public submission against mlperf_logging's.
 
-FOLDER holds the public results (``logs/``, ``more_logs/``). For each submission the result summarizer computes the
+FOLDER contains the public results (``logs/``, ``more_logs/``). For each submission the result summarizer computes the
 olympic mean and the RCP checker the factor and the verdict, each in the ruleset of its round; all must be equal.
 """
 
@@ -25,9 +25,9 @@ from lora_tune.mlperf.submission import Submission, read_submission, result_fold
 
 
 def official(submission: Submission) -> tuple[float | None, float, bool]:
-    """Olympic minutes, factor and pass flag by the package's own functions, called as its command line does.
+    """Olympic minutes, factor and pass flag by the package's functions, called as by its command line.
 
-    The RCP checker ends with an error on logs of no one submission; that counts as not passed.
+    The RCP checker fails with an error on logs that form no submission; that counts as not passed.
     """
     with tempfile.TemporaryDirectory() as name:
         for path in submission.folder.glob("result_*.txt.gz"):
@@ -54,7 +54,7 @@ def submissions(data: Path) -> Iterator[tuple[str, Path]]:
 
 
 def main() -> int:
-    """Compare all; returns the number of submissions that differ."""
+    """Compare all; return the number of submissions that differ."""
     logging.disable(logging.CRITICAL)
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else public_folder()
     same: Counter[tuple[str, str]] = Counter()

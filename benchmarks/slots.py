@@ -1,8 +1,8 @@
-"""What 64 slots of a pack are given at once: ``python -m benchmarks.slots``, one core.
+"""The first proposals for 64 slots of a pack: ``python -m benchmarks.slots``, one core.
 
-A study of packed trials, asked as its driver asks, for the default sampler, the grey box and TPE:
-64 at once, and 64 more when all of these have ended, with made-up results. Printed: how many configurations, how many
-of them a hundredth of the learning rate or more apart, and the processor seconds of an ask.
+A study of packed trials, with proposals requested as by its driver, for the default sampler, the grey box and TPE: 64
+at once, and 64 more when all of these have ended, with simulated results. Prints the number of configurations, how many
+of them differ by 1% of the learning rate or more, and the processor seconds per ask.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def packed_study(sampler: str) -> Study:
 
 
 def asked(session: Session, count: int) -> tuple[list[SearchPoint], list[float]]:
-    """So many proposals of a session without a result between them, and the processor seconds of each."""
+    """``count`` proposals of a session without results between them, and the processor seconds of each."""
     proposals, taken = [], []
     for _ in range(count):
         begin = time.process_time()
@@ -74,7 +74,7 @@ def asked(session: Session, count: int) -> tuple[list[SearchPoint], list[float]]
 
 
 def made_up_end(proposal: SearchPoint) -> Trial:
-    """A trial that reached the target: soonest at a learning rate of 3e-3, a high rank and a short warm-up."""
+    """A trial that reached the target: fastest at a learning rate of 3e-3, a high rank and a short warm-up."""
     tuned: dict[str, Any] = dict(proposal.tuned)
     samples = 300 * math.exp(0.3 * math.log(tuned["LR"] / 3e-3) ** 2) * (1 + 4 / tuned["LORA_RANK"])
     samples += 4.0 * tuned["WARMUP_STEPS"]
@@ -90,7 +90,7 @@ def made_up_end(proposal: SearchPoint) -> Trial:
 
 
 def told_apart(points: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the points differ from each other in something else than LR, or there by 1% or more."""
+    """How many of the points differ in a parameter other than LR, or by 1% or more in LR."""
     rates: dict[tuple[tuple[str, Any], ...], list[float]] = {}
     for point in points:
         others = tuple(sorted((name, value) for name, value in point.items() if name != "LR"))
@@ -105,7 +105,7 @@ def told_apart(points: Sequence[Mapping[str, Any]]) -> int:
 
 
 def packed(sampler: str) -> None:
-    """Print what 64 asks propose at the beginning, and what 64 more do after the ends of these."""
+    """Print the first 64 proposals, and 64 more after those have ended."""
     session = Session(packed_study(sampler))
     for when in ("at the beginning", f"after {SLOTS} ended"):
         proposals, taken = asked(session, SLOTS)

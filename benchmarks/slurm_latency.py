@@ -1,9 +1,8 @@
-"""From a bad eval line in a trial's log to the verified end of its job, for many trials that run at once on real Slurm.
+"""Time from a bad eval line in a trial's log to the verified end of its job, for many concurrent trials on real Slurm.
 
 ``python -m benchmarks.slurm_latency [--trials 32]`` starts the test cluster with that many virtual nodes (root, the
-packages of tests/packages.txt), runs a sweep with one trial a node, lets all trials print an eval line after which
-each is pruned, and prints how long every one took until the driver had seen its job gone, and how often it asked
-squeue in the meantime.
+packages of tests/packages.txt), runs a sweep with one trial per node, lets all trials print an eval line after which
+each is pruned, and prints the time until the driver observed each job's end, and how often it called squeue meanwhile.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def measure(folder: Path, cluster: Cluster, trials: int) -> tuple[list[float], int, float]:
-    """Seconds from line to end of each trial; and how often squeue was asked in how many seconds."""
+    """Seconds from line to end of each trial; and how many squeue calls in how many seconds."""
     go, sweep = folder / "go", folder / "sweep"
     (folder / "trial.py").write_text(TRIAL)
     values = {"python": sys.executable, "trial": str(folder / "trial.py"), "go": str(go)}
@@ -114,7 +113,7 @@ def running(cluster: Cluster) -> int:
 
 
 def counting_squeue(folder: Path, cluster: Cluster) -> Path:
-    """A squeue in front of the real one that counts its calls; returns the file of the count."""
+    """Install a squeue wrapper that counts its calls; return the file of the count."""
     real = shutil.which("squeue", path=cluster.environment["PATH"])
     assert real is not None
     (folder / "bin").mkdir()

@@ -1,7 +1,7 @@
-"""What each command costs before it begins: ``python -m benchmarks.start_up``, processor seconds of ``--help``.
+"""Start-up cost of each command: ``python -m benchmarks.start_up``, processor seconds of ``--help``.
 
-Prints for every command the least of ``--repetitions`` runs, less what a bare interpreter takes, so that a busy machine
-changes it little.
+Prints for every command the minimum of ``--repetitions`` runs, minus that of a bare interpreter, so that other load on
+the machine has little effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Derive the figures of the simulated surfaces from the public MLPerf results v4.0 to v5.0.
 
-``python -m benchmarks.surface_figures [FOLDER]`` reads ``submissions.csv`` and ``runs.jsonl.gz`` from FOLDER
-(default: ``$LORA_TUNE_MLPERF`` or ``../shared/mlperf``) and writes ``lora_tune_simulation/figures.json``.
-Only figures are written: regression coefficients, noise levels and their residuals, none of the runs.
+``python -m benchmarks.surface_figures [FOLDER]`` reads ``submissions.csv`` and ``runs.jsonl.gz`` from FOLDER (default:
+``$LORA_TUNE_MLPERF`` or ``../shared/mlperf``) and writes ``lora_tune_simulation/figures.json``. Only figures are
+written: regression coefficients, noise levels and their residuals, none of the runs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def number(row: dict[str, str], key: str) -> float:
 
 def convergence(rows: Rows) -> dict[str, Any]:
     """ln(mean samples to the target) over submissions, by g = ln(GBS/8), l = ln(LR/4e-4), ln(steps/1024)."""
-    # Intel's and Juniper's stacks differ (other framework, other batch order): their samples do not pool.
+    # Intel's and Juniper's stacks differ (other framework, other batch order): their samples cannot be pooled.
     rows = [r for r in rows if number(r, "samples_mean") > 0 and r["submitter"] != "JuniperNetworks"]
-    rows = [r for r in rows if r["submitter"] not in ("smc-ac-power", "smc-dc-power")]  # the same runs again
+    rows = [r for r in rows if r["submitter"] not in ("smc-ac-power", "smc-dc-power")]  # duplicates of other runs
     g = np.array([math.log(number(r, "gbs") / 8) for r in rows])
     rate = np.array([math.log(number(r, "lr") / 4e-4) for r in rows])
     steps = np.array([math.log(number(r, "max_steps") / 1024) for r in rows])
@@ -53,7 +53,7 @@ def convergence(rows: Rows) -> dict[str, Any]:
 
 
 def noise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Slope of the median curve by GBS, and how single evals scatter about their submission's median (GBS 8)."""
+    """Slope of the median curve by GBS, and noise of single evals about their submission's median (GBS 8)."""
     by_submission: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         by_submission[run["path"].rsplit("/", 1)[0]].append(run)
@@ -97,7 +97,7 @@ def noise(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def throughput(rows: Rows, accelerators: tuple[str, ...]) -> dict[str, Any]:
-    """ln samples/s per GPU and ln seconds of one eval round by layout; the pipeline bubble is divided out first."""
+    """ln samples/s per GPU and ln seconds of one eval round by layout, with the pipeline bubble divided out first."""
     rows = [r for r in rows if r["acc"] in accelerators and r["tp"] and r["thr"]]
     rows = [r for r in rows if r["submitter"] not in ("smc-ac-power", "smc-dc-power")]
     gpus, nodes, tp, cp, pp, gbs = (
@@ -108,7 +108,7 @@ def throughput(rows: Rows, accelerators: tuple[str, ...]) -> dict[str, Any]:
     which = np.array([[r["acc"] == a for a in accelerators] for r in rows], dtype=float)
     bubble = np.log1p((pp - 1) / (gbs / dp))
     rate = np.log(np.array([number(r, "thr") for r in rows]) / gpus) + bubble
-    # lstsq gives 0 to a column of zeros (no TP > 1, no v4.0), which says "no data" without a special case.
+    # lstsq gives 0 for a column of zeros (no TP > 1, no v4.0), which means "no data" without a special case.
     x = np.c_[which, np.log2(tp), np.log2(cp), np.log2(nodes), older]
     beta, *_ = np.linalg.lstsq(x, rate, rcond=None)
     names = [*accelerators, "log2_tp", "log2_cp", "log2_nodes", "v4.0"]

@@ -1,9 +1,9 @@
-"""The h100 study with its switches beside the former one, on simulated sites: ``python -m benchmarks.switches``.
+"""The h100 study with switches against the former one, on simulated sites: ``python -m benchmarks.switches``.
 
-The real driver on the virtual clock plays both files against sites whose switches are hidden from the search
-(:mod:`lora_tune_simulation.simulated_run`), with a budget of node-hours and four trials at a time. Of what
-each hands over in the end it prints the true score beside the published configuration's, and the share of what was
-there to win: the best score of the whole space, searched with the truth in hand.
+The real driver on the virtual clock runs both files against sites whose switches are hidden from the search
+(:mod:`lora_tune_simulation.simulated_run`), with a budget of node-hours and four concurrent trials. Prints the true
+score of each recommendation against the published configuration's, and the share of the possible gain: the best score
+of the whole space, searched with the true function.
 
     python -m benchmarks.switches 20 --first-site 101
 """
@@ -40,13 +40,13 @@ STUDIES = {"shipped": HERE.parent / "studies" / "h100.toml", "former": HERE / "r
 PUBLISHED: Mapping[str, object] = {
     "LR": 4e-4, "MAX_STEPS": 800, "WARMUP_STEPS": 0, "TP": 4, "PP": 1, "CP": 1, "MINIBS": 4, "MBS": 1, "SP": 1,
 }  # fmt: skip
-"""The published configuration; its switches are as where none is set."""
+"""The published configuration, with all switches at their defaults."""
 ROUNDS, TRIES = 3, 60
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One sweep: true score of what it hands over, node-hours, trials, and what it handed over."""
+    """One sweep: true score of its recommendation, node-hours, trials, probes, and the recommended values."""
 
     score: float
     hours: float
@@ -56,7 +56,7 @@ class Played:
 
 
 def simulated(text: str, surface: str, site: int, hours: float) -> str:
-    """A study file as it is, but for where it runs: on a simulated site, for so many node-hours."""
+    """A study file, moved to a simulated site with ``hours`` node-hours."""
     text = re.sub(r"\[workload\].*?(?=\n\[space\])", _where(surface), text, flags=re.DOTALL)
     return re.sub(r"node_hours = \d+", f"node_hours = {hours:g}", text).replace("seed = 1\n", f"seed = {site}\n")
 
@@ -67,7 +67,7 @@ def _where(surface: str) -> str:
 
 
 def play(name: str, site: int, hours: float, folder: Path) -> Played:
-    """One study on one site."""
+    """Run one study on one site."""
     surface = folder / f"site{site}.py"
     surface.write_text(
         f"from lora_tune_simulation.h100 import with_switches\n\nfunction = with_switches.variant({site})\n",
@@ -94,7 +94,7 @@ def _played(study: Study, records: StudyRecords | None, truth: SwitchedRun) -> P
 
 
 def best_score(truth: SwitchedRun, study: Study) -> float:
-    """The lowest true score of a study's space: of random points, each bettered one parameter at a time."""
+    """The lowest true score of a study's space: random points, each improved one parameter at a time."""
     from benchmarks.laboratory.problem import at_random
     from lora_tune.search.grey_box.features import from_unit
 

@@ -1,12 +1,12 @@
-"""Tables of real trials, shipped as surfaces or kept here: ``python -m benchmarks.tables [NAME...]`` shows them.
+"""Tables of real trials, shipped as surfaces or stored here: ``python -m benchmarks.tables [NAME...]`` prints them.
 
-``python -m benchmarks.tables --ship TABLE.npz NAME`` makes the compact file from what
-``python -m lora_tune_recipes.many_adapters`` wrote: losses rounded to 0.0001, columns of text and folders left out.
+``python -m benchmarks.tables --ship TABLE.npz NAME`` makes the compact file from the output of ``python -m
+lora_tune_recipes.many_adapters``: losses rounded to 0.0001, columns of text and folders omitted.
 
-Printed: how many of the grid's points reach a target with every seed, and how far apart those are, for a range of
-targets. A surface's target is the loss that a quarter of the points reach with every seed, rounded down to 0.01: good
-runs meet it amid their schedule, as MLPerf's do, and most points never do. Then, at that target, mean samples by
-learning rate, batch and schedule, the spread between seeds, and what warm-up costs in schedules of each length.
+Prints how many of the grid's points reach a target with every seed, and their spread, for a range of targets. A
+surface's target is the loss that a quarter of the points reach with every seed, rounded down to 0.01: good runs reach
+it in the middle of their schedule, as MLPerf's do, and most points never do. Then, at that target, mean samples by
+learning rate, batch and schedule, the spread between seeds, and the cost of warm-up for schedules of each length.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import numpy as np
 from lora_tune_simulation.tabular import TABLES, Array, Table, read_table
 
 SHARE = 0.25
-"""Of the grid's points that reach the target with every seed."""
+"""Share of the grid's points that reach the target with every seed."""
 EASIER = 0.1
-"""A target above the chosen one, which the shortest schedules reach too."""
+"""Distance above the chosen target of an easier one, which the shortest schedules reach too."""
 FOLDERS = ("MODEL", "DATADIR")
 SURFACES = ("lora_tiny", "lora_small")
 NAMES = (*SURFACES, "lora_warmup")
@@ -36,7 +36,7 @@ RECORDS = Path(__file__).parent / "records"
 
 
 def path_of(name: str) -> Path:
-    """Where a table lies: with the package where a surface replays it, else beside the other records."""
+    """File of a table: in the package if a surface uses it, else with the other records."""
     return (TABLES if name in SURFACES else RECORDS) / f"{name}.npz"
 
 
@@ -47,7 +47,7 @@ def chosen_target(table: Table) -> float:
 
 
 def compact(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays to ship of those that many_adapters wrote."""
+    """The arrays to ship, from those of many_adapters."""
     kept = {name: column for name, column in data.items() if column.dtype.kind in "iuf"}
     meta = json.loads(str(data["meta"]))
     meta["grid"] = {name: value for name, value in meta["grid"].items() if name not in FOLDERS}
@@ -57,7 +57,7 @@ def compact(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ship(source: Path, name: str) -> Path:
-    """Write the compact file of a full grid. Raises InputError when it is none."""
+    """Write the compact file of a full grid. Raises InputError for any other table."""
     read_table(source)
     path = path_of(name)
     path.parent.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ def ship(source: Path, name: str) -> Path:
 
 
 def show(name: str) -> None:
-    """Print what is in a table."""
+    """Print the contents of a table."""
     path = path_of(name)
     table = read_table(path)
     meta = json.loads(str(np.load(path)["meta"]))
@@ -90,8 +90,8 @@ def show(name: str) -> None:
 
 
 def crossings(table: Table, target: float) -> Array:
-    """Samples at which each curve crosses ``target`` [*axes, seeds], on a line between the two evals around it; NaN
-    where it does not, or before its first eval."""
+    """Samples at which each curve crosses ``target`` [*axes, seeds], interpolated between evals; NaN if it does not
+    cross, or crosses before its first eval."""
     reached = table.losses <= target
     at = np.maximum(np.argmax(reached, axis=-1), 1)[..., None]
     samples = np.broadcast_to(table.samples, table.losses.shape)
@@ -104,8 +104,8 @@ def crossings(table: Table, target: float) -> Array:
 
 
 def warmup_lost(table: Table, target: float) -> Array:
-    """By how many samples runs cross later than without warm-up, over those of the warm-up: [batch, warm-up, schedule,
-    learning rate] from geometric means over seeds; NaN where a seed does not cross."""
+    """Delay of the crossing by warm-up, in samples, relative to the samples of the warm-up: [batch, warm-up, schedule,
+    learning rate] from geometric means over seeds; NaN if a seed does not cross."""
     names = list(table.axes)
     found = np.exp(np.log(crossings(table, target)).mean(axis=-1))
     found = np.moveaxis(found, [names.index(n) for n in ("GBS", "WARMUP_STEPS", "MAX_STEPS")], [0, 1, 2])
@@ -128,7 +128,7 @@ def by_warmup(table: Table, target: float) -> None:
 
 
 def by_rate(table: Table, target: float) -> None:
-    """Mean samples to the target by learning rate (rows), batch and schedule (columns), the best warm-up each."""
+    """Mean samples to the target by learning rate (rows), batch and schedule (columns), with the best warm-up each."""
     found = table.stops(target)
     names = list(table.axes)
     rate = names.index("LR")
@@ -154,7 +154,7 @@ def by_rate(table: Table, target: float) -> None:
 
 
 def main() -> int:
-    """Make a compact table, or show those there are."""
+    """Make a compact table, or print the existing ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NAMES))
     parser.add_argument("--ship", type=Path, metavar="TABLE", help="make the shipped file NAME of this one")

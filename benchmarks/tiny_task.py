@@ -1,9 +1,9 @@
-"""How the shipped task answers to its knobs: ``python -m benchmarks.tiny_task``.
+"""Response of the shipped task to its parameters: ``python -m benchmarks.tiny_task``.
 
-Runs the PEFT recipe over a grid of LR x MAX_STEPS x WARMUP_STEPS to the last step, with no target, and reads from each
-whole curve when any target would have been met. Prints the date, the machine and its load, a table of steps and seconds
-to the target, the spread between the best and the worst that reach it, and what one trial costs from start to end, in
-seconds and in seconds of one core (which other programs on the machine hardly change).
+Runs the PEFT recipe over a grid of LR x MAX_STEPS x WARMUP_STEPS to the last step, without a target, and reads from
+each whole curve when it would reach any target. Prints the date, the machine and its load, a table of steps and seconds
+to the target, the spread between the best and the worst that reach it, and the cost of one trial from start to end, in
+wall-clock seconds and in seconds of one core (which other load on the machine hardly changes).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """wall: seconds from the start of the process to its end. core: seconds of processor time in them."""
+    """wall: seconds from the start of the process to its end. core: its processor seconds."""
 
     point: Point
     run: RunLog

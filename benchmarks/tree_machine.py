@@ -1,4 +1,4 @@
-"""What a node and its container hold, for trees of other people's: programs, a tiny training, image, data and model."""
+"""A simulated node and container for public submission trees: programs, a tiny training, image, data and model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ENGINE = Path(__file__).resolve().parent.parent / "tests" / "standins" / "docker_engine.sh"
 
-# What a node and the container have, and this machine has not. srun: without the options of Pyxis and without MPI.
+# Programs of the node and the container that this machine lacks. srun: without the options of Pyxis and without MPI.
 PROGRAMS = {
     "srun": 'if [ "$1" = --help ]; then echo --container-image; exit; fi\n'
     'for word; do case $word in --container-* | --no-container-* | --mpi=pm*) ;; *) kept+=("$word") ;; esac; done\n'
@@ -115,11 +115,11 @@ for samples in range((skipped + 1) * every, steps * batch + 1, every):
 emit("run_stop", loss, "INTERVAL_END", at=now, samples_count=last, status="success" if loss <= target else "aborted")
 '''
 IMAGE = {"run_and_time.sh": "#!/bin/bash\nexec python -u train.py\n"}
-"""Files that the container holds where the folder has none."""
+"""Files of the container, used if the folder lacks them."""
 
 
 def prepare(scratch: Path) -> dict[str, str]:
-    """Programs, container, data and model; returns the variables of every job."""
+    """Make programs, container, data and model; return the variables of every job."""
     values = {"srun": shutil.which("srun"), "python": sys.executable, "trainer": str(scratch / "trainer.py")}
     (scratch / "trainer.py").write_text(TRAINER)
     (scratch / "bin").mkdir()
@@ -139,6 +139,6 @@ def prepare(scratch: Path) -> dict[str, str]:
     (scratch / "data" / "model" / "config.json").write_text("{}")
     for weights in ("model/weights/shard", "data/model/model.safetensors"):
         with (scratch / weights).open("wb") as shard:
-            shard.truncate(140 * 10**9)  # sparse: takes no room
+            shard.truncate(140 * 10**9)  # sparse: uses no disk space
     path = f"{scratch / 'bin'}:{os.environ['PATH']}"
     return {"PATH": path, "OMP_NUM_THREADS": "1", "CLEAR_CACHES": "0"}

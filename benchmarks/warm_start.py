@@ -1,9 +1,9 @@
-"""``python -m benchmarks.warm_start [--seeds N]``: what old runs of other programs are worth to a search.
+"""``python -m benchmarks.warm_start [--seeds N]``: benefit for a search of old runs of other programs.
 
 The exports are those of the tests (``tests/logs/exports``: MLflow's folder and SQLite file, W&B's run files, written by
-those programs), of runs whose evals are known, and a storage that Optuna writes here, of twelve random trials of them.
-Each is read by ``ingest``; then the study's own sampler proposes, with and without them, from the same seeds. Printed:
-how far the best trial lies above the best there is, by trials run, and in how many seeds the warm search is better.
+those programs), of runs with known evals, and an Optuna storage made here from twelve random trials. ``ingest`` reads
+each; then the study's sampler proposes, with and without them, from the same seeds. Prints the excess of the best trial
+over the optimum, by trials run, and in how many seeds the warm search is better.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BEST = evals(1e-3, 16)[-1][1]
 
 
 def optuna_storage(file: Path) -> None:
-    """Random trials, as Optuna keeps them."""
+    """Store random trials with Optuna."""
     rng = np.random.default_rng(7)
 
     def loss(trial: optuna.Trial) -> float:
@@ -65,7 +65,7 @@ def optuna_storage(file: Path) -> None:
 
 
 def study_of(place: Path, seed: int) -> Study:
-    """The study with a seed of its search."""
+    """The study with this search seed."""
     file = place / "own.toml"
     file.write_text(TEXT.replace("SEED", str(seed)))
     return load_study(file)
@@ -82,7 +82,7 @@ def read(place: Path, source: Path) -> tuple[Observation, ...]:
 
 
 def regrets(study: Study, known: Sequence[Observation], seed: int) -> list[float]:
-    """How far the truth of the trial that looks best lies above the best there is, after each trial."""
+    """Excess of the true value of the apparently best trial over the optimum, after each trial."""
     own = optuna.create_study(sampler=make_sampler(study, lambda: tuple(known)))
     rng, space, truths, seen = np.random.default_rng(seed), study.search_space.distributions(), [], []
     for _ in range(TRIALS):
