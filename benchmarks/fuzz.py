@@ -282,7 +282,7 @@ def main() -> int:
         begin = time.process_time()
         try:
             wrong = test(chance, text)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the input that caused it is what is wanted
+        except Exception as error:  # noqa: BLE001  # any error is reported with its input
             wrong = f"{type(error).__name__}: {error}"
         spent = time.process_time() - begin
         slowest, fed = max(slowest, (spent, name)), fed + len(text)

@@ -214,7 +214,7 @@ def main() -> int:
             path.write_bytes(text)
             try:
                 targets[path][1]()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the input that caused it is what is wanted
+            except Exception as error:  # noqa: BLE001 - any error is reported with its input
                 print(f"input {number}, {path.name}: {type(error).__name__}: {error}\n{text[:2000].hex()}")
                 return 1
             path.write_bytes(room.whole[path])

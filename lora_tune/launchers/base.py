@@ -162,7 +162,7 @@ class Launcher(ABC):
         """
         return ()
 
-    def widen(self, jobs: int) -> None:  # noqa: B027 - most launchers keep no room
+    def widen(self, jobs: int) -> None:  # noqa: B027 - most launchers need no override
         """Allow up to ``jobs`` concurrent jobs from now on."""
 
     def shared_jobs(self) -> Sequence[SharedJob]:

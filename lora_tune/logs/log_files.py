@@ -61,7 +61,7 @@ def log_files(paths: Sequence[Path]) -> Iterator[LogFile]:
             if not path.exists():
                 raise InputError(f"{path}: there is no such file or folder; name logs, folders, .gz or tar files")
     for path in paths:
-        if os.path.isdir(path):  # noqa: PTH112 - False where it may not be asked, for which Path raises
+        if os.path.isdir(path):  # noqa: PTH112 - False without permission, where Path raises
             yield from _below(path)
         else:
             yield from _opened(path)

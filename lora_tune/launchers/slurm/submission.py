@@ -84,7 +84,7 @@ class _Submission(threading.Thread):
     def run(self) -> None:
         try:
             self.job_id = self._submit()
-        except BaseException as error:  # noqa: BLE001  # raised where the answer is asked for
+        except BaseException as error:  # noqa: BLE001  # raised again by PendingSubmissions.answer
             self.error = error
 
 
