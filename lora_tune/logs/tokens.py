@@ -450,8 +450,7 @@ def _matters(line: str) -> bool:
 
 
 def _heading(line: str, tokens: Sequence[Token]) -> str | None:
-    """Data set of the lines below: from a heading or a batch of an eval; "" after a word of training, None if
-    unchanged."""
+    """Data set of the lines below, by a heading or an eval's batch; "" after a word of training, None if unchanged."""
     if section := _SECTION.match(line):
         term = next((m[0].lower() for m in _SPLIT.finditer(section["name"])), "")
     elif _is_heading(line, tokens):
