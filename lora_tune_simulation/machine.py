@@ -129,7 +129,7 @@ def slope(gbs: int) -> float:
     return float(np.interp(math.log(gbs), [math.log(int(k)) for k in table], list(table.values())))
 
 
-KEPT_RUNS = 512
+CACHED_RUNS = 512
 """Most seeds whose noise is cached; more would take too much memory."""
 
 
@@ -148,7 +148,7 @@ def noisy_losses(median: Array, rng: np.random.Generator, runs: int) -> Array:
 
 def expected_losses(median: Array, runs: int) -> Array:
     """As :func:`noisy_losses`, with the fixed noise of the ground truth, the same for every configuration."""
-    noise = _kept_noise if runs <= KEPT_RUNS else _fixed_noise
+    noise = _kept_noise if runs <= CACHED_RUNS else _fixed_noise
     offset, white, spike = noise(runs, len(median))
     return np.asarray(median + offset + white + spike)
 

@@ -20,7 +20,7 @@ from lora_tune.config.space import Space
 from lora_tune.curves import Timing
 from lora_tune.logs.run import Eval
 from lora_tune.search import physics
-from lora_tune.search.grey_box.memory import Needs
+from lora_tune.search.grey_box.memory import MemoryPhysics
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, no_family, no_reference, public_family, rcp_mean
 from lora_tune.search.grey_box.sampler import GreyBoxSampler
 from lora_tune.search.observations import Observation
@@ -34,7 +34,7 @@ class GreyBox:
     def __init__(
         self, problem: Problem, seed: int, *, prior: tuple[Observation, ...] = (), probes: bool = True,
         capped: bool = True, sampler: type[GreyBoxSampler] = GreyBoxSampler,
-        needs: Needs | None = None,
+        needs: MemoryPhysics | None = None,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         normalised = getattr(problem.surface, "score", "") == "mlperf_score"
@@ -127,7 +127,7 @@ class ProductTpe(Luckiest):
 class Default(GreyBox):
     """The product's default sampler of studies with layouts or published results, with the product's own stopping."""
 
-    def __init__(self, problem: Problem, seed: int, *, needs: Needs | None = None) -> None:
+    def __init__(self, problem: Problem, seed: int, *, needs: MemoryPhysics | None = None) -> None:
         super().__init__(problem, seed, prior=published(problem), needs=needs, sampler=GreyBoxSampler)
         self._make = partial(self._make, start=problem.start)
         self._study.sampler = self._make()
@@ -161,7 +161,7 @@ def needs(problem: Problem) -> OtherStack | None:
     return OtherStack(problem.space, limit) if problem.published and limit is not None else None
 
 
-def ours(problem: Problem, seed: int, *, needs: Needs | None = None) -> GreyBox:
+def ours(problem: Problem, seed: int, *, needs: MemoryPhysics | None = None) -> GreyBox:
     """What the product does with a study that names no sampler."""
     known = problem.coordinates.layout is not None or bool(published(problem))
     return Default(problem, seed, needs=needs) if known else ProductTpe(problem, seed)

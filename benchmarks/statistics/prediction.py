@@ -35,7 +35,7 @@ def main() -> None:
 
 
 SPREADS = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
-"""Values of ``ELSEWHERE_CV`` from which each submitter's is picked, on all others."""
+"""Values of ``SUBMITTER_CV`` from which each submitter's is picked, on all others."""
 STATED = 0.9
 
 Pairs = dict[tuple[str, str], tuple[bool, float]]
@@ -59,7 +59,7 @@ def pairs(groups: dict[str, Sequence[PublicRun]], spread: float) -> Pairs:
         truth = score(benchmark, [r.minutes for r in own], [r.stop for r in own], own[0].gbs).minutes
         pace = [own[i] for i in rng.choice(len(own), PACED, replace=False)]
         for other in (others[at] for at in rng.permutation(len(others))[:OTHERS]):
-            with patch.object(scoring, "ELSEWHERE_CV", spread):
+            with patch.object(scoring, "SUBMITTER_CV", spread):
                 said = predict(
                     benchmark, [r.minutes for r in pace], [r.stop for r in pace], own[0].gbs,
                     borrowed=[r.stop for r in groups[other]],

@@ -98,7 +98,7 @@ def result_of(evals: Any, *, log: str = "", failed: str = "", over: bool = True)
     return Result(evals=tuple(rows), log=log, failed=failed, over=over)
 
 
-class Gate:
+class ProposalGate:
     """Wraps a search so that it proposes only after :meth:`open`: once, or up to the trial that answers a request."""
 
     def __init__(self, search: Any) -> None:
@@ -132,15 +132,15 @@ def refuse_other_launchers(study: Study) -> None:
 
 
 @contextlib.contextmanager
-def _driving(plan: DrivePlan, storage: str | None) -> Iterator[tuple[Driver, Gate, stores.Store]]:
+def _driving(plan: DrivePlan, storage: str | None) -> Iterator[tuple[Driver, ProposalGate, stores.Store]]:
     """The sweep's driver for one operation. Raises SweepBusyError while another driver runs."""
     refuse_other_launchers(plan.study)
     launcher = make_launcher(plan.study, plan.paths.packs)
     clock = make_clock(plan.study, launcher)
-    gates: list[Gate] = []
+    gates: list[ProposalGate] = []
 
     def gated(search: Proposer) -> Proposer:
-        gates.append(Gate(search))
+        gates.append(ProposalGate(search))
         return gates[-1]
 
     environment = Environment(launcher=launcher, clock=clock, view=Quiet(), pause=clock.sleep, search=gated, fixed=True)

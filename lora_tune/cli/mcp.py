@@ -26,7 +26,7 @@ from lora_tune.base.text import redact, visible
 from lora_tune.cli import ask_tell
 from lora_tune.cli.ask_tell import as_json as trial_json
 from lora_tune.cli.explain import trial_story
-from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, mark_left, plan_of, sweep_paths
+from lora_tune.cli.options import STORAGE_VARIABLE, Review, load_review, plan_of, sweep_paths, unresolved_mark
 from lora_tune.cli.status import SweepCondition, SweepSnapshot
 from lora_tune.cli.steer import current_user, enqueueing
 from lora_tune.cli.verdict import arm_verdict, shown
@@ -94,7 +94,7 @@ class AgentTools:
             self._write_study(file, command or [], log, text)
         written = file.read_text(encoding="utf-8")
         cut = f"{len(written) - TEXT} characters of {file} left out; edit it there" if len(written) > TEXT else None
-        return {"file": str(file), "to_decide": mark_left(written) or None, "cut": cut, "text": written[:TEXT]}
+        return {"file": str(file), "to_decide": unresolved_mark(written) or None, "cut": cut, "text": written[:TEXT]}
 
     def study(self, study: str = "") -> dict[str, Any]:
         """What a study tunes: objective, target, parameters with their ranges, budget and price, launcher, sampler,
@@ -280,7 +280,7 @@ class AgentTools:
 
     def _plan(self, study: str) -> DrivePlan:
         file = find_study(self._named(study))
-        if mark := mark_left(file.read_text(encoding="utf-8")):
+        if mark := unresolved_mark(file.read_text(encoding="utf-8")):
             raise InputError(f"{file.name}: {mark}; call init with the corrected text")
         return plan_of(file, load_study(file), {}, self._output)
 

@@ -389,7 +389,7 @@ def feedback_if_known(store: stores.Store, name: str) -> Feedback:
 _MARK = re.compile(r"^\s*#.*\bEDIT:\s*(?P<what>.*\S)")
 
 
-def mark_left(text: str) -> str:
+def unresolved_mark(text: str) -> str:
     """How to resolve the first ``EDIT`` comment that ``init`` left in a study's text; "" if there is none."""
     for number, line in enumerate(text.splitlines(), start=1):
         if mark := _MARK.match(line):
@@ -399,7 +399,7 @@ def mark_left(text: str) -> str:
 
 def refuse_marks(file: Path) -> None:
     """Raise StudyError if an ``EDIT`` mark of ``init`` is left."""
-    if mark := mark_left(file.read_text(encoding="utf-8")):
+    if mark := unresolved_mark(file.read_text(encoding="utf-8")):
         raise StudyError(file, "", mark)
 
 
@@ -426,7 +426,7 @@ def plan_of(
     )
 
 
-def laid_over(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def study_overrides(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The study overrides of the command line, by section; unset options are omitted."""
     laid = {
         "budget": {

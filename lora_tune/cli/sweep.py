@@ -22,13 +22,13 @@ from lora_tune.cli.logs import check_logs
 from lora_tune.cli.options import (
     command_line,
     feedback_if_known,
-    laid_over,
-    mark_left,
     plan_of,
     refuse_marks,
+    study_overrides,
     typed,
+    unresolved_mark,
 )
-from lora_tune.config.holding import study_holding
+from lora_tune.config.holding import with_extended_space
 from lora_tune.config.space import range_text
 from lora_tune.config.spent import counts_node_hours
 from lora_tune.config.study import Study, closed_violations, find_study, load_study, secrets_written_in
@@ -83,7 +83,7 @@ def run(study_name: str, dry_run: bool, quiet: bool, as_json: bool, **options: A
         raise errors.InputError("--log goes with --dry-run, which starts nothing")
     file = find_study(study_name)
     from_file = load_study(file)
-    study_options = laid_over(options)
+    study_options = study_overrides(options)
     study = from_file.with_options(study_options)
     for key in secrets_written_in(from_file):
         name = key.rpartition(".")[2]
@@ -269,13 +269,13 @@ def print_proposals(plan: DrivePlan) -> None:
         remarks = preflight_warnings(workload, study, paths)
     except (errors.SetupError, errors.StudyError) as error:
         remarks = [f"no trial would run: {error}"]
-    if mark := mark_left(plan.file.read_text(encoding="utf-8")):
+    if mark := unresolved_mark(plan.file.read_text(encoding="utf-8")):
         remarks = [f"no trial would run: {mark}", *remarks]
     click.echo("".join(f"# {' '.join(remark.split())}\n" for remark in remarks), nl=False)
     if launcher_kind(study.site).slurm:
         click.echo(f"# {inherited_variables(os.environ)}")
     begin = _start(workload)
-    study = study_holding(study, begin.tuned if begin else None, _unread(workload))
+    study = with_extended_space(study, begin.tuned if begin else None, _unread(workload))
     session = Session(study, start=begin)
     click.echo("".join(f"# {line}\n" for line in _outline(study, begin)), nl=False)
     click.echo("".join(f"# stage {at}, {line}\n" for at, line in enumerate(session.plan(), 1)), nl=False)

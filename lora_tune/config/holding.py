@@ -79,10 +79,10 @@ class _Holding(Study):
 
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> Study:
         """See Study.with_options; the copy's space contains the point, too."""
-        return study_holding(super().with_options(options), self._point, self._unread)
+        return with_extended_space(super().with_options(options), self._point, self._unread)
 
 
-def study_holding(study: Study, tuned: Mapping[str, Value] | None, unread: Collection[str] = ()) -> Study:
+def with_extended_space(study: Study, tuned: Mapping[str, Value] | None, unread: Collection[str] = ()) -> Study:
     """The study, with the same hash, whose space contains the point ``tuned``; None: the study itself.
 
     unread: parameters that are reduced to one value.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from lora_tune.base.errors import InputError, SetupError
-from lora_tune.config.holding import study_holding
+from lora_tune.config.holding import with_extended_space
 from lora_tune.config.study import Study, parse_study, study_changes
 from lora_tune.controller.conclusion import PLAUSIBLE_VERDICTS
 from lora_tune.store.records import StudyRecords, Trial
@@ -39,7 +39,7 @@ def with_base(
     """
     measured = None if anew and begin is not None else base_trial(sweep)
     first = begin.tuned if begin is not None and (anew or not sweep.trials) else None
-    return study_holding(study, first if measured is None else measured.tuned, unread)
+    return with_extended_space(study, first if measured is None else measured.tuned, unread)
 
 
 def edited(workload: Workload) -> str:

@@ -33,7 +33,7 @@ SURVEY_SECONDS = 600.0
 """Interval between searches for them."""
 
 
-class Orphans:
+class OrphanJobs:
     """Searches the launcher's jobs in the sweep's folder, if the launcher can list them."""
 
     def __init__(self, launcher: Launcher, paths: SweepPaths, events: EventLog) -> None:
@@ -63,7 +63,7 @@ class Orphans:
 
 __all__ = ["Clock", "Dependencies", "Driver", "Outcome", "Proposer", "RealClock", "View", "proposal"]
 
-SHOWINGS = 3
+PROJECTION_ATTEMPTS = 3
 """Attempts to publish the records to other programs at the end of a run."""
 
 
@@ -108,7 +108,7 @@ class Driver:
         self._records = SweepRecords(
             dependencies.store, lease, self._work.sweep, paths, self._events, self._now, lambda: self.requests
         )
-        self._orphans = Orphans(dependencies.launcher, paths, self._events)
+        self._orphans = OrphanJobs(dependencies.launcher, paths, self._events)
         self._submissions = Submissions(study, paths, dependencies, self._work, self._jobs, self._events, self._save)
         self._proposals = Proposals(
             dependencies, self._work, self._submissions, self._events, may_ask=self._may_ask, save=self._save,
@@ -275,7 +275,7 @@ class Driver:
 
     def _show_at_last(self) -> None:
         """As :meth:`_show`, with retries, because no later tick repeats it."""
-        for left in reversed(range(SHOWINGS)):
+        for left in reversed(range(PROJECTION_ATTEMPTS)):
             if self._records.away or not (problem := self._show()):
                 return
             if left:

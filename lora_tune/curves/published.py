@@ -42,7 +42,7 @@ class StallVerdict:
     reason: str = ""
 
 
-GO_ON = StallVerdict(False, "")
+CONTINUE = StallVerdict(False, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +98,10 @@ def outside(
     family = envelope.family
     scaled = _excesses(usable, family)[-IN_A_ROW:]
     if len(scaled) < IN_A_ROW or float(scaled.min()) <= envelope.limit(rate, shown):
-        return GO_ON
+        return CONTINUE
     above = float((usable.loss[-IN_A_ROW:] - family.loss_at(usable.samples[-IN_A_ROW:])).min())
     if family.samples_at(target - above) < LEAST_DELAY * family.samples_at(target):
-        return GO_ON
+        return CONTINUE
     share = envelope.rate_of(float(scaled.min()) - higher(shown))
     return StallVerdict(
         True,

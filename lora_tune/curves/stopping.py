@@ -26,7 +26,7 @@ from lora_tune.curves.comparison import (
     compared_run,
 )
 from lora_tune.curves.points import Points, first_reached, usable_samples
-from lora_tune.curves.published import GO_ON, PUBLISHED_STEP, Envelope, StallVerdict, every, outside
+from lora_tune.curves.published import CONTINUE, PUBLISHED_STEP, Envelope, StallVerdict, every, outside
 from lora_tune.logs.run import Eval
 
 BLOW_UP = 10.0
@@ -82,18 +82,18 @@ def verdict(
     stopped.
     """
     if not evals or first_reached(evals, target) is not None:
-        return GO_ON
+        return CONTINUE
     run = compared_run(evals, length=length, task=task)
     at = max((e.samples for e in evals if usable_samples(e.samples)), default=0.0)
     if not at or (length is not None and at >= length * (1 - 1e-9)):
-        return GO_ON
+        return CONTINUE
     alike = [r for r in evidence.finished if r.task == task]
     level = target if math.isfinite(target) else min((r.lowest for r in alike), default=target)
     reached = [r for r in alike if math.isfinite(r.stop(level))]
     if why := _diverged(evals, run, level, reached, evidence.unit):
         return StallVerdict(True, f"diverged: {why}", "diverged")
     if at < evidence.no_verdict_before:
-        return GO_ON
+        return CONTINUE
     late = run.curve.samples >= evidence.no_verdict_before
     run = replace(run, curve=Points(run.curve.samples[late], run.curve.loss[late]))
     if evidence.published is not None:
@@ -101,7 +101,7 @@ def verdict(
     compared = compare(run, alike, target=target, rate=evidence.rate, count=evidence.count)
     if compared.outside:
         return _worse_than_the_best(compared, evidence)
-    return _out_of_reach(run, target, reached, evidence.unit) if math.isfinite(target) else GO_ON
+    return _out_of_reach(run, target, reached, evidence.unit) if math.isfinite(target) else CONTINUE
 
 
 def _worse_than_the_best(compared: Comparison, evidence: Evidence) -> StallVerdict:
@@ -180,15 +180,15 @@ def for_rising_metric(sentence: str, kept: float, shown: float) -> str:
 def _out_of_reach(run: ComparedRun, target: float, references: Sequence[ComparedRun], unit: str) -> StallVerdict:
     """The verdict without enough references to compare with: no similar run fell so far in so little training."""
     if run.length is None or not len(run.curve.samples):
-        return GO_ON
+        return CONTINUE
     now = float(run.curve.samples[-1])
     left, needed = run.length - now, float(run.curve.loss.min()) - target
     references = [r for r in references if _alike(r, run) and r.curve.samples[0] <= now]
     if len(references) < FEWEST or left > now:
-        return GO_ON
+        return CONTINUE
     fall = max(furthest_fall(r.curve, left) for r in (run, *references))
     if not fall > 0 or needed <= OUT_OF_REACH * fall:
-        return GO_ON
+        return CONTINUE
     to_go = counted(left, unit)
     why = f"{needed:.4g} above {target:g} with {to_go} to go, in which no good run fell more than {fall:.4g}"
     return StallVerdict(True, f"stalled: {why}", "stalled")

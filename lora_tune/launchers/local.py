@@ -30,7 +30,7 @@ from lora_tune.launchers.files import pickle_folder, secret_values
 from lora_tune.launchers.job_records import JobRecords, ProcessRecord, describe, read_pauses, read_records
 from lora_tune.launchers.job_runner import Command, command_record, read_command, run_job
 from lora_tune.launchers.processes import kill_strays
-from lora_tune.store.leases import Patience
+from lora_tune.store.leases import StaleLeaseDetector
 from lora_tune.workloads.base import Job
 
 
@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
         self._gpus, self._gpus_of_job, self._visible, self._shared = tuple(gpus), gpus_of_job, visible, shared
         self._busy: dict[str, tuple[str, ...]] = {}
         self._children: dict[str, Any] = {}
-        self._patience = Patience()
+        self._patience = StaleLeaseDetector()
 
     def submit(self, job: Job) -> str:
         """Start the job; its id is the process id of submitit's controller."""

@@ -78,7 +78,7 @@ PACE_CV = (0.002, 1.0)
 FAILURE_PRIOR = (0.1, 9.9)
 """Beta prior of the chance that a run does not converge: mean 1%, weight 10 runs. One of 1,050 public runs did not."""
 
-ELSEWHERE_CV = 0.035
+SUBMITTER_CV = 0.035
 """Relative sd of mean samples to target between submitters of one configuration, beyond the scatter of their runs.
 Fitted on half of the public submissions; intervals cover the other half at the stated rate
 (``benchmarks.statistics --part prediction``)."""
@@ -125,7 +125,7 @@ def predict(
     whole ``interval``s. Minutes follow samples by ``MARGINAL``, with a residual of prior ``PACE_CV`` updated by these
     runs. Fewer runs than a submission has are its first ones; otherwise all of its runs are drawn anew.
     borrowed: progress at which another submitter's runs of another configuration of this batch converged: the
-    submission is of that one, at this machine's pace, with an extra sd of ``ELSEWHERE_CV``. The same seed gives the
+    submission is of that one, at this machine's pace, with an extra sd of ``SUBMITTER_CV``. The same seed gives the
     same result. Raises ValueError without a run or for different lengths.
     """
     if not minutes or len(minutes) != len(samples):
@@ -139,7 +139,7 @@ def predict(
     means, scores = _olympic(drawn, failed), _olympic(times, failed)
     finite = np.isfinite(scores)
     if not finite.any():
-        return _hopeless(len(samples), unconverged)
+        return _certain_failure(len(samples), unconverged)
     against = benchmark.reference(gbs)
     factor = np.ones(DRAWS) if against is None else np.maximum(1.0, against.mean / means)
     passes = 0.0 if against is None else float(((means >= against.fastest) & np.isfinite(means)).mean())
@@ -165,7 +165,7 @@ def _submissions(
     """Samples, minutes and whether the run fails, each [DRAWS, runs], of simulated submissions."""
     kept = len(samples) + unconverged if len(samples) + unconverged < runs and not len(borrowed) else 0
     if len(borrowed):
-        drawn = _draw_samples(borrowed, interval, usual, runs, rng, ELSEWHERE_CV)
+        drawn = _draw_samples(borrowed, interval, usual, runs, rng, SUBMITTER_CV)
     else:
         drawn = _draw_samples(samples, interval, usual, runs - kept, rng)
     times = _draw_minutes(samples, clock, drawn, rng)
@@ -178,7 +178,7 @@ def _submissions(
     return drawn, times, np.concatenate([np.tile(lost, (DRAWS, 1)), failed], axis=1)
 
 
-def _hopeless(runs: int, unconverged: int) -> Prediction:
+def _certain_failure(runs: int, unconverged: int) -> Prediction:
     """The forecast if every simulated submission has more than one run that does not converge."""
     return Prediction(
         runs, 0.0, 0.0, 1.0, math.inf, math.inf, math.inf,
@@ -251,7 +251,7 @@ FUTURES = 8
 """Simulated outcomes of the further runs."""
 
 
-def narrowed(
+def interval_after_more_runs(
     benchmark: Benchmark, minutes: Sequence[float], samples: Sequence[float], gbs: int, more: int
 ) -> tuple[float, float]:
     """Width of the 90% interval of the score in minutes, now and expected after ``more`` further runs.

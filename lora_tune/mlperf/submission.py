@@ -433,7 +433,10 @@ def chance(s: Submission, nodes: int, borrowed: Sequence[Submission] = ()) -> li
     lines = [expected.sentence, _against(benchmark, mean(samples), int(batch))]
     lines += [f"P(all checks) is 0 as these logs are: {bars[0].removeprefix(REFUSED).strip()}"] if bars else []
     lines += _further(benchmark, s, minutes, samples, int(batch), nodes)
-    return lines + [_taken_over(benchmark, other, minutes, samples, int(batch), expected.minutes) for other in borrowed]
+    return lines + [
+        _with_their_hyperparameters(benchmark, other, minutes, samples, int(batch), expected.minutes)
+        for other in borrowed
+    ]
 
 
 def _against(benchmark: Benchmark, needed: float, batch: int) -> str:
@@ -457,7 +460,7 @@ def _further(
         [f"{lacking} more of {benchmark.runs} runs are needed: {lacking * cost:.3g} node-hours"] if lacking > 0 else []
     )
     more = min(max(1, round(1 / cost)), MOST_MORE)
-    now, later = score.narrowed(benchmark, minutes, samples, batch, more)
+    now, later = score.interval_after_more_runs(benchmark, minutes, samples, batch, more)
     what = "a further node-hour is" if cost <= 1 else f"{cost:.3g} further node-hours are"
     if math.isfinite(now) and math.isfinite(later):
         lines.append(
@@ -470,7 +473,7 @@ MOST_MORE = 20
 """Most further runs in a forecast."""
 
 
-def _taken_over(
+def _with_their_hyperparameters(
     benchmark: Benchmark, other: Submission, minutes: Sequence[float], samples: Sequence[float], batch: int, own: float
 ) -> str:
     """Forecast with another submitter's hyperparameters at this machine's pace."""

@@ -29,7 +29,7 @@ FEWEST = 2
 """Minimum trials at one batch size for a comparison with the reference convergence."""
 
 
-def taken_back(study: Study, sweep: StudyRecords) -> Advice | None:
+def rcp_normalised_gain(study: Study, sweep: StudyRecords) -> Advice | None:
     """Trials that converge in fewer samples than the reference, to which the score is normalised.
 
     A lower learning rate then costs nothing while the mean stays below the reference, and gives steadier runs.
@@ -59,7 +59,7 @@ def taken_back(study: Study, sweep: StudyRecords) -> Advice | None:
     return None
 
 
-RULES_OF_MLPERF: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (taken_back,)
+RULES_OF_MLPERF: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (rcp_normalised_gain,)
 
 
 __all__ = ["Advice", "advise"]
@@ -89,7 +89,7 @@ def _failing(study: Study, value: FailingValue) -> Advice:
     )
 
 
-DEAR = 0.2
+EXPENSIVE_EVALS = 0.2
 """Maximum acceptable share of evals in the time to the target."""
 RARE = 0.2
 """Maximum eval interval as a share of the samples to the target; on average half an interval is lost."""
@@ -136,7 +136,7 @@ def _layout(trial: Trial) -> str:
     return " ".join(f"{n}{trial.parameters[n]}" for n in names) or batch_text(trial.parameters) or "this script"
 
 
-def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:
+def evals_expensive(study: Study, sweep: StudyRecords) -> Advice | None:
     """Evals take a large share of the time to the target."""
     shares = []
     for trial in reached(sweep):
@@ -144,7 +144,7 @@ def evals_too_dear(study: Study, sweep: StudyRecords) -> Advice | None:
         if each and trial.seconds and trial.samples:
             count = sum(e.samples <= trial.samples for e in sweep.last_evals(trial.number))
             shares.append(count * each / trial.seconds)
-    if not shares or median(shares) <= DEAR:
+    if not shares or median(shares) <= EXPENSIVE_EVALS:
         return None
     do = "evaluate more rarely or start later" if study.division == "open" else (
         "in the closed division the interval is fixed; use a layout that evaluates faster, or a larger eval batch"
@@ -323,7 +323,7 @@ def nothing_gained(study: Study, sweep: StudyRecords) -> Advice | None:
 
 MACHINE_RULES: tuple[Callable[[Study, StudyRecords], Advice | None], ...] = (
     out_of_memory,
-    evals_too_dear,
+    evals_expensive,
     evals_too_rare,
     slower_than_published,
     bad_node,

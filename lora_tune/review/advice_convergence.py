@@ -100,7 +100,7 @@ def rate_off(study: Study, sweep: StudyRecords, *, high: bool) -> Advice | None:
     """The loss does not fall, or is not finite, at learning rates above (high) or below those that reach the target."""
     flat, good = _flat_from_the_start(study, sweep), [r for t in reached(sweep) if (r := learning_rate(t)) is not None]
     limit = (max if high else min)(good, default=math.nan)
-    off = [(t, r) for t, r in flat if (r != limit and (r > limit) is high if good else _restless(sweep, t) is high)]
+    off = [(t, r) for t, r in flat if (r != limit and (r > limit) is high if good else _is_noisy(sweep, t) is high)]
     if not off:
         return None
     numbers, nearest = tuple(t.number for t, _ in off), (min if high else max)(r for _, r in off)
@@ -119,7 +119,7 @@ def rate_off(study: Study, sweep: StudyRecords, *, high: bool) -> Advice | None:
     )
 
 
-def _restless(sweep: StudyRecords, trial: Trial) -> bool:
+def _is_noisy(sweep: StudyRecords, trial: Trial) -> bool:
     """Whether a curve jumps or becomes non-finite, as with too high a learning rate."""
     evals = sweep.last_evals(trial.number)
     return any(not math.isfinite(e.loss) for e in evals) or _rises(evals) >= RISES

@@ -496,7 +496,7 @@ def _lanes(on_nodes: Sequence[Stay]) -> tuple[list[int | None], list[str], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Purchase:
+class SpendingPoint:
     """A finished trial, with the node-hours spent by all trials that had ended by then."""
 
     trial: Trial
@@ -505,7 +505,7 @@ class Purchase:
     """Best objective so far."""
 
 
-def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
+def spending_points(study: Study, sweep: StudyRecords) -> list[SpendingPoint]:
     """Finished trials by end time, with node-hours spent and best objective so far."""
     objective = objective_of(study)
     spent, best = 0.0, None
@@ -518,13 +518,13 @@ def purchases(study: Study, sweep: StudyRecords) -> list[Purchase]:
         value = trial.metrics.objective if trial.verdict is Verdict.REACHED else None
         if value is not None:
             best = value if best is None or objective.better(value, best) else best
-        bought.append(Purchase(trial, spent, best))
+        bought.append(SpendingPoint(trial, spent, best))
     return bought
 
 
 def spending(study: Study, sweep: StudyRecords) -> Chart | None:
     """Best objective so far against node-hours spent; None before a trial reached the target."""
-    bought = purchases(study, sweep)
+    bought = spending_points(study, sweep)
     bests = [p.best for p in bought if p.best is not None]
     if not bests:
         return None

@@ -174,7 +174,7 @@ APART = ("GBS", "NODES")
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class ChangeGain:
     """The gain of one change given all others.
 
     share: of the time to the target that it saves. sd: its standard deviation.
@@ -197,7 +197,7 @@ def changes(base: Trial, trial: Trial) -> list[Difference]:
     return differences(before, after)
 
 
-def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list[Worth]:
+def change_gains(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list[ChangeGain]:
     """Gain of each tuned parameter that ``trial`` changes: the cost of undoing it alone; largest first.
 
     Estimated by the search's model from all trials, with its uncertainty, because single runs are too noisy. Empty if
@@ -216,7 +216,7 @@ def worths(study: Study, sweep: StudyRecords, base: Trial, trial: Trial) -> list
     whole = study.search_space.conditions.complete(trial.tuned)
     undone = [{**whole, n: base.tuned[n]} for n in names]
     compared = sampler.compared(in_memory(study, sweep, sampler), whole, undone)
-    costs = [Worth(n, c.share, c.sd) for n, c in zip(names, compared, strict=False)]
+    costs = [ChangeGain(n, c.share, c.sd) for n, c in zip(names, compared, strict=False)]
     return sorted(costs, key=lambda worth: -worth.share)
 
 
@@ -230,7 +230,7 @@ def change_lines(study: Study, sweep: StudyRecords, trial: Trial) -> Iterator[st
         return
     name, changed = base.metrics.base, changes(base, trial)
     yield f"trial {trial.number} against {name} (trial {base.number}): {_measured(study, base, trial)}"
-    worth = {w.name: w for w in worths(study, sweep, base, trial)}
+    worth = {w.name: w for w in change_gains(study, sweep, base, trial)}
     layout = next((n for n, p in study.space.items() if p.type == "layout"), "")
     for change in changed:
         known = worth.get(change.name)

@@ -17,7 +17,7 @@ from lora_tune.curves.family import LARGEST_EXPONENT, Family
 from lora_tune.curves.forecast import Forecast, chance_text, forecast
 from lora_tune.curves.phases import second_phase
 from lora_tune.curves.points import first_reached, usable_loss, usable_samples
-from lora_tune.curves.published import GO_ON, StallVerdict
+from lora_tune.curves.published import CONTINUE, StallVerdict
 from lora_tune.curves.timing import Timing
 from lora_tune.logs.run import Eval
 from lora_tune.search.noise import Noise
@@ -84,7 +84,7 @@ def cap(
     waits for ``FEWEST_HEALED`` evals after that. Accepts any evals and never raises.
     """
     if first_reached(evals, target) is not None:
-        return GO_ON
+        return CONTINUE
     limit = incumbent.upper_quantile(1 - risk / 2)
     most = f"{100 * (1 - risk / 2):.3g}% of runs of {incumbent.name}"
     if now_seconds > limit:
@@ -92,11 +92,11 @@ def cap(
     usable = [e for e in evals if usable_loss(e.loss) and usable_samples(e.samples)]
     fewest = FEWEST_HEALED if healing > 0 else FEWEST_EVALS
     if family is None or not math.isfinite(limit) or len(second_phase(usable, healing)) < fewest:
-        return GO_ON
+        return CONTINUE
     ahead = forecast(usable, target, family=family, quantum=quantum, healing=healing)
     chance = _chance_within(ahead, usable[-1], timing, limit) if ahead.stops else None
     if chance is None or chance >= risk / 2:
-        return GO_ON
+        return CONTINUE
     within = f"within {limit:.0f} s, the time that {most} stay under"
     return _capped(f"the chance of reaching {target:g} {within}, is {chance_text(chance)}")
 

@@ -42,7 +42,7 @@ LATE = 0.5
 USUAL_WEIGHT = 6
 """Weight of the prior ``PACE_SD``, in comparisons of runs."""
 
-BLIND = 10.0
+NO_PROGRESS_SLOWDOWN = 10.0
 """Slowdown assumed for a run without an eval or train loss so far if others of the same work have some; delays its
 cap."""
 
@@ -106,7 +106,7 @@ class _EqualWork:
         for run, value in zip(self.runs, values, strict=True):
             run.machine = float(value)
 
-    def take_over(self, known: dict[Nodes, list[tuple[float, float]]], tolerance: float) -> None:
+    def align(self, known: dict[Nodes, list[tuple[float, float]]], tolerance: float) -> None:
         """Align with other works by the states of shared nodes. known: (time, state) by nodes, sorted; extended by this
         work.
 
@@ -148,13 +148,13 @@ class MachinePace:
     states: dict[Nodes, Sequence[tuple[float, float]]]
 
     def now(self, study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
-        """Slowdown of a running trial; 1 if unknown, ``BLIND`` if it should have shown progress."""
+        """Slowdown of a running trial; 1 if unknown, ``NO_PROGRESS_SLOWDOWN`` if it should have shown progress."""
         group = self.equal_work(study, trial, run.evals)
         if group is None:
             return self.on_nodes(sweep, trial)
         points = _running(study, trial, run)
         if not points:
-            return BLIND
+            return NO_PROGRESS_SLOWDOWN
         return float(group.times_slower([points])[0]) * math.exp(group.at)
 
     def equal_work(self, study: Study, trial: Trial, evals: Sequence[Eval] = ()) -> _EqualWork | None:
@@ -183,7 +183,7 @@ def machine_pace(study: Study, sweep: StudyRecords) -> MachinePace:
 def slowdown(study: Study, sweep: StudyRecords, trial: Trial, run: RunLog) -> float:
     """Slowdown of a running trial against the reference pace; at least 1.
 
-    1 if unknown. A run without progress, where others of the same work have some, has ``BLIND``.
+    1 if unknown. A run without progress, where others of the same work have some, has ``NO_PROGRESS_SLOWDOWN``.
     """
     return max(1.0, machine_pace(study, sweep).now(study, sweep, trial, run))
 
@@ -333,7 +333,7 @@ def _join(pace: MachinePace, part: Sequence[_EqualWork], tolerance: float, scatt
     """Align the works of one set to one reference, and record the slowdowns."""
     known: dict[Nodes, list[tuple[float, float]]] = defaultdict(list)
     for group in part:
-        group.take_over(known, tolerance)
+        group.align(known, tolerance)
     _to_fastest(part, known, tolerance)
     middles = _other_nodes(known, scatter)
     compared = (run for group in part for run in group.runs if len(group.runs) > 1)

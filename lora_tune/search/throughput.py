@@ -35,7 +35,7 @@ CANDIDATES = 600
 """Random candidates per proposal, in addition to neighbours of the fastest points."""
 FASTEST = 5
 """Number of fastest points whose neighbours are candidates."""
-DOOMED = 0.9999
+EXCLUDED_RISK = 0.9999
 """Risk of a point that needs at least the memory of one that ran out of it."""
 DEATH_SHARE = 0.5
 """Cost of an out-of-memory run relative to a successful one: it ends before it is measured."""
@@ -185,7 +185,7 @@ def risk_of(model: SearchModel, points: Sequence[Values]) -> Array:
     if not died:
         return risk
     x, dead = (np.array([c.memory_features(v) for v in rows]) for rows in (points, died))
-    return np.where(needs_as_much(x, dead, c.memory_labels), np.maximum(risk, DOOMED), risk)
+    return np.where(needs_as_much(x, dead, c.memory_labels), np.maximum(risk, EXCLUDED_RISK), risk)
 
 
 def candidates(

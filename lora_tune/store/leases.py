@@ -47,7 +47,7 @@ def is_gone(owner: str) -> bool:
 _OWNER = re.compile(r"(\S+) pid ([0-9]{1,9}) start ([0-9]+)(?: in (\S+))?")
 
 
-class Patience:
+class StaleLeaseDetector:
     """Detects leases that are no longer renewed, by the monotonic clock, so that host clocks need not agree.
 
     A lease with the same token and renewal time for LEASE_SECONDS has no living owner.
@@ -65,7 +65,7 @@ class Patience:
         return steady - since >= LEASE_SECONDS
 
 
-def try_lease(store: Store, name: str, patience: Patience, now: float, gone: str = "") -> Lease | None:
+def try_lease(store: Store, name: str, patience: StaleLeaseDetector, now: float, gone: str = "") -> Lease | None:
     """The lease, or None while another driver holds it; ``gone`` as in :func:`take_lease`. Raises StoreError."""
     held = store.held(name)
     dead = patience.dead(name, held, time.monotonic())
@@ -80,7 +80,7 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], echo: Call
 
     Also waits for a database that does not answer.
     """
-    patience, printed, before = Patience(), "", ""
+    patience, printed, before = StaleLeaseDetector(), "", ""
     while True:
         try:
             held = store.held(name)
@@ -89,7 +89,7 @@ def wait_for_lease(store: Store, name: str, now: Callable[[], float], echo: Call
             sentence = f"standby: {name} is driven by {held.who}" if lease is None else ""
         except StoreError as error:
             # The lease may have been renewed while it could not be read.
-            lease, sentence, patience = None, f"standby: {error}", Patience()
+            lease, sentence, patience = None, f"standby: {error}", StaleLeaseDetector()
         if lease is not None:
             return lease, before
         if sentence != printed:

@@ -14,15 +14,15 @@ from lora_tune.workloads.proposed_space import Option
 _OVERWRITES = "configurator"
 
 
-def constants(text: str, laid_over: Sequence[str] = ()) -> list[Option]:
+def constants(text: str, overriding: Sequence[str] = ()) -> list[Option]:
     """The script's constants as options ``--name=value``; empty if no configurator would override them.
 
-    text: the script. laid_over: texts of the Python files in its command, which override some of them.
+    text: the script. overriding: texts of the Python files in its command, which override some of them.
     """
     values = dict(_assigned(text, until=_OVERWRITES))
     if not values:
         return []
-    for other in laid_over:
+    for other in overriding:
         values |= {name: value for name, value in _assigned(other) if name in values}
     return [Option(flag=f"--{name}", value=str(value)) for name, value in values.items()]
 

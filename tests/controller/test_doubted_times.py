@@ -14,7 +14,7 @@ from lora_tune.controller.acceptance import implausibility
 from lora_tune.launchers.base import JobState, JobStatus
 from lora_tune.logs.failures import FailureKind
 from lora_tune.logs.run import Eval, RunLog
-from lora_tune.search.pace import BLIND
+from lora_tune.search.pace import NO_PROGRESS_SLOWDOWN
 from lora_tune.store.records import StudyRecords, Verdict
 from tests.controller.test_driver import House
 from tests.fakes import FakeClock, FakeCluster, Script, command_study, record
@@ -105,7 +105,7 @@ def test_a_pace_that_no_trial_of_equal_work_has_is_doubted() -> None:
     assert "came after 1.0 s, which took 10.0 s or more in every trial of equal work" in doubt.line
     assert implausibility(STUDY, known, running(LR=3e-4, HIDDEN=8), ENDED, quick, 0) is None, "another work"
     assert implausibility(STUDY, known, trial, ENDED, paced(0.4, 20), 0) is None, "twice is no wonder"
-    assert implausibility(STUDY, known, trial, ENDED, paced(BLIND, 20), 0) is None, "not the best"
+    assert implausibility(STUDY, known, trial, ENDED, paced(NO_PROGRESS_SLOWDOWN, 20), 0) is None, "not the best"
 
 
 def test_a_program_that_starts_again_and_does_not_say_so_is_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lora_tune.mlperf.gate import (
 )
 from lora_tune.mlperf.log_check import complaints, findings, parse
 from lora_tune.mlperf.rulesets import benchmarks_of
-from lora_tune.review.advice import taken_back
+from lora_tune.review.advice import rcp_normalised_gain
 from lora_tune.store.records import StudyRecords, Trial, TrialState, Verdict
 from tests.conftest import REPOSITORY
 
@@ -371,11 +371,11 @@ def test_explain_says_when_a_slower_rate_costs_nothing() -> None:
         }  # fmt: skip
         return StudyRecords(name=study.name, digest="", study_toml="", began_at=0.0, trials=trials)
 
-    fast = taken_back(study, sweep(3072.0))
+    fast = rcp_normalised_gain(study, sweep(3072.0))
     assert fast is not None
     assert "a lower learning rate costs nothing here" in fast.do
     assert "3072 samples in the middle of 3 runs, reference mean 3178.67" in fast.evidence
-    faster = taken_back(study, sweep(2688.0))
+    faster = rcp_normalised_gain(study, sweep(2688.0))
     assert faster is not None
     assert "the RCP check refuses such runs" in faster.do
-    assert taken_back(study, sweep(3456.0)) is None
+    assert rcp_normalised_gain(study, sweep(3456.0)) is None

@@ -32,7 +32,7 @@ def test_each_change_is_told_with_its_worth_where_the_search_has_a_model(sampler
     assert first.startswith(f"trial {best.number} against config_x.sh (trial 0): ")
     assert first.endswith("%")
     changed = {n for n in best.tuned if best.tuned[n] != sweep.trials[0].tuned[n]}
-    assert {w.name for w in importance.worths(study, sweep, sweep.trials[0], best)} == changed
+    assert {w.name for w in importance.change_gains(study, sweep, sweep.trials[0], best)} == changed
     assert any("LR: " in line and "saves " in line and "±" in line for line in others)
 
 

@@ -94,7 +94,7 @@ def test_samples_to_target_recovers_the_builder_s_valley() -> None:
 
 
 def test_the_best_so_far_never_gets_worse_and_spending_never_falls(study: Study, sweep: StudyRecords) -> None:
-    bought = figures.purchases(study, sweep)
+    bought = figures.spending_points(study, sweep)
     bests = [p.best for p in bought if p.best is not None]
     assert bests == sorted(bests, reverse=True)
     hours = [p.node_hours for p in bought]

@@ -28,7 +28,7 @@ from lora_tune.search.grey_box.gaussian import (
     matern,
     repeated_noise,
 )
-from lora_tune.search.grey_box.model import as_known, convergence_prior, learn, thinned
+from lora_tune.search.grey_box.model import convergence_prior, learn, thinned, without_pending
 from lora_tune.search.grey_box.objective import Goal, closed_schedule, public_family
 from lora_tune.search.observations import Observation, readings
 from lora_tune.search.recorded import of_trial
@@ -424,12 +424,12 @@ def test_of_runs_that_began_together_the_lucky_ones_end_first_and_are_not_all_th
     lucky = [Observation(number=k, values=VALUES, evals=curve_to(2600, 2688), reached=2688) for k in range(3)]
     behind = curve_to(2600, 2688, noise=0.01)
     others = [Observation(number=k, values=VALUES, evals=behind, open=True) for k in range(3, 10)]
-    alone, known = learn(COORDINATES, Goal(), lucky), as_known(learn(COORDINATES, Goal(), [*lucky, *others]))
+    alone, known = learn(COORDINATES, Goal(), lucky), without_pending(learn(COORDINATES, Goal(), [*lucky, *others]))
     before, after = alone.predict_ln_samples([VALUES])[0][0], known.predict_ln_samples([VALUES])[0][0]
     assert after > before + 0.03
     assert known.observations == tuple(lucky), "nobody is told to take what only runs"
     fresh = Observation(number=10, values=VALUES, open=True)
-    assert as_known(learn(COORDINATES, Goal(), [*lucky, fresh])).predict_ln_samples([VALUES])[0][0] == before
+    assert without_pending(learn(COORDINATES, Goal(), [*lucky, fresh])).predict_ln_samples([VALUES])[0][0] == before
     probe = Observation(number=11, values=VALUES, evals=behind, open=True, probe=True)
     arrived = Observation(number=12, values=VALUES, evals=curve_to(2600, 2688), open=True, reached=2688)
     assert not readings([fresh, probe, arrived], 0.925, [6400] * 3)
@@ -507,7 +507,7 @@ def test_where_seeds_scatter_more_than_usual_a_schedule_that_ends_soon_is_a_grea
             for k in range(40)
         ]
         model = learn(COORDINATES, Goal(), [*seen, Observation(number=40, values=VALUES, open=True)])
-        goal = as_known(model).goal
+        goal = without_pending(model).goal
         assert goal == model.goal  # taking open runs out again does not count the scatter twice
         return float(1 - goal.finish_probability(np.array([0.0]), np.zeros(1), np.array([1.2]), Schedule(0.1, 0.1))[0])
 

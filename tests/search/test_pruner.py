@@ -15,7 +15,7 @@ import numpy as np
 import optuna
 import pytest
 
-from lora_tune.curves.published import GO_ON
+from lora_tune.curves.published import CONTINUE
 from lora_tune.logs.follower import EACH, LATER
 from lora_tune.search import pruner
 from lora_tune.search.pruner import SENTENCE, StallPruner
@@ -246,7 +246,7 @@ def reports(trial: optuna.Trial, values: Sequence[float], first: int = 1) -> int
 
 def test_a_trial_that_reports_every_step_is_judged_at_each_of_a_thousand_and_then_less_often(monkeypatch) -> None:
     judged = []
-    monkeypatch.setattr(pruner, "verdict", lambda evals, *_, **__: judged.append(len(evals)) or GO_ON)
+    monkeypatch.setattr(pruner, "verdict", lambda evals, *_, **__: judged.append(len(evals)) or CONTINUE)
     assert reports(optuna.create_study(pruner=StallPruner(TARGET)).ask(), [1.0] * 4000) is None
     assert judged[:EACH] == [*range(1, EACH + 1)]
     assert len(judged) < EACH + 1000 / LATER * math.log(4) + 2

@@ -14,7 +14,7 @@ import pytest
 from lora_tune.base.errors import StoreError, SweepBusyError
 from lora_tune.base.host import boot, place
 from lora_tune.store import LEASE_SECONDS, BufferedStore, Changes, Held, Store, leases, sqlite_url
-from lora_tune.store.leases import Patience, keeping, take_lease, try_lease, wait_for_lease
+from lora_tune.store.leases import StaleLeaseDetector, keeping, take_lease, try_lease, wait_for_lease
 from tests.conftest import REPOSITORY
 from tests.waiting import wait_for
 
@@ -30,18 +30,18 @@ def store(tmp_path: Path) -> Store:
 
 class TestPatience:
     def test_a_lease_that_does_not_change_for_its_time_has_no_living_owner(self) -> None:
-        patience, held = Patience(), Held("node1 pid 1 start 1", 3, NOW)
+        patience, held = StaleLeaseDetector(), Held("node1 pid 1 start 1", 3, NOW)
         assert not patience.dead("s", held, 100.0)
         assert not patience.dead("s", held, 100.0 + LEASE_SECONDS - 0.1)
         assert patience.dead("s", held, 100.0 + LEASE_SECONDS)
 
     def test_every_sign_of_life_begins_the_time_anew_whatever_the_owners_clock_says(self) -> None:
-        patience = Patience()
+        patience = StaleLeaseDetector()
         for second in range(200):
             assert not patience.dead("s", Held("node1 pid 1 start 1", 3, NOW - 1e6 * second), 10.0 * second)
 
     def test_sweeps_are_watched_one_by_one(self) -> None:
-        patience = Patience()
+        patience = StaleLeaseDetector()
         patience.dead("a", Held("x", 1, 1.0), 0.0)
         assert not patience.dead("b", Held("x", 1, 1.0), LEASE_SECONDS)
         assert patience.dead("a", Held("x", 1, 1.0), LEASE_SECONDS)
@@ -108,9 +108,9 @@ def test_an_owner_of_any_words_is_waited_for(store: Store, owner: str) -> None:
 
 def test_the_leases_of_an_owner_that_is_known_to_be_gone_are_free_at_once(store: Store) -> None:
     store.take_lease("s", "node7 pid 1 start 1", NOW)
-    assert try_lease(store, "s", Patience(), NOW) is None
-    assert try_lease(store, "s", Patience(), NOW, gone="node8 pid 1 start 1") is None
-    assert try_lease(store, "s", Patience(), NOW, gone="node7 pid 1 start 1") is not None
+    assert try_lease(store, "s", StaleLeaseDetector(), NOW) is None
+    assert try_lease(store, "s", StaleLeaseDetector(), NOW, gone="node8 pid 1 start 1") is None
+    assert try_lease(store, "s", StaleLeaseDetector(), NOW, gone="node7 pid 1 start 1") is not None
 
 
 def test_a_standby_counts_no_time_during_which_the_database_was_away(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from lora_tune.base.errors import InputError, SetupError, StudyError
 from lora_tune.base.paths import SweepPaths
-from lora_tune.config.holding import study_holding
+from lora_tune.config.holding import with_extended_space
 from lora_tune.config.space import Space
 from lora_tune.config.study import Study
 from lora_tune.controller.changed_study import with_base
@@ -140,7 +140,7 @@ class TestTrialZero:
         assert any(
             sentence in told and "so that the search learns from trial 0" in told for told in about_base(workload)
         )
-        wider = study_holding(study, start.tuned)
+        wider = with_extended_space(study, start.tuned)
         parameter = wider.search_space.parameters[name]
         assert tuple(getattr(parameter, end) for end in ("low", "high", "step")[: len(numbers)]) == numbers
         assert wider.digest == study.digest
@@ -180,7 +180,7 @@ class TestTrialZero:
         assert any(
             f"{value}, which space.{name} does not offer: it is one choice more" in s for s in about_base(workload)
         )
-        wider = study_holding(study, start.tuned)
+        wider = with_extended_space(study, start.tuned)
         offered, before = (s.search_space.distributions()[name].choices for s in (wider, study))
         assert {*offered} - {*before} == {value}
         assert wider.digest == study.digest
@@ -216,7 +216,7 @@ class TestTrialZero:
         assert any("reads WARMUP_STEPS: these are not swept" in s for s in workload.check())
         start = start_of(workload)
         assert start.tuned is not None, start.outside
-        wider = study_holding(workload.study, start.tuned, workload.unread_switches())
+        wider = with_extended_space(workload.study, start.tuned, workload.unread_switches())
         assert wider.search_space.distributions()["WARMUP_STEPS"].single()
         assert {"WARMUP_STEPS", "WARMUP_RATIO"}.isdisjoint(workload.exports(changed(workload, LR=5e-4)))
 

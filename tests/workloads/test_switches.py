@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lora_tune.config.holding import study_holding
+from lora_tune.config.holding import with_extended_space
 from lora_tune.config.parameters import CategoricalParameter
 from lora_tune.config.study import Study
 from lora_tune.search.recorded import fitting
@@ -74,7 +74,7 @@ def start_of(workload: MlperfWorkload) -> Start:
 
 
 def held(workload: MlperfWorkload) -> Study:
-    return study_holding(workload.study, start_of(workload).tuned, workload.unread_switches())
+    return with_extended_space(workload.study, start_of(workload).tuned, workload.unread_switches())
 
 
 def choices(study: Study, name: str) -> tuple[Any, ...]:

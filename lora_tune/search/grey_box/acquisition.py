@@ -140,7 +140,7 @@ def _layouts(model: SearchModel, rng: np.random.Generator) -> list[Values]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beliefs:
+class CandidatePosterior:
     """Posterior over all candidates of all groups, concatenated; ``rows[g]`` and ``columns[g]`` select group g.
 
     configurations (n): ln samples, ``joint``; ``total``: samples at which training ends. layouts (m): ``speed`` and
@@ -208,7 +208,7 @@ class Beliefs:
         return logs
 
 
-def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
+def predict_all(model: SearchModel, groups: list[BatchGroup]) -> CandidatePosterior:
     """Joint predictions for all candidates."""
     c = model.coordinates
     configurations: list[Values] = []
@@ -225,7 +225,7 @@ def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
     tested = {tuple(c.speed_features(o.values)) for o in local if o.ran}
     due = {tuple(c.speed_features(o.values)) for o in local if o.open}
     keys = [tuple(c.speed_features(v)) for v in layouts]
-    beliefs = Beliefs(
+    beliefs = CandidatePosterior(
         groups=groups, rows=rows, columns=columns, joint=model.ln_samples(configurations),
         total=np.array([c.total_samples(v) for v in configurations]), speed=speed, evals=evals,
         spread=np.zeros(len(layouts)), covariance=np.zeros((len(layouts), len(layouts))),
@@ -243,7 +243,7 @@ def predict_all(model: SearchModel, groups: list[BatchGroup]) -> Beliefs:
     return beliefs
 
 
-def _eval_share(goal: Goal, beliefs: Beliefs) -> float:
+def _eval_share(goal: Goal, beliefs: CandidatePosterior) -> float:
     """Share of evals in the seconds of a typical good run."""
     schedule, at = beliefs.groups[0].schedule, np.array([float(beliefs.mean[beliefs.rows[0]].min())])
     speed, evals = np.exp(beliefs.speed[:1]), np.exp(beliefs.evals[:1])
@@ -311,7 +311,7 @@ class _Now:
     value: float
 
 
-def _now(model: SearchModel, beliefs: Beliefs) -> _Now:
+def _now(model: SearchModel, beliefs: CandidatePosterior) -> _Now:
     logs_of = beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)
     first = np.array([int(np.argmin(logs_of[rows])) + rows.start for rows in beliefs.rows])
     lowest = logs_of[first]
@@ -344,7 +344,7 @@ def value_actions(model: SearchModel, rng: np.random.Generator, *, probes: bool,
     return sorted(actions, key=lambda a: -a.rate)
 
 
-def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -> Rows:
+def _promising(model: SearchModel, beliefs: CandidatePosterior, rng: np.random.Generator) -> Rows:
     """Rows of configurations to value: low mean, or mean minus one or two sd, in every group, and a few at random."""
     logs = beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)
     picks: list[int] = []
@@ -356,7 +356,7 @@ def _promising(model: SearchModel, beliefs: Beliefs, rng: np.random.Generator) -
     return np.array(sorted(set(picks)))
 
 
-def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows, Array]) -> Array:
+def _falls(model: SearchModel, beliefs: CandidatePosterior, now: _Now, actions: tuple[Rows, Array]) -> Array:
     """(actions, groups, len(Z)): change of each group's best ln samples after ``SEEDS`` runs of an action.
 
     actions: their rows, and the covariance of all rows with them.
@@ -377,7 +377,7 @@ def _falls(model: SearchModel, beliefs: Beliefs, now: _Now, actions: tuple[Rows,
     return falls
 
 
-def _layout_values(beliefs: Beliefs, now: _Now, death: Array) -> Array:
+def _layout_values(beliefs: CandidatePosterior, now: _Now, death: Array) -> Array:
     """(m, groups, len(Z)): each group's best ln seconds after layout m has run successfully and its speed is known.
 
     death (m): OOM probability of each after that.
@@ -402,7 +402,7 @@ def _expected(falls: Array, seconds: Array, value: float) -> Array:
     return np.asarray(value - rows @ (lowest @ WEIGHTS).T)
 
 
-def _probes(model: SearchModel, beliefs: Beliefs, now: _Now, layout_values: Array) -> list[Action]:
+def _probes(model: SearchModel, beliefs: CandidatePosterior, now: _Now, layout_values: Array) -> list[Action]:
     gains = (1 - beliefs.death) * _expected(np.zeros((len(beliefs.groups), 1)), layout_values, now.value)
     best = [int(np.argmin(beliefs.configuration_logs(model.goal, beliefs.mean, beliefs.sd)[r])) for r in beliefs.rows]
     probes = []
@@ -429,7 +429,7 @@ def _probes(model: SearchModel, beliefs: Beliefs, now: _Now, layout_values: Arra
 
 
 def _full_runs(
-    model: SearchModel, beliefs: Beliefs, now: _Now, learned: tuple[Rows, Array], layout_values: Array,
+    model: SearchModel, beliefs: CandidatePosterior, now: _Now, learned: tuple[Rows, Array], layout_values: Array,
     *, capped: bool,
 ) -> list[Action]:  # fmt: skip
     chosen, falls = learned
@@ -459,7 +459,7 @@ def _full_runs(
     return runs
 
 
-def _finishes(model: SearchModel, beliefs: Beliefs, at: int, g: int) -> float:
+def _finishes(model: SearchModel, beliefs: CandidatePosterior, at: int, g: int) -> float:
     sd = np.array([math.sqrt(beliefs.joint.variance[at])])
     # The time limit ends a run like the end of its schedule.
     within = model.goal.limit_seconds * math.exp(float(beliefs.speed[beliefs.columns[g]].max()))
@@ -467,7 +467,9 @@ def _finishes(model: SearchModel, beliefs: Beliefs, at: int, g: int) -> float:
     return float(model.goal.finish_probability(mean, sd, total, beliefs.groups[g].schedule)[0])
 
 
-def _run_seconds(model: SearchModel, beliefs: Beliefs, now: _Now, where: tuple[int, int], *, capped: bool) -> Array:
+def _run_seconds(
+    model: SearchModel, beliefs: CandidatePosterior, now: _Now, where: tuple[int, int], *, capped: bool
+) -> Array:
     """Expected seconds of a full run of a configuration on each layout of its group."""
     at, g = where
     needed = min(float(beliefs.mean[at]), math.log(beliefs.total[at]))

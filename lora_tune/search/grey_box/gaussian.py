@@ -155,7 +155,7 @@ class Posterior:
     def joint(self, x: Array, basis: Array) -> Joint:
         """Posterior at feature rows ``x`` (m, d) with trend rows ``basis`` (m, p)."""
         cross = _covariance(self.prior, (x, basis, np.zeros(len(x), np.int64)), _rows(self.data))
-        half = half_solved(self.factor, cross.T)
+        half = triangular_solve(self.factor, cross.T)
         mean = basis @ self.prior.mean + cross @ self.weights
         prior_variance = basis**2 @ self.prior.sd**2 + self.prior.amplitude**2 + 2 * self.prior.departure**2
         variance = np.maximum(prior_variance - (half**2).sum(axis=0), 0.0) + LEAST_VARIANCE
@@ -273,7 +273,7 @@ def solved(factor: Array, right: Array) -> Array:
     return np.asarray(dpotrs(factor, right, lower=1)[0]) if factor.size else right
 
 
-def half_solved(factor: Array, right: Array) -> Array:
+def triangular_solve(factor: Array, right: Array) -> Array:
     """Solve L x = ``right`` for the lower factor L."""
     return np.asarray(dtrtrs(factor, right, lower=1)[0]) if right.size else right
 
@@ -314,7 +314,7 @@ def _after(
     among = kernel[np.ix_(exact, exact)]
     among.flat[:: len(exact) + 1] += variance[exact]
     factor = lower_factor(among)
-    half, explained = half_solved(factor, kernel[np.ix_(exact, bounds)]), half_solved(factor, offset[exact])
+    half, explained = triangular_solve(factor, kernel[np.ix_(exact, bounds)]), triangular_solve(factor, offset[exact])
     return (
         half.T @ explained,
         block - half.T @ half,

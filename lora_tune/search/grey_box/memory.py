@@ -61,7 +61,7 @@ Record = Mapping[tuple[float, ...], tuple[int, int]]
 """Failures and successes of each layout, by its feature row."""
 
 
-class Needs(Protocol):
+class MemoryPhysics(Protocol):
     """Interface of a memory model: ``search.physics``."""
 
     @property
@@ -191,7 +191,7 @@ class MemoryRisk:
     """OOM probabilities of configurations in the study's parameters."""
 
     coordinates: Coordinates
-    needs: Needs | None
+    needs: MemoryPhysics | None
     model: MemoryModel
 
     def chance(self, points: Sequence[Values]) -> tuple[Array, Array]:
@@ -209,7 +209,7 @@ class MemoryRisk:
         return features(values) != features(instead)
 
 
-def learn_memory(coordinates: Coordinates, observed: Sequence[Observation], needs: Needs | None) -> MemoryRisk:
+def learn_memory(coordinates: Coordinates, observed: Sequence[Observation], needs: MemoryPhysics | None) -> MemoryRisk:
     """Fit to this study's own trials. needs: memory model, if there is one."""
     tested = [o for o in observed if o.ran or (o.infeasible and not (needs and o.refused))]
     x, died = _rows(coordinates, needs, [o.values for o in tested]), [o.infeasible for o in tested]
@@ -221,7 +221,7 @@ def learn_memory(coordinates: Coordinates, observed: Sequence[Observation], need
     return MemoryRisk(coordinates, needs, fit(x, died, coordinates.memory_labels, **limits, measured=measured))
 
 
-def _rows(coordinates: Coordinates, needs: Needs | None, points: Sequence[Values]) -> Array:
+def _rows(coordinates: Coordinates, needs: MemoryPhysics | None, points: Sequence[Values]) -> Array:
     """Memory features, one row per configuration, with the predicted GiB first if there is a memory model."""
     width = len(coordinates.memory_labels)
     coded = alike_once(coordinates, coordinates.memory_features, points)

@@ -37,7 +37,7 @@ from lora_tune.search.grey_box.gaussian import (
     log_evidence,
     repeated_noise,
 )
-from lora_tune.search.grey_box.memory import MemoryRisk, Needs, learn_memory
+from lora_tune.search.grey_box.memory import MemoryPhysics, MemoryRisk, learn_memory
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation, Reading, readings
 from lora_tune.search.usual_names import BATCH, RATE, STEPS
@@ -106,7 +106,7 @@ def chosen(source: npt.NDArray[np.int64], largest: int) -> npt.NDArray[np.int64]
     return np.sort(np.r_[local, others])
 
 
-def with_expected(
+def with_fantasies(
     coordinates: Coordinates, curved: tuple[int, ...], posterior: Posterior, waiting: Sequence[Observation]
 ) -> Posterior:
     """The convergence posterior with running trials at their expected results."""
@@ -377,7 +377,7 @@ class SearchModel:
 
 
 def learn(
-    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], *, needs: Needs | None = None
+    coordinates: Coordinates, goal: Goal, observations: Sequence[Observation], *, needs: MemoryPhysics | None = None
 ) -> SearchModel:
     """Fit the model to ``observations``; running trials count with their expected result.
 
@@ -406,7 +406,7 @@ def learn(
         condition(eval_data, eval_prior(labels, eval_level)),
     )
     if waiting := [o for o in local if o.open]:
-        convergence = with_expected(coordinates, curved, convergence, [o for o in waiting if not o.probe])
+        convergence = with_fantasies(coordinates, curved, convergence, [o for o in waiting if not o.probe])
         speed = with_expected_speed(coordinates, speed, waiting, SPEED_NOISE)
         evals = with_expected_speed(coordinates, evals, waiting, EVAL_NOISE)
     inits = [o.init_seconds for o in local if o.init_seconds > 0]
@@ -438,7 +438,7 @@ def _schedules(coordinates: Coordinates, local: Sequence[Observation]) -> dict[f
     return schedules
 
 
-def as_known(model: SearchModel) -> SearchModel:
+def without_pending(model: SearchModel) -> SearchModel:
     """The model without expected results of running trials, for recommendations."""
     ended = tuple(o for o in model.observations if not o.open)
     convergence, speed, evals = model.measured

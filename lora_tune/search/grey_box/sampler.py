@@ -16,10 +16,17 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lora_tune.base.text import counted, duration
 from lora_tune.config.parameters import Conditions
-from lora_tune.search.grey_box.acquisition import Action, Beliefs, Values, candidates, predict_all, value_actions
+from lora_tune.search.grey_box.acquisition import (
+    Action,
+    CandidatePosterior,
+    Values,
+    candidates,
+    predict_all,
+    value_actions,
+)
 from lora_tune.search.grey_box.features import Coordinates
-from lora_tune.search.grey_box.memory import Needs, death_logs
-from lora_tune.search.grey_box.model import SearchModel, as_known, filled_in, learn
+from lora_tune.search.grey_box.memory import MemoryPhysics, death_logs
+from lora_tune.search.grey_box.model import SearchModel, filled_in, learn, without_pending
 from lora_tune.search.grey_box.objective import Goal
 from lora_tune.search.observations import Observation
 from lora_tune.search.recorded import TrialReader, annotate
@@ -76,14 +83,14 @@ def recommend_from(model: SearchModel, rng: np.random.Generator) -> Recommendati
     return Recommendation(values=values, score=float(np.exp(seconds[m])), runs=runs, regret=regret)
 
 
-def _whole(beliefs: Beliefs, at: int, g: int, m: int) -> Values:
+def _whole(beliefs: CandidatePosterior, at: int, g: int, m: int) -> Values:
     """The values of configuration ``at`` on layout ``m``, both of group ``g``."""
     group = beliefs.groups[g]
     return {**group.configurations[at - beliefs.rows[g].start], **group.layouts[m - beliefs.columns[g].start]}
 
 
 def _expected_regret(
-    model: SearchModel, beliefs: Beliefs, chosen: tuple[int, int, int], rng: np.random.Generator
+    model: SearchModel, beliefs: CandidatePosterior, chosen: tuple[int, int, int], rng: np.random.Generator
 ) -> float:
     """Mean over posterior draws of score(recommended) / score(best) - 1."""
     at, g, m = chosen
@@ -244,7 +251,7 @@ class GreyBoxSampler(BaseSampler):
         defaults: Mapping[str, Any] | None = None,
         conditions: Conditions | None = None,
         full_fine_tuning_lr: float | None = None,
-        needs: Needs | None = None,
+        needs: MemoryPhysics | None = None,
         prior: Sequence[Observation] | Callable[[], Sequence[Observation]] = (),
         probes: bool = False,
         capped: bool = True,
@@ -409,12 +416,14 @@ class GreyBoxSampler(BaseSampler):
         """The recommendation with all its details: a pure function of the study's trials and the prior."""
         space = self.infer_relative_search_space(study, study.trials[0] if study.trials else _NO_TRIAL)
         observations = self.observations(study, frozenset(space))
-        model = as_known(learn(self.coordinates(space), self._goal, observations, needs=self._needs))
+        model = without_pending(learn(self.coordinates(space), self._goal, observations, needs=self._needs))
         return recommend_from(model, np.random.default_rng(0))
 
     def forecast(self, study: optuna.Study, values: Values) -> float:
         """Mean of ln(score) of one run of ``values``, from all trials so far."""
-        return forecast(as_known(self.model(self.space, self.observations(study, frozenset(self.space)))), values)
+        return forecast(
+            without_pending(self.model(self.space, self.observations(study, frozenset(self.space)))), values
+        )
 
     def compared(
         self, study: optuna.Study, values: Mapping[str, Any], instead: Sequence[Mapping[str, Any]]
@@ -426,7 +435,7 @@ class GreyBoxSampler(BaseSampler):
         observations = self.observations(study, frozenset(self.space))
         if not any(math.isfinite(o.reached) for o in observations if not o.source):
             return []
-        model = as_known(self.model(self.space, observations))
+        model = without_pending(self.model(self.space, observations))
         return [compared(model, values, other) for other in instead]
 
     def _pieces_missing(self, study: optuna.Study, observations: Sequence[Observation]) -> bool:

@@ -418,7 +418,7 @@ def _omegaconf(module: Any) -> None:
         typed[:] = [from_cli(tokens), reached]
         return typed[0]
 
-    def laid_over(*configs: Any) -> Any:
+    def merged_options(*configs: Any) -> Any:
         whole = merge(*configs)
         if typed and any(config is typed[0] for config in configs):
             leaves = _flat(kind.to_container(whole, resolve=False))
@@ -426,7 +426,7 @@ def _omegaconf(module: Any) -> None:
             _finish()
         return whole
 
-    kind.from_cli, kind.merge = staticmethod(read), staticmethod(laid_over)
+    kind.from_cli, kind.merge = staticmethod(read), staticmethod(merged_options)
 
 
 def _hf_argparser(module: Any) -> None:
