@@ -108,7 +108,7 @@ def factorial(bench: Bench, arms: int) -> set[int]:
     return {a for a, mean in means.items() if mean < base.mean() - 2 * error}
 
 
-def shops_for_seeds(bench: Bench, arms: int) -> set[int]:
+def seed_shopping(bench: Bench, arms: int) -> set[int]:
     """Runs each arm with up to eight seeds until one beats every baseline run; keeps such arms."""
     target = min(bench.run(0) for _ in range(8))
     kept = set()
@@ -118,7 +118,7 @@ def shops_for_seeds(bench: Bench, arms: int) -> set[int]:
     return kept
 
 
-def looks_always(bench: Bench, arms: int, runs: int | None = None) -> set[int]:
+def sequential(bench: Bench, arms: int, runs: int | None = None) -> set[int]:
     """Every arm once; then, with a check after each run, the arm with the best shrunken mean, or the baseline if that
     has fewer runs, until an arm is judged better or the runs are used up: by default 60% of three seeds of everything.
     Keeps the best mean of all."""
@@ -139,7 +139,7 @@ def looks_always(bench: Bench, arms: int, runs: int | None = None) -> set[int]:
 
 
 def knows_which(bench: Bench, arms: int) -> set[int]:
-    """Like :func:`looks_always`, but knows the better arm: an upper bound for all rules of choosing arms."""
+    """Like :func:`sequential`, but knows the better arm: an upper bound for all rules of choosing arms."""
     arm = next(iter(bench.better), 1)
     for a in [0] * BASELINE_FIRST + list(range(1, arms + 1)):
         bench.run(a)
@@ -151,8 +151,8 @@ def knows_which(bench: Bench, arms: int) -> set[int]:
 AGENTS: dict[str, Callable[[Bench, int], set[int]]] = {
     "keeps what beats the best run": greedy,
     "three seeds of everything": factorial,
-    "shops for seeds": shops_for_seeds,
-    "looks after every run": looks_always,
+    "shops for seeds": seed_shopping,
+    "looks after every run": sequential,
     "knows which": knows_which,
 }
 

@@ -143,7 +143,7 @@ def costs(counts: list[int]) -> None:
             file = Path(folder) / "study.db"
             store = Store(sqlite_url(file))
             store.begin(study.name, study.digest, "", 0.0)
-            house = OurSide(study, store, past(study, random.Random(2), count, 0.0))
+            house = TunerStudy(study, store, past(study, random.Random(2), count, 0.0))
             for _ in range(OPEN):
                 house.propose()
             ours = [own_trial(house) for _ in range(OWN_TRIALS)]
@@ -156,7 +156,7 @@ def costs(counts: list[int]) -> None:
         print(f"{count:15d} {own:>16s} {other:>22s} {b / a:17.1f} {a / first:22.2f}", flush=True)
 
 
-class OurSide:
+class TunerStudy:
     """The records of a study, the search built from them, and Optuna's tables, which mirror them."""
 
     def __init__(self, study: Study, store: Store, before: Changes) -> None:
@@ -185,7 +185,7 @@ class OurSide:
         return trial, attempt
 
 
-def own_trial(house: OurSide) -> tuple[float, float]:
+def own_trial(house: TunerStudy) -> tuple[float, float]:
     """Processor and wall-clock seconds of a trial: ask, eight reports in a tick each, tell."""
     cpu, begin = time.process_time(), time.perf_counter()
     trial, attempt = house.propose()

@@ -96,12 +96,12 @@ def filled_in(objective: Mapping[str, Any], workload: object) -> dict[str, Any]:
     elif filled.get("target") is None and "score" not in filled and "metric" in filled:
         filled["score"] = "best_value"
     score = str(filled.get("score", "time_to_target"))
-    if filled.get("target") is None and _wants_target(score) and not _nothing_to_reach(score, workload):
+    if filled.get("target") is None and _wants_target(score) and not _has_no_target(score, workload):
         filled["target"] = LORA_TARGET
     return filled
 
 
-def _nothing_to_reach(score: str, workload: object) -> bool:
+def _has_no_target(score: str, workload: object) -> bool:
     """Whether a script without a default goal is scored by something else than a target, such as throughput.
 
     Such a study gets no default target.

@@ -262,7 +262,7 @@ class JobMonitor:
             exit_code=status.exit_code,
         )
         log = self._log(attempt)
-        log.leave_out(status.pauses)
+        log.exclude_pauses(status.pauses)
         limit = budget.allows(stamped=log.stamped)
         read = log.poll(now, drain=not status.state.alive, started=attempt.started_at, limit=limit)
         budget.spent(read, stamped=log.stamped)

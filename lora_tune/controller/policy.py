@@ -89,7 +89,7 @@ def watch(study: Study, snapshot: JobSnapshot, now: float) -> Stop | Kill | None
     attempt, site = snapshot.attempt, study.site
     if attempt.stop is not StopKind.NONE:
         overdue = attempt.stop_at is not None and now - (attempt.killed_at or attempt.stop_at) > site.kill_seconds
-        return Kill(_undying(snapshot) if attempt.killed_at else "") if overdue else None
+        return Kill(_immortal(snapshot) if attempt.killed_at else "") if overdue else None
     if snapshot.status.state is JobState.QUEUED:
         return _queued(study, snapshot, now)
     if snapshot.status.paused:
@@ -172,7 +172,7 @@ def _queued(study: Study, snapshot: JobSnapshot, now: float) -> Stop | None:
     return None if overdue is None else Stop(StopKind.QUEUE, *overdue)
 
 
-def _undying(snapshot: JobSnapshot) -> str:
+def _immortal(snapshot: JobSnapshot) -> str:
     nodes = ", ".join(snapshot.attempt.nodes) or "its node"
     return f"job {snapshot.attempt.job_id} refuses to die on {nodes}: tell the administrator"
 

@@ -31,7 +31,7 @@ from lora_tune.controller.submissions import UNKNOWN_SECONDS
 from lora_tune.controller.sweep_folder import FencedStore, FolderLock, owned, refuse_foreign
 from lora_tune.controller.sweep_records import EventFile
 from lora_tune.launchers.base import JobState, JobStatus, Launcher, LauncherKind, Ticket, launcher_kind
-from lora_tune.launchers.slurm.client import functions_of, handed_on, held_back
+from lora_tune.launchers.slurm.client import functions_of, handed_on, withheld_secrets
 from lora_tune.logs.failures import Diagnosis, diagnose
 from lora_tune.search.objectives import objectives_of
 from lora_tune.store import Changes, Lease, Registered, open_store
@@ -201,7 +201,7 @@ def _shell_warnings(job: Job, study: Study, checked: Sequence[str]) -> list[str]
     inherited = handed_on(os.environ)
     known = {*inherited, *job.environment, *job.secrets, *study.site.step_variables()}
     needs = [d for d in environment_warnings(job, known, os.environ) if not any(d.split(",")[0] in s for s in checked)]
-    held = [name for name in held_back(os.environ) if name not in job.secrets and name not in job.environment]
+    held = [name for name in withheld_secrets(os.environ) if name not in job.secrets and name not in job.environment]
     secrets = [
         f"{name} of this shell reaches no trial, since it is a secret; "
         f'if they need it, write {name} = {{ env = "{name}" }} in [site.environment]'

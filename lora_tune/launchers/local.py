@@ -64,7 +64,7 @@ class LocalLauncher(Launcher):
         limit = job.resources.minutes or 60 * 24 * 365
         executor.update_parameters(timeout_min=limit)
         try:
-            with _deaf_to_the_terminal():
+            with _terminal_signals_blocked():
                 submitted = executor.submit(run_job, str(job.folder), job.token)
         except OSError as error:
             raise LauncherError(f"{job.name} cannot be started on this machine: {error}") from error
@@ -191,7 +191,7 @@ def _devices(command: Command | str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _deaf_to_the_terminal() -> Iterator[None]:
+def _terminal_signals_blocked() -> Iterator[None]:
     """Children started inside inherit a signal mask that blocks Ctrl-C and the hang-up of a closed terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:

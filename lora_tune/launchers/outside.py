@@ -19,7 +19,7 @@ from lora_tune.launchers.job_records import describe, read_records
 from lora_tune.launchers.job_runner import command_record
 from lora_tune.workloads.base import Job
 
-CALLED_OFF = -15
+CANCELLED_EXIT = -15
 """Exit code of an attempt that the sweep cancelled."""
 
 
@@ -39,7 +39,7 @@ class OutsideLauncher(Launcher):
         """Cancel the job; results reported later are refused."""
         attempt = AttemptPaths(ticket.folder)
         if read_records(attempt, ticket.token).ended is None:
-            end(attempt, ticket.token, CALLED_OFF)
+            end(attempt, ticket.token, CANCELLED_EXIT)
 
 
 def _status(ticket: Ticket) -> JobStatus:
@@ -47,7 +47,7 @@ def _status(ticket: Ticket) -> JobStatus:
     records = read_records(attempt, ticket.token)
     taken = records.claim.at if records.claim is not None else None
     if records.ended is not None:
-        state = JobState.CANCELLED if records.ended.exit_code == CALLED_OFF else JobState.ENDED
+        state = JobState.CANCELLED if records.ended.exit_code == CANCELLED_EXIT else JobState.ENDED
         return JobStatus(
             state=state, job_id=ticket.job_id, started_at=taken, ended_at=records.ended.at,
             exit_code=records.ended.exit_code, seconds=records.ended.seconds, log_bytes=records.ended.log_bytes,

@@ -17,7 +17,7 @@ from lora_tune.logs.arrival import Arrivals
 from lora_tune.logs.failures import FailureScanner
 from lora_tune.logs.lines import LineReader
 from lora_tune.logs.mllog import MllogReader
-from lora_tune.logs.run import LeavesOutPauses, LogReader, RunLog
+from lora_tune.logs.run import ExcludesPauses, LogReader, RunLog
 
 # Follows a growing log file and feeds a :class:`~lora_tune.logs.run.LogReader` from a byte offset.
 
@@ -311,7 +311,7 @@ class LogFollower:
         """Bytes of the log at its last read that are not read yet."""
         return max(0, self._tail.size - self._tail.offset)
 
-    def leave_out(self, pauses: Sequence[tuple[float, float]]) -> None:
+    def exclude_pauses(self, pauses: Sequence[tuple[float, float]]) -> None:
         """Exclude pauses of the job, spans in epoch seconds in ascending order, from the run's times."""
         known = tuple((round(1000 * begin), round(1000 * end)) for begin, end in pauses)
         if known != self._pauses:
@@ -320,7 +320,7 @@ class LogFollower:
     @property
     def leaves_out_pauses(self) -> bool:
         """Whether the run's times exclude its job's pauses; False if the log itself counts the seconds."""
-        return isinstance(self._read.reader, LeavesOutPauses) and not self._read.states_seconds
+        return isinstance(self._read.reader, ExcludesPauses) and not self._read.states_seconds
 
     def run(self) -> RunLog:
         """The run so far; with very many evals, as of the last update."""
@@ -332,7 +332,7 @@ class LogFollower:
         return self._run
 
     def _pass_on_pauses(self) -> None:
-        if isinstance(self._read.reader, LeavesOutPauses):
+        if isinstance(self._read.reader, ExcludesPauses):
             self._read.reader.pauses = self._pauses
 
     def runs(self) -> tuple[RunLog, ...]:

@@ -24,13 +24,13 @@ from lora_tune.logs.tokens import (
     Token,
     Tokens,
     batch_of,
+    decimal_points,
     in_use,
     of_an_eval,
     of_test_set,
     other_sets,
     terms_of,
     unit_of,
-    with_points,
 )
 
 MAX_LINES = 20_000
@@ -101,14 +101,14 @@ def log_lines(log: bytes) -> list[str]:
 def guess(log: bytes) -> LogGuess | None:
     """The likeliest format of a log; None if nothing looks like a loss. Pure."""
     lines = log_lines(log)
-    if in_use(lines) and (guessed := _guess([*map(with_points, lines)])):
+    if in_use(lines) and (guessed := _guess([*map(decimal_points, lines)])):
         proved = _proved(replace(guessed, settings={**guessed.settings, "decimal_comma": True}), lines)
         return proved and replace(proved, example=_as_printed(guessed.example, lines))
     return _guess(lines)
 
 
 def _as_printed(example: str, lines: Sequence[str]) -> str:
-    return next((line.strip() for line in lines if with_points(line).strip() == example), example)
+    return next((line.strip() for line in lines if decimal_points(line).strip() == example), example)
 
 
 _SUMMARIES = re.compile(r"^\s*(?:wandb|COMET INFO):\s")

@@ -15,7 +15,7 @@ from lora_tune.base.registry import LOG_READERS
 from lora_tune.base.text import without_escapes
 from lora_tune.logs.run import MAX_TEXT, LogReader, RunLog, as_count, as_number
 from lora_tune.logs.run_builder import RunBuilder, states_resume
-from lora_tune.logs.tokens import in_use, losses, of_an_eval, positions, with_points
+from lora_tune.logs.tokens import decimal_points, in_use, losses, of_an_eval, positions
 
 ENOUGH_LINES = 50
 """Lines without a match after which a line that looks like an eval shows that the pattern is wrong."""
@@ -59,7 +59,7 @@ class Unmatched:
     def take(self, line: str) -> None:
         """Count one line that no setting matched."""
         self.lines += 1
-        if not is_eval_line(with_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
+        if not is_eval_line(decimal_points(line) if in_use([line[:LONGEST_SHOWN]]) else line):
             return
         if of_an_eval(line) or (self.patterns and not of_an_eval(self.patterns)):
             self.likely = line.strip()[:200]
@@ -75,7 +75,7 @@ class Unmatched:
         if not self.likely:
             return f"{counted}; none of them looks like an eval"
         comma = in_use([self.likely])
-        settings = suggest(with_points(self.likely) if comma else self.likely)
+        settings = suggest(decimal_points(self.likely) if comma else self.likely)
         remedy = f"; try in its place: {settings}" if settings else ""
         remedy += ", decimal_comma = true" if comma else ""
         return f"{counted}; a line that looks like an eval: `{self.likely}`{remedy}"
@@ -179,7 +179,7 @@ class LineReader:
             self._dropped += 1
         elif line:
             self.run_builder.mark(now)
-            text = with_points(plain(line)) if self.decimal_comma else plain(line)
+            text = decimal_points(plain(line)) if self.decimal_comma else plain(line)
             if not self.run_builder.resumed_line and states_resume(text):
                 self.run_builder.resumed_line = text.strip()[:MAX_TEXT]
             if not self._understood(text, now):

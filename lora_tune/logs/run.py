@@ -127,7 +127,7 @@ class LogReader(Protocol):
 
 
 @runtime_checkable
-class LeavesOutPauses(Protocol):
+class ExcludesPauses(Protocol):
     """A reader that can exclude its job's pauses from its times.
 
     pauses: spans in epoch milliseconds by the clock of its times, in ascending order; can be set at any time.

@@ -583,7 +583,7 @@ _NO_THOUSANDS = re.compile(
 """A comma that is not a thousands separator: ``0,925``, ``2,5``, but not ``1,200``."""
 
 
-def with_points(text: str) -> str:
+def decimal_points(text: str) -> str:
     """The text, of the same length, with numbers in decimal comma notation converted (``1.234,5`` to ``1,234.5``)."""
     return _NUMBER.sub(lambda number: number[0].translate(_SWAPPED), text) if "," in text or "." in text else text
 
@@ -596,5 +596,5 @@ def in_use(lines: Sequence[str]) -> bool:
 def _in_use(line: str) -> bool:
     if ";" in line and any(_NO_THOUSANDS.fullmatch(cell.strip()) for cell in line.split(";")):
         return True
-    commas = {with_points(number[0]) for number in _NO_THOUSANDS.finditer(line)}
-    return any(token.score and token.number in commas for token in Tokens().of(with_points(line)))
+    commas = {decimal_points(number[0]) for number in _NO_THOUSANDS.finditer(line)}
+    return any(token.score and token.number in commas for token in Tokens().of(decimal_points(line)))

@@ -300,7 +300,7 @@ def failing_values(sweep: StudyRecords) -> list[FailingValue]:
         likely = min(1.0, table.chance * len(tables))
         if rare and table.all - table.good >= FEWEST_FAILURES and likely <= FAILURE_CHANCE:
             sure.setdefault(table.name, replace(table, chance=likely))
-    return list(_of_their_own(sure.values()))
+    return list(_not_explained(sure.values()))
 
 
 def explained(values: list[FailingValue]) -> frozenset[int]:
@@ -354,7 +354,7 @@ def _table(name: str, at: str, holds: Callable[[Value], bool], ended: list[Trial
     )  # fmt: skip
 
 
-def _of_their_own(surest: Iterable[FailingValue]) -> Iterator[FailingValue]:
+def _not_explained(surest: Iterable[FailingValue]) -> Iterator[FailingValue]:
     """Values that explain at least ``FEWEST_FAILURES`` failures which a more significant one does not."""
     known: set[int] = set()
     for value in surest:

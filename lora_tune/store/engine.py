@@ -258,13 +258,13 @@ def exclusive(engine: sa.Engine) -> Iterator[sa.Connection]:
         version = int((connection.dialect.server_version_info or (0,))[0])
         if version < OLDEST_POSTGRES:
             raise StoreError(f"the server is PostgreSQL {version}; {OLDEST_POSTGRES} or later is needed")
-        with _unhurried(connection):
+        with _migration_timeout(connection):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
             yield connection
 
 
 @contextlib.contextmanager
-def _unhurried(connection: sa.Connection) -> Iterator[None]:
+def _migration_timeout(connection: sa.Connection) -> Iterator[None]:
     """Raise the silence limit: migrations, ours or another program's, may take long."""
     driver: Any = connection.connection.driver_connection
     driver.making = True

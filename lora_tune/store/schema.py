@@ -122,7 +122,7 @@ _AT_WORK = (
 )
 
 
-def _leases_of_their_own(connection: sa.Connection, now: float) -> None:
+def _separate_lease_table(connection: sa.Connection, now: float) -> None:
     """1 to 2: leases in a separate table; sweeps have a registration and a reason of their end."""
     old = sa.table(
         "lora_tune_sweep", sa.column("name"), sa.column("owner"), sa.column("token"), sa.column("renewed_at")
@@ -184,7 +184,7 @@ def _no_signatures(connection: sa.Connection, now: float) -> None:
 
 
 _UPGRADES: dict[int, Callable[[sa.Connection, float], None]] = {
-    1: _leases_of_their_own,
+    1: _separate_lease_table,
     2: _sweeps_have_ids,
     3: _counts_and_signatures,
     4: _requests,

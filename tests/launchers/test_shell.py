@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lora_tune.base.paths import AttemptPaths
 from lora_tune.base.text import names_secret
 from lora_tune.launchers.base import JobState
-from lora_tune.launchers.slurm.client import handed_on, held_back, inherited_variables
+from lora_tune.launchers.slurm.client import handed_on, inherited_variables, withheld_secrets
 from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.sweep import main as sweep
 from lora_tune.workloads.base import Job, Resources
@@ -37,7 +37,7 @@ OTHERS = {
 
 def test_where_software_and_caches_are_is_handed_on_and_nothing_that_makes_a_trial_another_one() -> None:
     assert handed_on({**SOFTWARE, **OTHERS}) == SOFTWARE
-    assert held_back({**SOFTWARE, **OTHERS}) == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert withheld_secrets({**SOFTWARE, **OTHERS}) == ["HF_TOKEN", "WANDB_API_KEY"]
     words = inherited_variables({**SOFTWARE, **OTHERS})
     assert "HF_HOME" in words
     assert "the function module" in words

@@ -149,7 +149,7 @@ def inherited_variables(environment: Mapping[str, str]) -> str:
     return f"jobs take from this shell its own settings (PATH, HOME, proxies, ...){', ' * bool(also)}{', '.join(also)}"
 
 
-def held_back(environment: Mapping[str, str]) -> list[str]:
+def withheld_secrets(environment: Mapping[str, str]) -> list[str]:
     """Secrets of known services in a shell's ``environment``; jobs get them only through the study's
     [site.environment]."""
     known = re.compile(r"(?:HF|HUGGING_?FACE|WANDB|COMET|NEPTUNE|MLFLOW)_\w+")

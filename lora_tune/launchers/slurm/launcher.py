@@ -276,7 +276,7 @@ class SlurmLauncher(Launcher):
         if status.state.alive:
             return status
         attempt = AttemptPaths(ticket.folder)
-        if why := _cut_short(status, attempt):
+        if why := _limit_lowered(status, attempt):
             status = replace(status, state=JobState.PREEMPTED, reason=why)
         records = read_records(attempt, ticket.token)
         ended = records.ended
@@ -336,7 +336,7 @@ def _not_begun(status: JobStatus) -> JobStatus:
     )
 
 
-def _cut_short(status: JobStatus, attempt: AttemptPaths) -> str:
+def _limit_lowered(status: JobStatus, attempt: AttemptPaths) -> str:
     """A sentence if a time limit ended a job before the requested time, i.e. the limit was lowered; else ""."""
     if status.state is not JobState.TIME_LIMIT or status.seconds is None:
         return ""
