@@ -1,5 +1,5 @@
 """The project's own test cluster: real Slurm from Debian packages, started by the tests themselves."""
 
-from tests.cluster.cluster import Cluster, ClusterError, Shape, missing, wait_until
+from tests.cluster.cluster import Cluster, ClusterError, Shape, ask_for_a_second, missing, wait_until
 
-__all__ = ["Cluster", "ClusterError", "Shape", "missing", "wait_until"]
+__all__ = ["Cluster", "ClusterError", "Shape", "ask_for_a_second", "missing", "wait_until"]

@@ -25,7 +25,7 @@ from lora_tune.launchers.slurm.launcher import SlurmLauncher
 from lora_tune.launchers.slurm.submission import submission_command
 from lora_tune.logs.failures import FailureKind, diagnose
 from lora_tune.workloads.base import Job, Resources
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster, ask_for_a_second, wait_until
 from tests.contracts.launcher import SAY, WAIT, LauncherContract, job_of, log_until, poll_until, ticket_of
 
 pytestmark = pytest.mark.slurm
@@ -349,7 +349,7 @@ class TestFaults:
         job, launcher = job_of(tmp_path / "a", WAIT), SlurmLauncher(CPU)
         ticket = ticket_of(job, launcher.submit(job))
         log_until(job, "waiting")
-        # Limits are whole minutes; moving the end into the next second saves the wait.
+        ask_for_a_second(job.folder)
         slurm.run("scontrol", "update", f"JobId={ticket.job_id}", f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S')}")
         status = poll_until(launcher, ticket, JobState.TIME_LIMIT, seconds=60)
         assert status.started_at is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from lora_tune.store.records import TrialState, Verdict
-from tests.cluster import wait_until
+from tests.cluster import ask_for_a_second, wait_until
 from tests.slurm.house import House
 
 pytestmark = pytest.mark.slurm
@@ -212,6 +212,7 @@ def test_a_minute_without_controller_and_a_time_limit(house: Callable[..., House
     cluster.start_controller()
     wait_until(lambda: "eval_accuracy" in logs[1].read_text(), 60, "the slow one has an eval")
     wait_until(lambda: home.sweep().last_evals(1) != (), 30, "which the driver has seen")
+    ask_for_a_second(home.paths.attempt(1, 0).folder)
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     cluster.run("scontrol", "update", f"JobId={first[1].job_id}", f"EndTime={now}")
     assert driver.wait(240) in (0, 4), home.said
