@@ -42,7 +42,7 @@ def test_a_script_that_nobody_wrote_for_us(slurm: Cluster, tmp_path: Path) -> No
     losses = [float(line.split("val_loss ")[1]) for line in printed]
     assert good.verdict is Verdict.REACHED, rig.said
     assert good.samples == 8 * 10 * (1 + next(i for i, loss in enumerate(losses) if loss <= 2.75))
-    (attempt,) = rig.sweep().attempts_of(good.number)
+    attempt = rig.sweep().attempts_of(good.number)[-1]  # on a busy machine it is measured again
     life = attempt.ended_at - attempt.started_at
     assert good.samples / 8 * 0.04 - 1.5 <= good.seconds <= life + 1.5, "by arrival, a second or so"
 
