@@ -68,7 +68,7 @@ class Proposals:
         Raises SetupError if trials fail one after another for a configuration reason and none runs.
         """
         self.unfilled = False
-        if reason := self._certain_failure():
+        if reason := self._start_refusal():
             return reason
         clock, sweep = self._dependencies.clock, self._work.sweep
         idle = no_effect(study, sweep)
@@ -98,7 +98,7 @@ class Proposals:
         """The newest of the trials that show that every trial fails alike; None if they do not."""
         return limits.hopeless(self._work.sweep, self._fixed_at)
 
-    def _certain_failure(self) -> str:
+    def _start_refusal(self) -> str:
         """Why no trial should be started while others run, "" if one may."""
         if (failed := self.hopeless()) is None:
             return ""

@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
         self._gpus, self._gpus_of_job, self._visible, self._shared = tuple(gpus), gpus_of_job, visible, shared
         self._busy: dict[str, tuple[str, ...]] = {}
         self._children: dict[str, Any] = {}
-        self._patience = StaleLeaseDetector()
+        self._stale = StaleLeaseDetector()
 
     def submit(self, job: Job) -> str:
         """Start the job; its id is the process id of submitit's controller."""
@@ -123,7 +123,7 @@ class LocalLauncher(Launcher):
         if claim is None or not claim.process.elsewhere:
             return False
         with contextlib.suppress(OSError):
-            return not self._patience.dead(str(attempt.folder), attempt.claim.stat().st_mtime_ns, steady())
+            return not self._stale.dead(str(attempt.folder), attempt.claim.stat().st_mtime_ns, steady())
         return False
 
     def cancel(self, ticket: Ticket, *, force: bool = False) -> None:

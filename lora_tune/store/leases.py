@@ -48,7 +48,7 @@ _OWNER = re.compile(r"(\S+) pid ([0-9]{1,9}) start ([0-9]+)(?: in (\S+))?")
 
 
 class StaleLeaseDetector:
-    """Detects leases that are no longer renewed, by the monotonic clock, so that host clocks need not agree.
+    """Detects leases, or claims of jobs, that are no longer renewed, by the monotonic clock: host clocks may differ.
 
     A lease with the same token and renewal time for LEASE_SECONDS has no living owner.
     """
